@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
 from aioserve.ops import Backend, HostBatch, KVCache, backend_named
-from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, Rotation
+from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, RMSNorm, Rotation
 
 PAGE_SIZE = 16
 NATIVE, REFERENCE = backend_named("native"), backend_named("reference")
@@ -117,8 +117,8 @@ def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
         batch = backend.prepare(host, kv, backend.allocate_slots(1))
         places.append((backend, KVLayer(batch, kv, 0)))
     cases: dict[str, Callable[[Backend, KVLayer], object]] = {
-        "rms_norm": lambda ops, _: ops.rms_norm(x, weight, 1e-6),
-        "rms_norm of a sum": lambda ops, _: ops.rms_norm(x, weight, 1e-6, residual=residual),
+        "rms_norm": lambda ops, _: ops.rms_norm(x, RMSNorm(weight, 1e-6)),
+        "rms_norm of a sum": lambda ops, _: ops.rms_norm(x, RMSNorm(weight, 1e-6), residual),
         "gated, silu": lambda ops, _: ops.gated(gate_up, gelu=False),
         "gated, gelu": lambda ops, _: ops.gated(gate_up, gelu=True),
         "rotary_kv_write": lambda ops, at: ops.rotary_kv_write(qkv, at, rotation, norms),

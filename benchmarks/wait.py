@@ -208,7 +208,7 @@ async def measure(
         kernels.launch(stream, length_seconds)
         stream.record(event)
         told = callbacks.loop.create_future()
-        waiting.expect(Step(event, callbacks, told))
+        waiting.put(Step(event, callbacks, told))
         return await told
 
     ends: list[float] = []

@@ -5,7 +5,7 @@ Knows plans and numpy; a backend takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,11 @@ import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.kv.pages import token_locations
-from aioserve.ops import Drawn, HostBatch, SampleRows
-from aioserve.ops.draws import NOTHING_LEFT
+from aioserve.ops import HostBatch, SampleRows
+from aioserve.ops.batch import NOTHING_LEFT
 from aioserve.request import Logprobs
 from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
-from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.masks import LateMasks
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.outcome import StepOutcome
@@ -59,16 +58,6 @@ class HostStep:
     """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
 
-    def told_apart(self, row_errors: Mapping[int, str]) -> tuple[dict[int, str], dict[int, str]]:
-        """After the draw: errors of rows of `samples` that the model is to blame for, and failures
-        that their own requests are: processors that went wrong, edits that leave nothing."""
-        edits = None if self.extras is None else self.extras.edits
-        if edits is None:
-            return dict(row_errors), {}
-        own = {row for row, why in row_errors.items() if why == NOTHING_LEFT and row in edits.rows}
-        failures = dict.fromkeys(own, NO_TOKEN_LEFT) | edits.failures
-        return {row: why for row, why in row_errors.items() if row not in failures}, failures
-
     @property
     def num_logits(self) -> int:
         """How many of the batch's `logit_rows`, from the first on, need logits."""
@@ -77,32 +66,24 @@ class HostStep:
 
     def outcome(
         self,
-        drawn: Drawn,
-        most_likely: MostLikely | None = None,
-        pooled: npt.NDArray[np.float32] | None = None,
-    ) -> StepOutcome:
-        """What was drawn for `samples`, with the log-probabilities that `extras` asks for, and the
-        sums of hidden states, float32 `[len(self.pooled), hidden]`."""
-        logprobs: dict[int, Logprobs] = {}
-        scored: tuple[Logprobs, ...] = ()
-        if most_likely is not None and self.extras is not None and self.extras.logprobs is not None:
-            values, ids = most_likely.values.numpy(), most_likely.ids.numpy()
-            logprobs, scored = self.extras.logprobs.read(values, ids)
-        sums = () if pooled is None else tuple(pooled)
-        token_ids: list[int] = drawn.token_ids.tolist()
-        return self.outcome_with(token_ids, drawn.row_errors, logprobs, scored, sums)
-
-    def outcome_with(
-        self,
         token_ids: list[int],
         row_errors: Mapping[int, str],
-        logprobs: dict[int, Logprobs],
-        scored: tuple[Logprobs, ...],
-        pooled: tuple[npt.NDArray[np.float32], ...] = (),
+        most_likely: tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]] | None = None,
+        pooled: Iterable[npt.NDArray[np.float32]] = (),
     ) -> StepOutcome:
-        """The outcome, of a token and perhaps log-probabilities for each row."""
-        errors, failures = self.told_apart(row_errors)
-        edits = None if self.extras is None else self.extras.edits
+        """Outcome of a token for each row of `samples`, with the log-probabilities that `extras`
+        asks for, from values and ids of `MostLikely`, and sums of hidden states."""
+        extras, errors, failures = self.extras, dict(row_errors), {}
+        edits = None if extras is None else extras.edits
+        if edits is not None:
+            # Edits that leave nothing, and processors that went wrong, are no fault of the model.
+            own = {row for row, why in errors.items() if why == NOTHING_LEFT and row in edits.rows}
+            failures = dict.fromkeys(own, NO_TOKEN_LEFT) | edits.failures
+            errors = {row: why for row, why in errors.items() if row not in failures}
+        logprobs: dict[int, Logprobs] = {}
+        scored: tuple[Logprobs, ...] = ()
+        if extras is not None and extras.logprobs is not None and most_likely is not None:
+            logprobs, scored = extras.logprobs.read(*most_likely)
         late = frozenset() if edits is None else edits.late - errors.keys() - failures.keys()
         if late:
             token_ids = [token_id for row, token_id in enumerate(token_ids) if row not in late]
@@ -116,7 +97,7 @@ class HostStep:
             row_failures=failures,
             logprobs=logprobs,
             scored=scored,
-            pooled=pooled,
+            pooled=tuple(pooled),
         )
 
 

@@ -78,13 +78,13 @@ class StepThreadRunner:
         self._prefault.note_writes(step.batch.token_locations)
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
-        extras, pooled = step.extras, None
+        extras, pooled = step.extras, ()
         if not step.pooled and (extras is None or extras.logprobs is None):
             edits = None if extras is None else extras.edits
             drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens, edits)
             if edits is not None:
                 edits.note(drawn.token_ids)
-            return step.outcome(drawn)
+            return step.outcome(drawn.token_ids.tolist(), drawn.row_errors)
         if step.pooled:
             logits, hidden = self._model.hidden(batch, self._cache, step.num_logits)
             pooled = _sums(hidden, step.pooled)
@@ -92,11 +92,13 @@ class StepThreadRunner:
             logits = self._model.forward(batch, self._cache)
         if extras is None:
             drawn = backend.draw(logits, step.samples, self._last_tokens)
-            return step.outcome(drawn, pooled=pooled)
+            return step.outcome(drawn.token_ids.tolist(), drawn.row_errors, pooled=pooled)
         asked = extras.before_draw(logits, len(step.samples))
         drawn = backend.draw(asked.sampled, step.samples, self._last_tokens)
         asked.after_draw(drawn.token_ids)
-        return step.outcome(drawn, asked.most_likely, pooled)
+        top = asked.most_likely
+        most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())
+        return step.outcome(drawn.token_ids.tolist(), drawn.row_errors, most_likely, pooled)
 
 
 def _sums(hidden: torch.Tensor, counts: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -14,9 +14,9 @@ from aioserve.models import architecture
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
 from aioserve.ops import LayerOps, Linear
-from aioserve.ops.backend import AttentionKind, HeadNorms
+from aioserve.ops.backend import AttentionKind, HeadNorms, LayerNorm, RMSNorm
 
-__all__ = ["DecoderLayer", "DenseMLP", "LayerNorm", "Norm", "PagedAttention", "RMSNorm", "Weights"]
+__all__ = ["DecoderLayer", "DenseMLP", "Norm", "PagedAttention", "Weights"]
 
 
 X = TypeVar("X")
@@ -34,37 +34,22 @@ class Weights(Protocol):
         ...
 
 
-class Norm(Protocol):
+class Norm:
+    """An RMS norm or a LayerNorm."""
+
+    def __init__(self, described: architecture.Norm, weights: Weights) -> None:
+        weight, eps = weights.vector(described.weight), described.eps
+        self._norm: RMSNorm | LayerNorm
+        if described.bias is None:
+            self._norm = RMSNorm(weight, eps, described.weight_offset)
+        else:
+            self._norm = LayerNorm(weight, weights.vector(described.bias), eps)
+
     def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
         """[T, H] -> [T, H]: the norm of x, or of residual += x, which is done in place."""
-        ...
-
-
-class RMSNorm:
-    __slots__ = ("_eps", "_offset", "_weight")
-
-    def __init__(self, described: architecture.Norm, weights: Weights) -> None:
-        self._weight = weights.vector(described.weight)
-        self._eps, self._offset = described.eps, described.weight_offset
-
-    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
-        return ops.rms_norm(x, self._weight, self._eps, self._offset, residual=residual)
-
-
-class LayerNorm:
-    __slots__ = ("_bias", "_eps", "_weight")
-
-    def __init__(self, described: architecture.Norm, weights: Weights) -> None:
-        self._weight = weights.vector(described.weight)
-        self._bias = None if described.bias is None else weights.vector(described.bias)
-        self._eps = described.eps
-
-    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
-        return ops.layer_norm(x, self._weight, self._bias, self._eps, residual=residual)
-
-
-def norm(described: architecture.Norm, weights: Weights) -> Norm:
-    return (RMSNorm if described.bias is None else LayerNorm)(described, weights)
+        if isinstance(self._norm, RMSNorm):
+            return ops.rms_norm(x, self._norm, residual)
+        return ops.layer_norm(x, self._norm, residual)
 
 
 class PagedAttention:
@@ -114,13 +99,13 @@ class DecoderLayer:
     """residual += post_norm(attention(x)), then the same with the MLP."""
 
     def __init__(self, described: architecture.Layer, index: int, weights: Weights) -> None:
-        self.attention_norm: Norm = norm(described.attention_norm, weights)
+        self.attention_norm: Norm = Norm(described.attention_norm, weights)
         self.attention: PagedAttention = PagedAttention(described.attention, index, weights)
         self.attention_post_norm: Norm | None = _optional(described.attention_post_norm, weights)
-        self.mlp_norm: Norm = norm(described.mlp_norm, weights)
+        self.mlp_norm: Norm = Norm(described.mlp_norm, weights)
         self.mlp: DenseMLP = DenseMLP(described.mlp, weights)
         self.mlp_post_norm: Norm | None = _optional(described.mlp_post_norm, weights)
 
 
 def _optional(described: architecture.Norm | None, weights: Weights) -> Norm | None:
-    return None if described is None else norm(described, weights)
+    return None if described is None else Norm(described, weights)

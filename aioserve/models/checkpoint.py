@@ -13,7 +13,6 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from aioserve import _native
 from aioserve.errors import WeightsError
@@ -37,7 +36,7 @@ MAX_INDEX_BYTES = 16 << 20
 
 
 class Checkpoint:
-    """The weight files of one directory, open until `close` (or the end of `with`).
+    """The weight files of one directory, open until `close`.
 
     `total_bytes` is the stored size of the tensors that the model uses, `total_values` how many
     numbers they hold.
@@ -57,17 +56,6 @@ class Checkpoint:
             raise
         self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
         self.total_values: int = sum(math.prod(stored.shape) for stored in self._found.values())
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._found.clear()

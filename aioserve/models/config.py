@@ -156,18 +156,18 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
         if fields.has(name) and fields.values[name] != neutral
     )
 
-    def number(name: str) -> float | None:
-        return fields.number(name) if fields.has(name) else None
+    def number(name: str, **limits: float) -> float | None:
+        return fields.number(name, **limits) if fields.has(name) else None
 
     def integer(name: str) -> int | None:
         return fields.integer(name, least=0) if fields.has(name) else None
 
     defaults = GenerationDefaults(
         do_sample=fields.flag("do_sample", False),
-        temperature=fields.number("temperature", least=0) if fields.has("temperature") else None,
+        temperature=number("temperature", least=0),
         top_p=number("top_p"),
         top_k=integer("top_k"),
-        min_p=fields.number("min_p", least=0) if fields.has("min_p") else None,
+        min_p=number("min_p", least=0),
         typical_p=number("typical_p"),
         repetition_penalty=number("repetition_penalty"),
         min_tokens=integer("min_new_tokens"),

@@ -9,7 +9,7 @@ import torch
 
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor
-from aioserve.models.blocks import DecoderLayer, norm
+from aioserve.models.blocks import DecoderLayer, Norm
 from aioserve.models.decoder import Decoder, DecoderWeights
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.rope import RopeConfig
@@ -94,7 +94,7 @@ class _Maker:
             positions=positions,
             rotary_tables=tuple(self._tables.values()),
             layers=layers,
-            final_norm=norm(config.final_norm, self),
+            final_norm=Norm(config.final_norm, self),
             head=head,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec.structs import replace
 
 from aioserve.models.fields import Fields
 
@@ -77,44 +78,38 @@ def read_rope(
         rope.unsupported(name, f"the rope types are {', '.join(_KINDS)}")
     theta = rope.number("rope_theta", config.number(theta_field, default_theta))
     rotary_dim = _rotary_dim(config, rope, head_dim, partial)
+    found = RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim)
     if kind == "default":
-        return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim)
+        return found
     if kind == "linear":
-        factor = rope.number("factor")
-        return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, factor=factor)
+        return replace(found, factor=rope.number("factor"))
     original = _original_max_positions(config, rope, default_original or max_positions)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
             rope.invalid("high_freq_factor", f"above low_freq_factor {low:g}")
-        return RopeConfig(
-            kind=kind,
-            theta=theta,
-            rotary_dim=rotary_dim,
+        return replace(
+            found,
             factor=rope.number("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
             original_max_positions=original,
         )
-    return _longrope(rope, theta, rotary_dim, original, max_positions)
+    return _longrope(rope, found, original, max_positions)
 
 
-def _longrope(
-    rope: Fields, theta: float, rotary_dim: int, original: int, max_positions: int
-) -> RopeConfig:
+def _longrope(rope: Fields, found: RopeConfig, original: int, max_positions: int) -> RopeConfig:
     for name in ("short_mscale", "long_mscale"):
         if rope.has(name):
             rope.unsupported(name, "only attention_factor scales longrope")
-    count = rotary_dim // 2
+    count = found.rotary_dim // 2
     short, long = rope.numbers("short_factor", count), rope.numbers("long_factor", count)
     factor = rope.number("factor", max_positions / original)
     scale = 1.0
     if factor > 1:
         scale = math.sqrt(1 + math.log(factor) / math.log(original))
-    return RopeConfig(
-        kind="longrope",
-        theta=theta,
-        rotary_dim=rotary_dim,
+    return replace(
+        found,
         factor=factor,
         original_max_positions=original,
         short_factor=short,

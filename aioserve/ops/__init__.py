@@ -7,14 +7,14 @@ models, requests or who owns a page.
 
 from __future__ import annotations
 
-from aioserve.ops.backend import Backend
+from aioserve.config import used_backend
+from aioserve.ops.backend import Backend, TensorOps
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
-from aioserve.ops.choice import backend_named
-from aioserve.ops.edits import LogitEdits, RowMask, leave_out
 from aioserve.ops.kv_cache import KVCache, bytes_per_page
-from aioserve.ops.layer_ops import Embedding, LayerOps, StepProgram
+from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, StepProgram
 from aioserve.ops.linear import Linear
-from aioserve.ops.tensor_ops import TensorOps
+from aioserve.ops.native import NativeBackend
+from aioserve.ops.reference import ReferenceBackend
 
 __all__ = [
     "Backend",
@@ -26,11 +26,18 @@ __all__ = [
     "LayerOps",
     "Linear",
     "LogitEdits",
-    "RowMask",
     "SampleRows",
     "StepProgram",
     "TensorOps",
     "backend_named",
     "bytes_per_page",
-    "leave_out",
 ]
+
+
+def backend_named(name: str = "auto") -> Backend:
+    """The backend `name`: "native", "reference", or "auto", as `aioserve.config.used_backend` says.
+
+    Raises:
+        ConfigError: there is no backend of that name.
+    """
+    return NativeBackend() if used_backend(name) == "native" else ReferenceBackend()

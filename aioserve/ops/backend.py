@@ -1,4 +1,4 @@
-"""Contract of every backend: what a device can do for a model."""
+"""Contract of every backend: what a device can do for a model; and layers' ops done on one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,27 @@ from aioserve.ops.checks import (
     AttentionKind,
     HeadNorms,
     KVLayer,
+    LayerNorm,
+    RMSNorm,
     Rotation,
     check_norm,
     check_rows,
     check_tensor,
 )
 from aioserve.ops.kv_cache import KVCache
-from aioserve.ops.layer_ops import LayerOps, RowOps, StepProgram
+from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
 from aioserve.ops.linear import Linear
 
-__all__ = ["AttentionKind", "Backend", "HeadNorms", "KVLayer", "Rotation"]
+__all__ = [
+    "AttentionKind",
+    "Backend",
+    "HeadNorms",
+    "KVLayer",
+    "LayerNorm",
+    "RMSNorm",
+    "Rotation",
+    "TensorOps",
+]
 
 
 class Backend(RowOps[Tensor]):
@@ -139,19 +150,11 @@ class Backend(RowOps[Tensor]):
         """table[ids]: ids integers `[T]`, table `[V, H]` -> `[T, H]`."""
         return functional.embedding(ids, table)
 
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        check_norm(x, weight, bias, residual, self.device)
+    def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
+        check_norm(x, norm, residual, self.device)
         if residual is not None:
             x = residual.add_(x)
-        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
     def add_rows(self, x: Tensor, table: Tensor, ids: Tensor) -> None:
         """x += table[ids] in place: x `[T, H]`, table `[N, H]`, ids int32 `[T]`.
@@ -205,3 +208,59 @@ class Backend(RowOps[Tensor]):
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         check_tensor("logits", logits, torch.float32, logits.shape, self.device)
         logits.div_(cap).tanh_().mul_(cap)
+
+
+class TensorOps(LayerOps[Tensor]):
+    """Ops of one batch over `kv`, each done at once on a backend: the plain path."""
+
+    __slots__ = ("_backend", "_batch", "_kv")
+
+    def __init__(self, backend: Backend, batch: Batch, kv: KVCache) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._kv = kv
+
+    def embed(self, table: Embedding) -> Tensor:
+        if isinstance(table, Linear):
+            return table.rows(self._batch.token_ids)
+        return self._backend.embedding(self._batch.token_ids, table)
+
+    def add_positions(self, x: Tensor, table: Tensor) -> None:
+        self._backend.add_rows(x, table, self._batch.positions)
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        self._backend.scale(x, factor)
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        return layer(x)
+
+    def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
+        return self._backend.rms_norm(x, norm, residual)
+
+    def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
+        return self._backend.layer_norm(x, norm, residual)
+
+    def rotary_kv_write(
+        self, qkv: Tensor, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
+    ) -> None:
+        rotation = None if rotary is None else rotary.rotation
+        at = KVLayer(self._batch, self._kv, layer)
+        self._backend.rotary_kv_write(qkv, at, rotation, norms)
+
+    def paged_attention(
+        self, qkv: Tensor, layer: int, kind: AttentionKind, *, logit_rows_only: bool
+    ) -> Tensor:
+        at = KVLayer(self._batch, self._kv, layer)
+        return self._backend.paged_attention(qkv, at, kind, logit_rows_only=logit_rows_only)
+
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        return self._backend.gated(gate_up, gelu=gelu)
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        return self._backend.gelu_tanh(x)
+
+    def logit_rows(self, x: Tensor) -> Tensor:
+        return x[self._batch.logit_rows]
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        self._backend.soft_cap(logits, cap)

@@ -5,6 +5,7 @@ Knows shapes and dtypes; knows nothing about requests, page ownership or models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,21 @@ import torch
 
 from aioserve.kv.pages import token_locations
 
-__all__ = ["Batch", "Drawn", "HostBatch", "SampleRows"]
+__all__ = [
+    "LINES",
+    "NOTHING_LEFT",
+    "STATUS_ERRORS",
+    "Batch",
+    "Drawn",
+    "HostBatch",
+    "SampleRows",
+    "row_error",
+]
+
+LINES = 32
+"""Lines of the matrix that a row of logits is taken as where nothing is left out of a draw. Its
+columns are walked one after the other."""
+NOTHING_LEFT = "all logits are -inf"
 
 
 @dataclass(slots=True, frozen=True)
@@ -156,11 +171,6 @@ class SampleRows:
         object.__setattr__(rows, "positions", positions)
         return rows
 
-    def check_count(self, rows: int) -> None:
-        """Raise ValueError unless there are so many."""
-        if rows != len(self.slots):
-            raise ValueError(f"rows must be {rows} as the batch's logit_rows, got {len(self)}")
-
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raise ValueError unless `logits` have a row for each."""
         rows = logits.shape[0] if logits.dim() == 2 else -1
@@ -193,6 +203,19 @@ class Drawn:
     """int64 `[S]` on the backend's device; 0 in rows that failed."""
     row_errors: Mapping[int, str] = field(default_factory=dict)
     """Row -> why nothing could be drawn from it."""
+
+
+def row_error(largest: float) -> str | None:
+    """Reason why nothing can be drawn from a row with this largest logit (NaN if it has one)."""
+    if math.isfinite(largest):
+        return None
+    if math.isnan(largest):
+        return "the logits have a NaN"
+    return "the logits have an infinity" if largest > 0 else NOTHING_LEFT
+
+
+STATUS_ERRORS = tuple(map(row_error, (0.0, math.nan, math.inf, -math.inf)))
+"""Status of a row that a device drew from -> why there is no token, or None."""
 
 
 def _check_arrays(*expected: tuple[str, npt.NDArray[Any], type, tuple[int, ...]]) -> None:

@@ -22,6 +22,8 @@ __all__ = [
     "AttentionKind",
     "HeadNorms",
     "KVLayer",
+    "LayerNorm",
+    "RMSNorm",
     "Rotation",
     "check_batch",
     "check_copies",
@@ -45,8 +47,27 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
+class RMSNorm(NamedTuple):
+    """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` of rows `[H]`, weight `[H]`.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+
+    weight: Tensor
+    eps: float
+    weight_offset: float = 0.0
+
+
+class LayerNorm(NamedTuple):
+    """Ba, Kiros and Hinton, "Layer Normalization", 2016, of rows `[H]`; weight and bias `[H]`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
 class HeadNorms(NamedTuple):
-    """RMS norms of each query and key head, with weights `[D]`; see `Backend.rms_norm`."""
+    """`RMSNorm` of each query and key head, with weights `[D]`."""
 
     query: Tensor
     key: Tensor
@@ -112,12 +133,12 @@ def check_rows(name: str, x: Tensor, device: torch.device, shape: str = "[T, H]"
 
 
 def check_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, device: torch.device
+    x: Tensor, norm: RMSNorm | LayerNorm, residual: Tensor | None, device: torch.device
 ) -> None:
     check_rows("x", x, device)
-    check_tensor("weight", weight, x.dtype, x.shape[1:], device)
-    if bias is not None:
-        check_tensor("bias", bias, x.dtype, x.shape[1:], device)
+    check_tensor("weight", norm.weight, x.dtype, x.shape[1:], device)
+    if isinstance(norm, LayerNorm) and norm.bias is not None:
+        check_tensor("bias", norm.bias, x.dtype, x.shape[1:], device)
     if residual is not None:
         check_tensor("residual", residual, x.dtype, x.shape, device)
 

@@ -7,17 +7,17 @@ record has a class of its own, with values that stand for later results: it make
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from aioserve.ops.batch import Batch, Drawn, SampleRows
-from aioserve.ops.checks import AttentionKind, HeadNorms, Rotation
-from aioserve.ops.edits import LogitEdits
+from aioserve.ops.checks import AttentionKind, HeadNorms, LayerNorm, RMSNorm, Rotation
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
-__all__ = ["Embedding", "LayerOps", "RotarySource", "RowOps", "StepProgram"]
+__all__ = ["Embedding", "LayerOps", "LogitEdits", "RotarySource", "RowOps", "StepProgram"]
 
 X = TypeVar("X")
 """A matrix with a row for each token of the batch, or for each row whose logits are wanted."""
@@ -44,28 +44,16 @@ class RowOps(ABC, Generic[X]):
         """x *= factor in place, x `[T, H]`."""
 
     @abstractmethod
-    def rms_norm(
-        self,
-        x: X,
-        weight: Tensor,
-        eps: float,
-        weight_offset: float = 0.0,
-        *,
-        residual: X | None = None,
-    ) -> X:
-        """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` for each row of x `[T, H]`.
+    def rms_norm(self, x: X, norm: RMSNorm, residual: X | None = None) -> X:
+        """The norm of each row of x `[T, H]`.
 
         With a residual `[T, H]`, add x to it in place, and return the norm of the sum as it was
-        stored, rounded to the residual's dtype. Zhang and Sennrich, "Root Mean Square Layer
-        Normalization", 2019.
+        stored, rounded to the residual's dtype.
         """
 
     @abstractmethod
-    def layer_norm(
-        self, x: X, weight: Tensor, bias: Tensor | None, eps: float, *, residual: X | None = None
-    ) -> X:
-        """Ba, Kiros and Hinton, "Layer Normalization", 2016, for each row of x `[T, H]`; with a
-        residual, as `rms_norm` has one."""
+    def layer_norm(self, x: X, norm: LayerNorm, residual: X | None = None) -> X:
+        """The norm of each row of x `[T, H]`; with a residual, as `rms_norm` has one."""
 
     @abstractmethod
     def gated(self, gate_up: X, *, gelu: bool) -> X:
@@ -108,6 +96,21 @@ class LayerOps(RowOps[X]):
     @abstractmethod
     def logit_rows(self, x: X) -> X:
         """The rows whose logits are wanted, in memory of their own."""
+
+
+class LogitEdits(Protocol):
+    """Changes of a step's logits between the model and the draw. Rows that it doesn't name stay as
+    the model's own ops left them."""
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Indices of the rows that `apply` changes, or reads."""
+        ...
+
+    def apply(self, logits: Tensor) -> None:
+        """Change these rows of `logits`, float32 `[S, V]` contiguous, in place. The others may hold
+        anything."""
+        ...
 
 
 class StepProgram(ABC):

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
+from aioserve.ops.backend import (
+    AttentionKind,
+    Backend,
+    HeadNorms,
+    KVLayer,
+    LayerNorm,
+    RMSNorm,
+    Rotation,
+)
 from aioserve.ops.batch import Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     check_gate_up,
@@ -32,15 +40,16 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import LayerOps
-from aioserve.ops.native_kv_cache import NativeKVCache, own_pages
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import (
     CPU,
     NativeBatch,
+    NativeKVCache,
     NativeLinear,
     is_bfloat16,
     own_arrays,
+    own_pages,
 )
 
 __all__ = ["NativeBackend"]
@@ -107,28 +116,20 @@ class NativeBackend(Backend):
         _native.largest(logits.data_ptr(), num_rows, vocab, *largest.addresses)
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        weight_offset: float = 0.0,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
+    def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)
-        check_norm(x, weight, None, residual, CPU)
+        check_norm(x, norm, residual, CPU)
         out = torch.empty(x.shape, dtype=x.dtype)
         _native.rms_norm(
             x.data_ptr(),
             0 if residual is None else residual.data_ptr(),
-            weight.data_ptr(),
+            norm.weight.data_ptr(),
             out.data_ptr(),
             bfloat16,
             *x.shape,
             x.stride(0),
-            eps,
-            weight_offset,
+            norm.eps,
+            norm.weight_offset,
         )
         return out
 
@@ -184,28 +185,20 @@ class NativeBackend(Backend):
         )
         return out
 
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
+    def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)
-        check_norm(x, weight, bias, residual, CPU)
+        check_norm(x, norm, residual, CPU)
         out = torch.empty(x.shape, dtype=x.dtype)
         _native.layer_norm(
             x.data_ptr(),
             0 if residual is None else residual.data_ptr(),
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
+            norm.weight.data_ptr(),
+            0 if norm.bias is None else norm.bias.data_ptr(),
             out.data_ptr(),
             bfloat16,
             *x.shape,
             x.stride(0),
-            eps,
+            norm.eps,
         )
         return out
 

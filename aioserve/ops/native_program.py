@@ -18,18 +18,18 @@ from aioserve.ops.batch import Batch, Drawn, SampleRows
 from aioserve.ops.checks import (
     AttentionKind,
     HeadNorms,
+    LayerNorm,
+    RMSNorm,
     Rotation,
     check_head_norms,
     check_rotation,
     check_tensor,
 )
-from aioserve.ops.edits import LogitEdits
 from aioserve.ops.kv_cache import KVCache
-from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
+from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
-from aioserve.ops.native_kv_cache import own_pages
 from aioserve.ops.native_sampler import NativeSampler
-from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear
+from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear, own_pages
 
 __all__ = ["NativeProgram"]
 
@@ -83,7 +83,8 @@ class NativeProgram(StepProgram):
         edits: LogitEdits | None = None,
     ) -> Drawn:
         count = len(batch.logit_rows)
-        rows.check_count(count)
+        if count != len(rows.slots):
+            raise ValueError(f"rows must be {count} as the batch's logit_rows, got {len(rows)}")
         largest = self._sampler.room(count)
         # The largest of each row come with the model's last layer: of most rows, nothing else is
         # ever looked at.
@@ -159,32 +160,17 @@ class _RecordedOps(LayerOps[Value]):
         sizes = own.in_features, own.out_features
         return Value(self.program.linear(x.index, own.packed, *sizes, float32), own.out_features)
 
-    def rms_norm(
-        self,
-        x: Value,
-        weight: Tensor,
-        eps: float,
-        weight_offset: float = 0.0,
-        *,
-        residual: Value | None = None,
-    ) -> Value:
-        at = self._vector("weight", weight, (x.columns,))
+    def rms_norm(self, x: Value, norm: RMSNorm, residual: Value | None = None) -> Value:
+        at = self._vector("weight", norm.weight, (x.columns,))
         added = NO_VALUE if residual is None else residual.index
-        return Value(self.program.rms_norm(x.index, added, at, eps, weight_offset), x.columns)
+        index = self.program.rms_norm(x.index, added, at, norm.eps, norm.weight_offset)
+        return Value(index, x.columns)
 
-    def layer_norm(
-        self,
-        x: Value,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        *,
-        residual: Value | None = None,
-    ) -> Value:
-        weight_at = self._vector("weight", weight, (x.columns,))
-        bias_at = 0 if bias is None else self._vector("bias", bias, (x.columns,))
+    def layer_norm(self, x: Value, norm: LayerNorm, residual: Value | None = None) -> Value:
+        at = self._vector("weight", norm.weight, (x.columns,))
+        bias_at = 0 if norm.bias is None else self._vector("bias", norm.bias, (x.columns,))
         added = NO_VALUE if residual is None else residual.index
-        return Value(self.program.layer_norm(x.index, added, weight_at, bias_at, eps), x.columns)
+        return Value(self.program.layer_norm(x.index, added, at, bias_at, norm.eps), x.columns)
 
     def rotary_kv_write(
         self, qkv: Value, layer: int, rotary: RotarySource | None, norms: HeadNorms | None

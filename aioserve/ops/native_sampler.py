@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.batch import Drawn, SampleRows
-from aioserve.ops.draws import row_error
+from aioserve.ops.batch import Drawn, SampleRows, row_error
 from aioserve.ops.philox import uniforms
 
 __all__ = ["Largest", "NativeSampler"]

@@ -1,10 +1,12 @@
-"""Types shared by Python and `aioserve._native`: dtypes, a step's batch, packed weights.
+"""Types shared by Python and `aioserve._native`: dtypes, a step's batch, packed weights, KV
+pages.
 
 Knows how tensors become addresses; which op does what with them is the business of `native`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,18 +16,23 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.batch import Batch
 from aioserve.ops.checks import own
+from aioserve.ops.kv_cache import KVCache, lazy_memory, plain_shape
 from aioserve.ops.linear import Linear
 
 __all__ = [
     "CPU",
     "NativeBatch",
+    "NativeKVCache",
     "NativeLinear",
     "is_bfloat16",
     "own_arrays",
     "own_linear",
+    "own_pages",
 ]
 
 CPU = torch.device("cpu")
+
+MAX_HEAD_DIM = 256
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -119,3 +126,32 @@ def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
 
 def own_linear(layer: Linear) -> NativeLinear:
     return own("layer", layer, NativeLinear, "made")
+
+
+class NativeKVCache(KVCache):
+    """KV pages of the process's own memory, laid out as in `native/ops/types.h`.
+
+    `storage` has shape `[num_layers, 2, num_pages, num_kv_heads, page_size * padded_dim]`, where
+    `padded_dim` is the head size in whole steps of 4 bytes: even for bfloat16.
+    """
+
+    __slots__ = ("pages",)
+
+    def __init__(self, dtype: torch.dtype, sizes: Mapping[str, int]) -> None:
+        bfloat16 = is_bfloat16("dtype", dtype)
+        layers, two, num_pages, heads, page_size, head_dim = plain_shape(**sizes)
+        if head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
+        padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
+        shape = (layers, two, num_pages, heads, page_size * padded_dim)
+        super().__init__(lazy_memory(shape, dtype), page_size=page_size, head_dim=head_dim)
+        self.pages: _native.KVPages = _native.KVPages(
+            self.storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
+        )
+
+    def prefault(self, plane: int, first: int, end: int) -> None:
+        self.pages.prefault(plane, first, end)
+
+
+def own_pages(kv: KVCache) -> _native.KVPages:
+    return own("kv", kv, NativeKVCache, "allocated").pages

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
-from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
-from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
+from aioserve.ops.batch import LINES, Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
     check_batch,
     check_copies,
@@ -31,7 +31,6 @@ from aioserve.ops.checks import (
     check_rotation,
     own,
 )
-from aioserve.ops.draws import LINES, row_error
 from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages, plain_shape
 from aioserve.ops.linear import Linear
 from aioserve.ops.philox import uniforms
@@ -163,19 +162,11 @@ class ReferenceBackend(Backend):
         last_tokens[self._upload(rows.slots)] = tokens
         return Drawn(tokens, errors)
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        weight_offset: float = 0.0,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        check_norm(x, weight, None, residual, self.device)
+    def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
+        check_norm(x, norm, residual, self.device)
         if residual is not None:
             x = residual.copy_(_wide(residual) + _wide(x))
-        return _rms_norm(x, weight, eps, weight_offset)
+        return _rms_norm(x, norm)
 
     def rotary_kv_write(
         self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
@@ -187,8 +178,8 @@ class ReferenceBackend(Backend):
         new_q, new_k = _wide(q), _wide(k)
         if norms is not None:
             check_head_norms(norms, kv.head_dim, qkv.dtype, self.device)
-            new_q = _rms_norm(new_q, norms.query, norms.eps, norms.weight_offset)
-            new_k = _rms_norm(new_k, norms.key, norms.eps, norms.weight_offset)
+            new_q = _rms_norm(new_q, RMSNorm(norms.query, norms.eps, norms.weight_offset))
+            new_k = _rms_norm(new_k, RMSNorm(norms.key, norms.eps, norms.weight_offset))
         if rotation is not None:
             rows, _ = check_rotation(rotation, kv.head_dim, self.device)
             if batch.end_position > rows:
@@ -244,10 +235,10 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
+def _rms_norm(x: Tensor, norm: RMSNorm) -> Tensor:
     wide = _wide(x)
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    return (wide * scale * (_wide(norm.weight) + norm.weight_offset)).to(x.dtype)
 
 
 def _own_pages(kv: KVCache) -> PlainKVCache:

@@ -32,13 +32,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.ops import leave_out
+from aioserve import _native
+from aioserve.ops.checks import check_tensor
 from aioserve.request import SamplingParams
-from aioserve.sampling.masks import LateMasks
+from aioserve.sampling.masks import LateMasks, Mask
 from aioserve.sampling.processors import GuardedProcessor
 from aioserve.sampling.uploads import upload
 
-__all__ = ["RowEdits", "SlotEdits"]
+__all__ = ["RowEdits", "SlotEdits", "leave_out"]
 
 SPARE_IDS = 256
 """Spare ids of a history, so that it lasts for a while."""
@@ -148,6 +149,15 @@ class _Placed:
         self.allowed_ids: Tensor | None = None if allowed is None else ids_of(allowed)
         self.history: Tensor = ids_of([] if known_ids is None else known_ids)
         """int64 `[known tokens]` or longer: ids in order of position."""
+
+
+def leave_out(logits: Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
+    """Set what a row's mask doesn't have to -inf in `logits`, float32 `[S, V]` on the CPU.
+
+    Raises IndexError for a row that isn't there, ValueError for a mask of another length.
+    """
+    check_tensor("logits", logits, torch.float32, logits.shape, torch.device("cpu"))
+    _native.leave_out(logits.data_ptr(), *logits.shape, masks)
 
 
 class RowEdits:

@@ -28,7 +28,7 @@ class RowExtras:
     def before_draw(self, logits: Tensor, num_samples: int) -> StepExtras:
         """Prepare the extras of the model's `logits`, float32 `[S + N, V]`. All memory is taken
         here."""
-        most_likely = None if self.logprobs is None else self.logprobs.of(logits)
+        most_likely = None if self.logprobs is None else MostLikely(self.logprobs, logits)
         sampled = logits[:num_samples]
         if self.edits is not None:
             sampled = sampled if most_likely is None else sampled.clone()

@@ -49,11 +49,6 @@ class LogprobRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def of(self, logits: Tensor) -> MostLikely:
-        """Prepare log-probabilities of `logits`, float32 `[S + N, V]`, V at least K. They are the
-        model's own and stay unchanged."""
-        return MostLikely(self, logits)
-
     def read(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]
     ) -> tuple[dict[int, Logprobs], tuple[Logprobs, ...]]:
@@ -69,7 +64,8 @@ class LogprobRows:
 
 
 class MostLikely:
-    """Log-probabilities of one step, on its device. All memory is taken when it is made."""
+    """Log-probabilities of one step, on its device, of `logits`, float32 `[S + N, V]`, V at least
+    K, which are the model's own and stay unchanged. All memory is taken when it is made."""
 
     def __init__(self, wanted: LogprobRows, logits: Tensor) -> None:
         device, count, width = logits.device, len(wanted), wanted.width

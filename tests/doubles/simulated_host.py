@@ -77,8 +77,8 @@ class SimulatedWaiting:
         self._waits = False
         gpu.on_failure.append(self._wake)
 
-    def expect(self, step: Expected) -> None:
-        self._steps.append(step)
+    def put(self, item: Expected) -> None:
+        self._steps.append(item)
         if len(self._steps) == 1:
             self._watch()
 

@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep, PlanReader
-from aioserve.ops import Drawn
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
@@ -282,7 +280,7 @@ def test_an_outcome_has_a_token_for_each_row() -> None:
         items=(item(0, 4, [7], [(0, 0), (0, 1)]), item(9, 0, [1, 2]), item(2, 6, [9], [(0, 2)])),
     )
     step = PlanReader(16, NUM_SLOTS).read(plan)
-    outcome = step.outcome(Drawn(torch.tensor([11, 12, 0]), {2: "no"}))
+    outcome = step.outcome([11, 12, 0], {2: "no"})
     assert outcome == StepOutcome(step=7, token_ids=(11, 12, 0), row_errors={2: "no"})
 
 

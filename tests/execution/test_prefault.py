@@ -20,7 +20,7 @@ from aioserve.config import EngineConfig
 from aioserve.execution import assembling, loading, prefault
 from aioserve.execution.prefault import Prefault
 from aioserve.ops import KVCache
-from aioserve.ops.native_kv_cache import NativeKVCache
+from aioserve.ops.native_types import NativeKVCache
 from tests.ops.scenarios import NATIVE, allocate
 
 PAGE_SIZE = 4

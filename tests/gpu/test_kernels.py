@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aioserve.ops.backend import AttentionKind
+from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.gpu.place import Place
 from tests.ops.contents import contents, fill
@@ -79,15 +79,17 @@ def test_norms_and_gates_agree_and_a_row_is_the_same_in_any_batch(
     gates = random(257, 2 * size, dtype=dtype, seed=2)
     # One rounding of the result; in float32 some of the sum.
     rtol = {torch.float32: 4e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    norm = backend.rms_norm(backend.place(x), backend.place(weight), 1e-6)
-    exact = REFERENCE.rms_norm(x.double(), weight.double(), 1e-6)
+    norm = backend.rms_norm(backend.place(x), RMSNorm(backend.place(weight), 1e-6))
+    exact = REFERENCE.rms_norm(x.double(), RMSNorm(weight.double(), 1e-6))
     torch.testing.assert_close(norm.cpu().double(), exact, rtol=rtol, atol=4e-6)
     gated = backend.gated(backend.place(gates), gelu=False)
     torch.testing.assert_close(
         gated.cpu().double(), REFERENCE.gated(gates.double(), gelu=False), rtol=rtol, atol=4e-6
     )
     for row in (0, 100, 256):
-        alone = backend.rms_norm(backend.place(x[row : row + 1]), backend.place(weight), 1e-6)
+        alone = backend.rms_norm(
+            backend.place(x[row : row + 1]), RMSNorm(backend.place(weight), 1e-6)
+        )
         assert torch.equal(alone, norm[row : row + 1])
         alone = backend.gated(backend.place(gates[row : row + 1]), gelu=False)
         assert torch.equal(alone[0], gated[row])

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.ops import KVCache
-from aioserve.ops.native_kv_cache import NativeKVCache
+from aioserve.ops.native_types import NativeKVCache
 
 __all__ = ["contents", "fill"]
 

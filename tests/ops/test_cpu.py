@@ -18,7 +18,7 @@ _native.set_num_threads(3)
 native = backend_named("native")
 x, weight = torch.randn(2000, 512), torch.ones(512)
 def work():  # without an op of torch, whose own threads do not survive a fork
-    return native.rms_norm(x, weight, 1e-6).numpy().tobytes()
+    return native.rms_norm(x, RMSNorm(weight, 1e-6)).numpy().tobytes()
 expected = work()
 """
 

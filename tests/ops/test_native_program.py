@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps, leave_out
-from aioserve.ops.backend import AttentionKind
-from aioserve.ops.draws import NOTHING_LEFT
+from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps
+from aioserve.ops.backend import AttentionKind, LayerNorm, RMSNorm
+from aioserve.ops.batch import NOTHING_LEFT
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.native_program import NativeProgram
+from aioserve.sampling.edits import leave_out
 
 HIDDEN, VOCAB, HEAD_DIM, KV_HEADS = 24, 40, 8, 1
 Forward = Callable[[LayerOps[Any]], Any]
@@ -49,11 +50,11 @@ LAYERS = {dtype: Layers(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Of two values: most ops take the first alone.
 OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "linear": lambda ops, w, x, _: ops.linear(x, w.square),
-    "rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 0.0),
-    "offset rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 1.0),
-    "add rms": lambda ops, w, x, y: ops.rms_norm(x, w.weight, 1e-5, 0.0, residual=y),
-    "layer norm": lambda ops, w, x, _: ops.layer_norm(x, w.weight, w.bias, 1e-5),
-    "add layer norm": lambda ops, w, x, y: ops.layer_norm(x, w.weight, None, 1e-5, residual=y),
+    "rms": lambda ops, w, x, _: ops.rms_norm(x, RMSNorm(w.weight, 1e-5)),
+    "offset rms": lambda ops, w, x, _: ops.rms_norm(x, RMSNorm(w.weight, 1e-5, 1.0)),
+    "add rms": lambda ops, w, x, y: ops.rms_norm(x, RMSNorm(w.weight, 1e-5), y),
+    "layer norm": lambda ops, w, x, _: ops.layer_norm(x, LayerNorm(w.weight, w.bias, 1e-5)),
+    "add layer norm": lambda ops, w, x, y: ops.layer_norm(x, LayerNorm(w.weight, None, 1e-5), y),
     "silu": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=False),
     "gelu gate": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=True),
     "gelu": lambda ops, w, x, _: ops.gelu_tanh(x),
@@ -86,7 +87,7 @@ def forward(steps: list[tuple[str, int, int]], weights: Layers, cap: float) -> F
         rows = [ops.logit_rows(value) for value in values[-3:]]
         x = rows[-1]
         for row in rows[:-1]:
-            x = ops.rms_norm(x, weights.weight, 1e-6, 0.0, residual=row)
+            x = ops.rms_norm(x, RMSNorm(weights.weight, 1e-6), row)
         logits = ops.linear(x, weights.head)
         if cap:
             ops.soft_cap(logits, cap)
@@ -184,7 +185,7 @@ def test_what_only_the_next_layer_reads_is_fused_into_it():
     def compute(ops: LayerOps[Any]) -> Any:
         x = ops.embed(weights.embedding)
         for _ in range(3):
-            normed = ops.rms_norm(x, weights.weight, 1e-5, 0.0)
+            normed = ops.rms_norm(x, RMSNorm(weights.weight, 1e-5))
             gated = ops.gated(ops.linear(normed, weights.double), gelu=False)
             x = ops.linear(gated, weights.square)
         return ops.linear(ops.logit_rows(x), weights.head)
@@ -197,9 +198,9 @@ def test_a_value_that_is_read_again_is_not_fused_away():
     weights = LAYERS[torch.float32]
 
     def compute(ops: LayerOps[Any]) -> Any:
-        normed = ops.rms_norm(ops.embed(weights.embedding), weights.weight, 1e-5, 0.0)
+        normed = ops.rms_norm(ops.embed(weights.embedding), RMSNorm(weights.weight, 1e-5))
         x = ops.linear(normed, weights.square)
-        return ops.linear(ops.logit_rows(ops.rms_norm(x, weights.bias, 1e-5, 0.0, residual=normed)),
+        return ops.linear(ops.logit_rows(ops.rms_norm(x, RMSNorm(weights.bias, 1e-5), normed)),
                           weights.head)  # fmt: skip
 
     plain, program = both_ways(compute, torch.float32, host_batch([5], [0, 4]))
@@ -333,7 +334,7 @@ def test_what_does_not_fit_is_refused_when_it_is_recorded():
         return ops.embed(weights.embedding)
 
     cases: list[tuple[str, Forward]] = [
-        ("weight must be", lambda ops: ops.rms_norm(embedded(ops), half.weight, 1e-5, 0.0)),
+        ("weight must be", lambda ops: ops.rms_norm(embedded(ops), RMSNorm(half.weight, 1e-5))),
         (
             f"of {HIDDEN} inputs reads a value of {2 * HIDDEN}",
             lambda ops: ops.linear(ops.linear(embedded(ops), weights.double), weights.square),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops import Backend
+from aioserve.ops.backend import LayerNorm, RMSNorm
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, REFERENCE, random
 
 SHAPES = [(1, 16), (3, 37), (33, 515), (200, 1024)]
@@ -34,8 +35,8 @@ def test_rms_norm_agrees(
     isa: str, dtype: torch.dtype, shape: tuple[int, int], offset: float
 ) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
-    got = NATIVE.rms_norm(x, weight, 1e-6, weight_offset=offset)
-    expected = REFERENCE.rms_norm(x.double(), weight.double(), 1e-6, weight_offset=offset)
+    got = NATIVE.rms_norm(x, RMSNorm(weight, 1e-6, offset))
+    expected = REFERENCE.rms_norm(x.double(), RMSNorm(weight.double(), 1e-6, offset))
     assert got.dtype == dtype
     close(got, expected)
 
@@ -48,15 +49,15 @@ def test_rms_norm_of_a_sum_agrees_and_updates_the_residual(
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[1], dtype=dtype, seed=2)
     total = residual + x
-    got = NATIVE.rms_norm(x, weight, 1e-6, residual=residual)
+    got = NATIVE.rms_norm(x, RMSNorm(weight, 1e-6), residual)
     assert torch.equal(residual, total)
-    close(got, REFERENCE.rms_norm(total.double(), weight.double(), 1e-6))
+    close(got, REFERENCE.rms_norm(total.double(), RMSNorm(weight.double(), 1e-6)))
 
 
 def test_rows_of_a_strided_view_are_normalised(isa: str) -> None:
     wide, weight = random(5, 64), random(40, seed=1)
-    expected = NATIVE.rms_norm(wide[:, :40].contiguous(), weight, 1e-6)
-    assert torch.equal(NATIVE.rms_norm(wide[:, :40], weight, 1e-6), expected)
+    expected = NATIVE.rms_norm(wide[:, :40].contiguous(), RMSNorm(weight, 1e-6))
+    assert torch.equal(NATIVE.rms_norm(wide[:, :40], RMSNorm(weight, 1e-6)), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -88,8 +89,8 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
     x, weight = random(500, 768, dtype=dtype), random(768, dtype=dtype)
     gate = random(768, dtype=dtype, seed=2)
     ops: list[Callable[[Tensor], Tensor]] = [
-        lambda rows: NATIVE.rms_norm(rows, weight, 1e-6),
-        lambda rows: NATIVE.rms_norm(rows, weight, 1e-6, residual=gate.expand(rows.shape).clone()),
+        lambda rows: NATIVE.rms_norm(rows, RMSNorm(weight, 1e-6)),
+        lambda rows: NATIVE.rms_norm(rows, RMSNorm(weight, 1e-6), gate.expand(rows.shape).clone()),
         partial(NATIVE.gated, gelu=False),
         partial(NATIVE.gated, gelu=True),
     ]
@@ -103,7 +104,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
 
 def test_dtypes_that_kernels_do_not_have_are_refused() -> None:
     with pytest.raises(TypeError, match=r"x must be float32 or bfloat16, got torch.float64"):
-        NATIVE.rms_norm(random(3, 8).double(), random(8).double(), 1e-6)
+        NATIVE.rms_norm(random(3, 8).double(), RMSNorm(random(8).double(), 1e-6))
 
 
 @backends
@@ -115,16 +116,16 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None
     other = torch.zeros(3, 8, device="meta")
     for wrong in (strided, random(8), random(2, 3, 8), other):
         for norm in (
-            lambda: backend.rms_norm(wrong, weight, 1e-6),  # noqa: B023
-            lambda: backend.layer_norm(wrong, weight, None, 1e-6),  # noqa: B023
+            lambda: backend.rms_norm(wrong, RMSNorm(weight, 1e-6)),  # noqa: B023
+            lambda: backend.layer_norm(wrong, LayerNorm(weight, None, 1e-6)),  # noqa: B023
         ):
             with pytest.raises(ValueError, match=r"x must have shape \[T, H\] with dense rows"):
                 norm()
     for name, norm in (
-        ("weight", lambda wrong: backend.rms_norm(x, wrong, 1e-6)),
-        ("weight", lambda wrong: backend.rms_norm(x, wrong, 1e-6, residual=residual)),
-        ("weight", lambda wrong: backend.layer_norm(x, wrong, None, 1e-6)),
-        ("bias", lambda wrong: backend.layer_norm(x, weight, wrong, 1e-6)),
+        ("weight", lambda wrong: backend.rms_norm(x, RMSNorm(wrong, 1e-6))),
+        ("weight", lambda wrong: backend.rms_norm(x, RMSNorm(wrong, 1e-6), residual)),
+        ("weight", lambda wrong: backend.layer_norm(x, LayerNorm(wrong, None, 1e-6))),
+        ("bias", lambda wrong: backend.layer_norm(x, LayerNorm(weight, wrong, 1e-6))),
     ):
         with pytest.raises(TypeError, match=f"{name} must be torch.float32, got torch.bfloat16"):
             norm(weight.bfloat16())
@@ -133,17 +134,17 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None
                 norm(wrong)
     for wrong in (random(2, 8), random(1, 8), strided, x.to("meta")):
         with pytest.raises(ValueError, match=r"residual must be contiguous, of shape \(3, 8\)"):
-            backend.rms_norm(x, weight, 1e-6, residual=wrong)
+            backend.rms_norm(x, RMSNorm(weight, 1e-6), wrong)
     with pytest.raises(TypeError, match=r"residual must be torch.float32, got torch.bfloat16"):
-        backend.rms_norm(x, weight, 1e-6, residual=x.bfloat16())
+        backend.rms_norm(x, RMSNorm(weight, 1e-6), x.bfloat16())
     assert torch.equal(residual, before)
     for gated in (partial(backend.gated, gelu=gelu) for gelu in (False, True)):
         for wrong in (random(3, 7), random(8), strided, other):
             with pytest.raises(ValueError, match=r"gate_up must have shape \[T, 2 \* I\]"):
                 gated(wrong)
     for op in (
-        lambda: backend.rms_norm(ints, weight, 1e-6),
-        lambda: backend.layer_norm(ints, weight, None, 1e-6),
+        lambda: backend.rms_norm(ints, RMSNorm(weight, 1e-6)),
+        lambda: backend.layer_norm(ints, LayerNorm(weight, None, 1e-6)),
         lambda: backend.gated(ints, gelu=False),
         lambda: backend.gated(ints, gelu=True),
     ):

@@ -34,10 +34,11 @@ CONTROL_SECONDS = 120
 READ_PAST_THE_END = """
 import torch
 from aioserve.ops import backend_named
+from aioserve.ops.backend import RMSNorm
 native = backend_named("native")
 x = torch.ones(100, 512)
 x.untyped_storage().resize_(4096)
-native.rms_norm(x, torch.ones(512), 1e-6)
+native.rms_norm(x, RMSNorm(torch.ones(512), 1e-6))
 """
 MISALIGNED = """
 import torch
@@ -49,10 +50,11 @@ TWO_WRITERS = """
 import threading
 import torch
 from aioserve.ops import backend_named
+from aioserve.ops.backend import RMSNorm
 native = backend_named("native")
 shared, x, weight = torch.zeros(4000, 512), torch.ones(4000, 512), torch.ones(512)
 def write():
-    native.rms_norm(x, weight, 1e-6, residual=shared)
+    native.rms_norm(x, RMSNorm(weight, 1e-6), shared)
 threads = [threading.Thread(target=write) for _ in range(2)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

@@ -50,9 +50,12 @@ ROUNDINGS = 4
 class AttentionChoice(NamedTuple):
     prompts: PromptAttention | None
     """For `CudaBackend.prompt_attention`."""
-    used: Attention
-    """Never "auto"."""
     why: str
+
+    @property
+    def used(self) -> Attention:
+        """Never "auto"."""
+        return "triton" if self.prompts is None else "flashinfer"
 
 
 def choose_attention(
@@ -73,10 +76,12 @@ def choose_attention(
     `DeviceFailedError` where the device fails.
     """
     if config.attention == "triton":
-        return AttentionChoice(None, "triton", "attention='triton' is asked for")
-    choice = _of_flashinfer(
-        decoder, config, backend, device, max_model_len, installed=installed, load=load, clock=clock
-    )
+        return AttentionChoice(None, "attention='triton' is asked for")
+    unfit = _why_unfit(decoder, config) if installed() else "FlashInfer isn't installed"
+    if unfit is None:
+        choice = _tried(decoder, config, backend, device, max_model_len, load, clock)
+    else:
+        choice = AttentionChoice(None, unfit)
     if config.attention == "flashinfer" and choice.prompts is None:
         raise ConfigError(
             f"attention='flashinfer' can't be used: {choice.why}",
@@ -87,21 +92,8 @@ def choose_attention(
     return choice
 
 
-def _of_flashinfer(
-    decoder: Decoder,
-    config: EngineConfig,
-    backend: CudaBackend,
-    device: Device,
-    max_model_len: int,
-    *,
-    installed: Callable[[], bool],
-    load: Callable[[], Any],
-    clock: Callable[[], float],
-) -> AttentionChoice:
-    if not installed():
-        return AttentionChoice(None, "triton", "FlashInfer isn't installed")
-    layers = [layer.attention for layer in decoder.config.layers]
-    heads = layers[0].heads
+def _why_unfit(decoder: Decoder, config: EngineConfig) -> str | None:
+    heads = decoder.config.heads
     unfit = why_not(
         dtype=decoder.dtype,
         query_heads=heads.query,
@@ -110,12 +102,22 @@ def _of_flashinfer(
         max_tokens=config.max_num_batched_tokens,
         max_sequences=config.max_num_seqs,
     )
-    if unfit is not None:
-        return AttentionChoice(None, "triton", f"FlashInfer: {unfit}")
+    return None if unfit is None else f"FlashInfer: {unfit}"
+
+
+def _tried(
+    decoder: Decoder,
+    config: EngineConfig,
+    backend: CudaBackend,
+    device: Device,
+    max_model_len: int,
+    load: Callable[[], Any],
+    clock: Callable[[], float],
+) -> AttentionChoice:
     max_tokens = min(config.max_num_batched_tokens, MAX_TRIAL_TOKENS)
     prompts = trial_prompts(max_tokens, max_model_len)[: config.max_num_seqs]
     if not prompts:
-        return AttentionChoice(None, "triton", "a step has no room for a prompt of two tokens")
+        return AttentionChoice(None, "a step has no room for a prompt of two tokens")
     version = ""
     try:
         module = load()
@@ -124,22 +126,19 @@ def _of_flashinfer(
         trial = _Trial(decoder, config, prompts, backend, device, clock)
         difference = trial.difference(attention)
         if difference is not None:
-            return AttentionChoice(None, "triton", f"FlashInfer{version}: {difference}")
+            return AttentionChoice(None, f"FlashInfer{version}: {difference}")
         seconds, triton_seconds = trial.seconds(attention)
     except Exception as error:
         meaning = device.meaning_of(error)
         if isinstance(meaning, DeviceFailedError):
             raise meaning from error
-        return AttentionChoice(
-            None, "triton", f"FlashInfer{version} failed: {type(error).__name__}: {error}"
-        )
+        return AttentionChoice(None, f"FlashInfer{version} failed: {type(error).__name__}: {error}")
     why = (
         f"the prompts of a step of {trial.tokens} tokens took {seconds * 1e3:.3f} ms in all layers "
         f"with FlashInfer{version}, and {triton_seconds * 1e3:.3f} ms with Triton"
     )
-    if config.attention == "flashinfer" or seconds < NEEDED_SHARE * triton_seconds:
-        return AttentionChoice(attention, "flashinfer", why)
-    return AttentionChoice(None, "triton", why)
+    faster = seconds < NEEDED_SHARE * triton_seconds
+    return AttentionChoice(attention if faster or config.attention != "auto" else None, why)
 
 
 def trial_prompts(max_tokens: int, max_model_len: int) -> list[tuple[int, int]]:

@@ -68,13 +68,11 @@ class Watchdog:
         hung: Callable[[float], None],
         *,
         hung_seconds: float = HUNG_SECONDS,
-        launch_seconds: float = LAUNCH_SECONDS,
     ) -> None:
         self._loop = loop
         self._oldest = oldest
         self._hung = hung
         self._hung_seconds = hung_seconds
-        self._launch_seconds = launch_seconds
         self._progress_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -102,7 +100,7 @@ class Watchdog:
             return
         now, enqueued_seconds = self._loop.time(), step.enqueued_seconds
         if enqueued_seconds is None:
-            since, bound = self._progress_seconds, self._launch_seconds
+            since, bound = self._progress_seconds, LAUNCH_SECONDS
         else:
             since, bound = max(self._progress_seconds, enqueued_seconds), self._hung_seconds
         left = since + bound - now

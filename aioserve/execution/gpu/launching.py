@@ -18,7 +18,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemory
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTimer
-from aioserve.execution.gpu.waiting import Waiting
+from aioserve.execution.gpu.waiting import Expected, Worker
 from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.kv.pages import full_pages
 from aioserve.steps.outcome import StepOutcome
@@ -160,9 +160,11 @@ class Launcher:
         self._inputs = device.memory(model.max_input_bytes)
         self._results = device.memory(model.max_result_bytes)
 
-    def within(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def within(self) -> Iterator[None]:
         """What the step thread enters."""
-        return _within(self._device, self.main)
+        with self._device.within(), self.main.current():
+            yield
 
     def begin(self) -> None:
         """Before the first step. What made the model was enqueued on streams of its own, which have
@@ -170,7 +172,7 @@ class Launcher:
         with contextlib.suppress(Exception):  # the first step will fail with it
             self._device.synchronize()
 
-    def launch(self, flight: StepInFlight, waiting: Waiting) -> None:
+    def launch(self, flight: StepInFlight, waiting: Worker[Expected]) -> None:
         """Enqueue a step, and have its end waited for."""
         for enqueue in (self._enqueue, self._record_done):
             try:
@@ -180,7 +182,7 @@ class Launcher:
         packed, key = flight.packed, flight.graph_key
         is_whole = flight.error is None
         flight.enqueued_seconds = self._clock()
-        waiting.expect(flight)
+        waiting.put(flight)
         # From here on the block may belong to another step.
         if is_whole and packed is not None and key is not None and self._graphs.is_missing(key):
             inputs, results = self._inputs, self._results
@@ -270,12 +272,6 @@ def failed_for_good(device: Device, error: Exception) -> DeviceFailedError:
     if isinstance(meaning, DeviceFailedError):
         return meaning
     return DeviceFailedError(f"{device.name}: {error!r}").with_cause(error)
-
-
-@contextmanager
-def _within(device: Device, stream: Stream) -> Iterator[None]:
-    with device.within(), stream.current():
-        yield
 
 
 def reads_any_of(

@@ -13,7 +13,6 @@ Nothing is read back in between: whatever decides a launch's shape is known to t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,20 +23,12 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
-from aioserve.ops.draws import row_error
-from aioserve.request import MAX_LOGPROBS, Logprobs
+from aioserve.ops.batch import STATUS_ERRORS
+from aioserve.request import MAX_LOGPROBS
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = ["PackedStep", "ResultShape", "StepModel", "outcome_of"]
-
-STATUSES: dict[int, str | None] = {
-    0: None,
-    1: row_error(math.nan),
-    2: row_error(math.inf),
-    3: row_error(-math.inf),
-}
-"""What a row's status says: nothing is wrong, or why no token could be drawn."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +36,7 @@ class ResultShape:
     """What lies where in a step's results, from their first byte on, without gaps:
 
     token_ids  int64 [S]          sampled
-    statuses   int32 [S]          keys of STATUSES
+    statuses   int32 [S]          indices of `aioserve.ops.batch.STATUS_ERRORS`
     logprobs   float32 [R, 1 + K] as `aioserve.sampling.logprobs.MostLikely` has its values
     top_ids    int32 [R, K]       its ids
     """
@@ -165,16 +156,12 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
     row_errors: dict[int, str] = {}
     for row in np.flatnonzero(statuses).tolist():
         status = int(statuses[row])
-        error = STATUSES.get(status)
+        error = STATUS_ERRORS[status] if 0 < status < len(STATUS_ERRORS) else None
         if error is None:
             raise InvariantError(f"step {step.step}: row {row} has the status {status}")
         row_errors[row] = error
     token_ids = results[shape.token_ids].view(np.int64)[:rows]
-    logprobs: dict[int, Logprobs] = {}
-    scored: tuple[Logprobs, ...] = ()
-    if step.extras is not None and step.extras.logprobs is not None:
-        count, width = shape.num_logprobs, shape.num_most_likely
-        values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
-        top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
-        logprobs, scored = step.extras.logprobs.read(values, top_ids)
-    return step.outcome_with(token_ids.tolist(), row_errors, logprobs, scored)
+    count, width = shape.num_logprobs, shape.num_most_likely
+    values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
+    top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
+    return step.outcome(token_ids.tolist(), row_errors, (values, top_ids))

@@ -5,7 +5,7 @@
     callback   no thread: the driver calls a C function behind the step, which writes to a file that
                the event loop watches
 
-All are behind `Waiting`, and all wait for steps in the order in which they were launched. Python in
+All are behind `Worker`, and all wait for steps in the order in which they were launched. Python in
 a callback of the driver would deadlock: it waits for the interpreter's lock with a lock of the
 driver held, which whoever has the interpreter's waits for.
 """
@@ -17,16 +17,17 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from aioserve import _native
 from aioserve.execution.gpu.device import Event, Stream
 from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.execution.worker_thread import WorkerThread
 
-__all__ = ["Expected", "HostSide", "Threads", "Waiting", "Way", "Worker"]
+__all__ = ["Expected", "HostSide", "Threads", "Way", "Worker"]
 
 Way = Literal["block", "spin", "callback"]
+Item = TypeVar("Item", contravariant=True)
 Within = Callable[[], AbstractContextManager[object]]
 
 SPIN_SECONDS = 0.0005
@@ -47,48 +48,33 @@ class Expected(Protocol):
         ...
 
 
-class Worker(Protocol):
-    """Makes calls in the order in which they were put."""
+class Worker(Protocol[Item]):
+    """Takes items in the order in which they were put: makes calls, or ends steps when their events
+    are done."""
 
-    def put(self, item: Callable[[], None], /) -> None:
-        """From any thread. The call raises nothing."""
+    def put(self, item: Item, /) -> None:
+        """From any thread. Calls raise nothing; a step is put behind the recording of its event."""
         ...
 
     def end(self) -> None:
-        """End behind the last call, without waiting for that."""
+        """End behind the last item, without waiting for that."""
         ...
 
     async def aclose(self) -> None:
-        """Make the calls that were put, and end."""
-        ...
-
-
-class Waiting(Protocol):
-    """Ends steps when their events are done."""
-
-    def expect(self, step: Expected) -> None:
-        """Called behind the recording of the step's event, by one thread."""
-        ...
-
-    def end(self) -> None:
-        """End behind the last step, without waiting for that."""
-        ...
-
-    async def aclose(self) -> None:
-        """Wait for the steps that are expected, and end."""
+        """Take the items that were put, and end."""
         ...
 
 
 class HostSide(Protocol):
     """What does the host's part of steps."""
 
-    def start_worker(self, name: str, within: Within) -> Worker:
+    def start_worker(self, name: str, within: Within) -> Worker[Callable[[], None]]:
         """One that makes its calls inside `within()`."""
         ...
 
     def start_waiting(
         self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
-    ) -> Waiting:
+    ) -> Worker[Expected]:
         """For steps that end on `stream`. Called on the event loop of `callbacks`, which hears of
         each end."""
         ...
@@ -101,41 +87,21 @@ class Threads:
         self._way: Way = way
         self._spin_seconds = spin_seconds
 
-    def start_worker(self, name: str, within: Within) -> Worker:
+    def start_worker(self, name: str, within: Within) -> Worker[Callable[[], None]]:
         return WorkerThread(name, _call, within=within)
 
     def start_waiting(
         self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
-    ) -> Waiting:
+    ) -> Worker[Expected]:
         if self._way == "callback":
             return HostCallback(stream, callbacks)
         spin_seconds = self._spin_seconds if self._way == "spin" else 0.0
-        return WaitThread(name, callbacks, within, spin_seconds=spin_seconds)
+        wait = functools.partial(_wait, callbacks, spin_seconds)
+        return WorkerThread(name, wait, within=within, at_end=callbacks.close_soon)
 
 
 def _call(call: Callable[[], None]) -> None:
     call()
-
-
-class WaitThread:
-    """A thread that waits for one step after the other, and wakes the loop once for each."""
-
-    def __init__(
-        self, name: str, callbacks: LoopCallbacks, within: Within, *, spin_seconds: float = 0.0
-    ) -> None:
-        wait = functools.partial(_wait, callbacks, spin_seconds)
-        self._steps: WorkerThread[Expected] = WorkerThread(
-            name, wait, within=within, at_end=callbacks.close_soon
-        )
-
-    def expect(self, step: Expected) -> None:
-        self._steps.put(step)
-
-    def end(self) -> None:
-        self._steps.end()
-
-    async def aclose(self) -> None:
-        await self._steps.aclose()
 
 
 def _wait(callbacks: LoopCallbacks, spin_seconds: float, step: Expected) -> None:
@@ -167,8 +133,8 @@ class HostCallback:
         self._empty: list[Callable[[], None]] = []
         self._open = True
 
-    def expect(self, step: Expected) -> None:
-        self._steps.append(step)
+    def put(self, item: Expected) -> None:
+        self._steps.append(item)
         try:
             self._stream.call_host(_native.eventfd_writer(), self._file)
         except Exception:  # the device has failed: the step's event says how

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.errors import ConfigError
-from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
-from aioserve.ops.batch import Drawn, HostBatch, SampleRows
+from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
+from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     check_batch,
     check_gate_up,
@@ -33,7 +33,6 @@ from aioserve.ops.checks import (
     check_rotation,
     own,
 )
-from aioserve.ops.draws import row_error
 from aioserve.ops.gpu import rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
@@ -129,25 +128,13 @@ class CudaBackend(Backend):
         statuses = torch.empty(len(rows), dtype=torch.int32, device=self.device)
         on_device = upload_samples(rows, self.device)
         sampling.draw(logits, on_device, last_tokens, token_ids, statuses)
-        errors = {}
-        for row, status in enumerate(statuses.tolist()):
-            error = row_error(sampling.STATUS_LARGEST[status])
-            if error is not None:
-                errors[row] = error
-        return Drawn(token_ids, errors)
+        errors = {row: STATUS_ERRORS[status] for row, status in enumerate(statuses.tolist())}
+        return Drawn(token_ids, {row: why for row, why in errors.items() if why is not None})
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        weight_offset: float = 0.0,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        check_norm(x, weight, None, residual, self.device)
+    def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
+        check_norm(x, norm, residual, self.device)
         _check_dtype("x", x.dtype)
-        return rowwise.rms_norm(x, weight, eps, weight_offset, residual)
+        return rowwise.rms_norm(x, norm, residual)
 
     def rotary_kv_write(
         self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None

@@ -105,6 +105,24 @@ _DTYPES = {
 }
 
 
+_SAMPLES = {
+    "slots": ("int64", 0),
+    "temperatures": ("float64", 0),
+    "top_ks": ("int64", 0),
+    "top_ps": ("float64", 1),
+    "min_ps": ("float64", 0),
+    "typical_ps": ("float64", 1),
+    "seeds": ("int64", 0),
+    "positions": ("int64", 0),
+}
+"""Fields of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
+
+
+def _of_sample(name: str) -> str:
+    """Name of the section of a field of `SampleRows`."""
+    return f"sample_{name}"
+
+
 class InputLayout:
     """Places of all arrays, for steps of up to these many tokens, sequences, sampled rows, rows of
     logits that are not sampled, and pages of a sequence."""
@@ -137,14 +155,7 @@ class InputLayout:
             ("context_lens", "int32", max_sequences),
             ("query_blocks", "int32", 2 * max_blocks),
             ("logit_rows", "int64", max_rows + max_scored),
-            ("slots", "int64", max_rows),
-            ("temperatures", "float64", max_rows),
-            ("top_ks", "int64", max_rows),
-            ("top_ps", "float64", max_rows),
-            ("min_ps", "float64", max_rows),
-            ("typical_ps", "float64", max_rows),
-            ("seeds", "int64", max_rows),
-            ("sample_positions", "int64", max_rows),
+            *((_of_sample(name), dtype, max_rows) for name, (dtype, _) in _SAMPLES.items()),
             ("page_table", "int32", max_sequences * max_pages),
         ):
             dtype, tensor_dtype = _DTYPES[dtype_name]
@@ -223,14 +234,9 @@ class InputLayout:
             self._view("query_start", target)[sequences + 1 : size + 1] = ends + 1
             self._view("logit_rows", target)[sequences:size] = ends
         if samples is not None:
-            put("slots", samples.slots, 0 if padding is None else padding.slot)
-            put("temperatures", samples.temperatures)
-            put("top_ks", samples.top_ks)
-            put("top_ps", samples.top_ps, 1.0)
-            put("min_ps", samples.min_ps)
-            put("typical_ps", samples.typical_ps, 1.0)
-            put("seeds", samples.seeds.view(np.int64))
-            put("sample_positions", samples.positions.view(np.int64))
+            for name, (dtype, neutral) in _SAMPLES.items():
+                fill = padding.slot if padding is not None and name == "slots" else neutral
+                put(_of_sample(name), getattr(samples, name).view(dtype), fill)
         decodes = _leading_ones(counts)
         blocks = _query_blocks(counts, decodes)
         put("query_blocks", blocks.ravel(), pad=False)
@@ -288,15 +294,7 @@ class InputLayout:
             prompts=shape.prompts,
         )
         samples = DeviceSampleRows(
-            slots=get("slots", rows),
-            temperatures=get("temperatures", rows),
-            top_ks=get("top_ks", rows),
-            top_ps=get("top_ps", rows),
-            min_ps=get("min_ps", rows),
-            typical_ps=get("typical_ps", rows),
-            seeds=get("seeds", rows),
-            positions=get("sample_positions", rows),
-            draws=shape.draws,
+            **{name: get(_of_sample(name), rows) for name in _SAMPLES}, draws=shape.draws
         )
         return DeviceInputs(batch, samples, get("token_slots", tokens))
 
@@ -339,21 +337,9 @@ def _query_blocks(counts: npt.NDArray[np.int32], decodes: int) -> npt.NDArray[np
 
 def upload_samples(rows: SampleRows, device: torch.device) -> DeviceSampleRows:
     """Copy rows to memory of their own on the device."""
-
-    def upload(array: Array) -> Tensor:
-        return torch.from_numpy(array.copy()).to(device)
-
-    return DeviceSampleRows(
-        slots=upload(rows.slots),
-        temperatures=upload(rows.temperatures),
-        top_ks=upload(rows.top_ks),
-        top_ps=upload(rows.top_ps),
-        min_ps=upload(rows.min_ps),
-        typical_ps=upload(rows.typical_ps),
-        seeds=upload(rows.seeds.view(np.int64)),
-        positions=upload(rows.positions.view(np.int64)),
-        draws=Draws.of(rows),
-    )
+    arrays = {name: getattr(rows, name).view(dtype) for name, (dtype, _) in _SAMPLES.items()}
+    copies = {name: torch.from_numpy(array.copy()).to(device) for name, array in arrays.items()}
+    return DeviceSampleRows(**copies, draws=Draws.of(rows))
 
 
 @triton.jit

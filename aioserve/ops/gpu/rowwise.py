@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aioserve.ops.checks import RMSNorm
+
 __all__ = [
     "MAX_ROW",
     "gated",
@@ -79,9 +81,7 @@ def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, T
     tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, weight_offset: float, residual: Tensor | None
-) -> Tensor:
+def rms_norm(x: Tensor, norm: RMSNorm, residual: Tensor | None) -> Tensor:
     rows, size = x.shape
     if size > MAX_ROW:
         raise ValueError(f"x must have rows of at most {MAX_ROW}, got {size}")
@@ -92,11 +92,11 @@ def rms_norm(
     rms_norm_kernel[(rows,)](
         x,
         out if residual is None else residual,
-        weight,
+        norm.weight,
         out,
         x.stride(0),
-        eps,
-        weight_offset,
+        norm.eps,
+        norm.weight_offset,
         SIZE=size,
         ADD=residual is not None,
         TILE=tile,

@@ -26,8 +26,7 @@ import torch
 import triton
 from torch import Tensor
 
-from aioserve.ops.batch import SampleRows
-from aioserve.ops.draws import LINES
+from aioserve.ops.batch import LINES, SampleRows
 from aioserve.ops.gpu.filters import filtered
 from aioserve.ops.gpu.sampling_kernels import (
     draw_open_kernel,
@@ -39,10 +38,7 @@ from aioserve.ops.gpu.sampling_kernels import (
 )
 from aioserve.ops.gpu.selection import MAX_VOCAB
 
-__all__ = ["STATUS_LARGEST", "DeviceSampleRows", "Draws", "draw"]
-
-STATUS_LARGEST = (0.0, float("nan"), float("inf"), float("-inf"))
-"""Status of a row -> what stands for its largest logit in `aioserve.ops.draws.row_error`."""
+__all__ = ["DeviceSampleRows", "Draws", "draw"]
 
 COLUMNS = 128
 """Columns of a block, of LINES entries each."""
@@ -115,7 +111,7 @@ def draw(
     """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot as well.
 
     `token_ids_out` int64 `[S]` has 0 in rows that failed, and `statuses_out` int32 `[S]` why: an
-    index of STATUS_LARGEST, 0 in all others. All memory is taken before anything is written to
+    index of `STATUS_ERRORS`, 0 in all others. All memory is taken before anything is written to
     these, or to a slot: a draw for which there was none may be repeated.
     """
     count, vocab = logits.shape

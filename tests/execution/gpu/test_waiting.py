@@ -59,7 +59,7 @@ def test_ends_are_told_on_the_loop_in_order_and_not_before_they_are(way):
         waiting = Threads(way).start_waiting("test", stream, callbacks, gpu.within)
         for number in range(20):
             step = Step(number, enqueue(gpu, stream, number), callbacks, ends)
-            waiting.expect(step)
+            waiting.put(step)
             if number % 5 == 0:
                 await asyncio.sleep(0.01)
         await waiting.aclose()
@@ -78,12 +78,12 @@ def test_a_device_that_fails_ends_every_step_with_its_error(way):
         stream = gpu.new_stream()
         waiting = Threads(way).start_waiting("test", stream, callbacks, gpu.within)
         for number in range(3):
-            waiting.expect(Step(number, enqueue(gpu, stream, number), callbacks, ends))
+            waiting.put(Step(number, enqueue(gpu, stream, number), callbacks, ends))
         await until(lambda: len(ends) == 2)
         gpu.break_for_good("it broke")
         await until(lambda: len(ends) == 3)
         # One that is launched after that has no event, and nobody calls.
-        waiting.expect(Step(3, gpu.new_event(), callbacks, ends))
+        waiting.put(Step(3, gpu.new_event(), callbacks, ends))
         await waiting.aclose()
         callbacks.close()
         assert [(number, error) for number, _, error, _ in ends] == [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from aioserve.ops.draws import LINES
+from aioserve.ops.batch import LINES
 from aioserve.ops.gpu import rotary, rowwise, sampling, sampling_kernels
 from aioserve.ops.gpu.inputs import fill_kernel
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aioserve.ops.backend import RMSNorm
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE, random
@@ -39,9 +40,9 @@ def close(got: Tensor, expected: Tensor) -> None:
 @dtypes
 def test_rms_norm_agrees(backend, dtype, shape, offset) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
-    got = backend.rms_norm(backend.place(x), backend.place(weight), 1e-6, weight_offset=offset)
+    got = backend.rms_norm(backend.place(x), RMSNorm(backend.place(weight), 1e-6, offset))
     assert got.dtype == dtype
-    close(got, REFERENCE.rms_norm(x.double(), weight.double(), 1e-6, weight_offset=offset))
+    close(got, REFERENCE.rms_norm(x.double(), RMSNorm(weight.double(), 1e-6, offset)))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -51,13 +52,11 @@ def test_rms_norm_of_a_sum_sees_it_as_it_is_stored(backend, dtype, shape, offset
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[1], dtype=dtype, seed=2)
     total, kept = residual + x, backend.place(residual.clone())
-    got = backend.rms_norm(
-        backend.place(x), backend.place(weight), 1e-6, weight_offset=offset, residual=kept
-    )
+    got = backend.rms_norm(backend.place(x), RMSNorm(backend.place(weight), 1e-6, offset), kept)
     assert torch.equal(kept.cpu(), total)
-    close(got, REFERENCE.rms_norm(total.double(), weight.double(), 1e-6, weight_offset=offset))
+    close(got, REFERENCE.rms_norm(total.double(), RMSNorm(weight.double(), 1e-6, offset)))
     # To the last bit: what the sum was before it was rounded would show in some.
-    assert torch.equal(got, backend.rms_norm(kept, backend.place(weight), 1e-6, offset))
+    assert torch.equal(got, backend.rms_norm(kept, RMSNorm(backend.place(weight), 1e-6, offset)))
 
 
 @given(rows=st.integers(0, 4), size=st.integers(1, 700), dtype=st.sampled_from(DTYPES))
@@ -65,8 +64,8 @@ def test_rms_norm_of_a_sum_sees_it_as_it_is_stored(backend, dtype, shape, offset
 def test_any_shape_agrees(rows: int, size: int, dtype: torch.dtype) -> None:
     backend = CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
     x, weight = random(rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
-    norm = backend.rms_norm(backend.place(x), backend.place(weight), 1e-5)
-    close(norm, REFERENCE.rms_norm(x.double(), weight.double(), 1e-5))
+    norm = backend.rms_norm(backend.place(x), RMSNorm(backend.place(weight), 1e-5))
+    close(norm, REFERENCE.rms_norm(x.double(), RMSNorm(weight.double(), 1e-5)))
     gates = 3 * random(rows, 2 * size, dtype=dtype, seed=2)
     for gelu in (False, True):
         got = backend.gated(backend.place(gates), gelu=gelu)
@@ -75,8 +74,8 @@ def test_any_shape_agrees(rows: int, size: int, dtype: torch.dtype) -> None:
 
 def test_rows_of_a_strided_view_are_taken_as_they_lie(backend) -> None:
     wide, weight = backend.place(random(5, 64)), backend.place(random(40, seed=1))
-    expected = backend.rms_norm(wide[:, :40].contiguous(), weight, 1e-6)
-    assert torch.equal(backend.rms_norm(wide[:, :40], weight, 1e-6), expected)
+    expected = backend.rms_norm(wide[:, :40].contiguous(), RMSNorm(weight, 1e-6))
+    assert torch.equal(backend.rms_norm(wide[:, :40], RMSNorm(weight, 1e-6)), expected)
     for gelu in (False, True):
         gated = partial(backend.gated, gelu=gelu)
         assert torch.equal(gated(wide[:, :40]), gated(wide[:, :40].contiguous()))
@@ -108,8 +107,8 @@ def test_a_row_does_not_depend_on_its_neighbours(backend, dtype) -> None:
     x, weight = backend.place(random(9, 768, dtype=dtype)), random(768, dtype=dtype)
     weight = backend.place(weight)
     ops = [
-        lambda rows: backend.rms_norm(rows, weight, 1e-6),
-        lambda rows: backend.rms_norm(rows, weight, 1e-6, residual=rows.flip(1).contiguous()),
+        lambda rows: backend.rms_norm(rows, RMSNorm(weight, 1e-6)),
+        lambda rows: backend.rms_norm(rows, RMSNorm(weight, 1e-6), rows.flip(1).contiguous()),
         partial(backend.gated, gelu=False),
         partial(backend.gated, gelu=True),
     ]
@@ -126,20 +125,20 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend) -> None:
     strided = backend.place(random(3, 16))[:, ::2]
     for wrong in (strided, weight, x.to("meta")):
         with pytest.raises(ValueError, match=r"x must have shape \[T, H\] with dense rows"):
-            backend.rms_norm(wrong, weight, 1e-6)
+            backend.rms_norm(wrong, RMSNorm(weight, 1e-6))
         with pytest.raises(ValueError, match=r"gate_up must have shape \[T, 2 \* I\]"):
             backend.gated(wrong, gelu=False)
     with pytest.raises(ValueError, match=r"weight must be contiguous, of shape \(8,\)"):
-        backend.rms_norm(x, weight[:7], 1e-6)
+        backend.rms_norm(x, RMSNorm(weight[:7], 1e-6))
     with pytest.raises(TypeError, match=r"weight must be torch.float32, got torch.bfloat16"):
-        backend.rms_norm(x, weight.bfloat16(), 1e-6)
+        backend.rms_norm(x, RMSNorm(weight.bfloat16(), 1e-6))
     with pytest.raises(ValueError, match=r"residual must be contiguous, of shape \(3, 8\)"):
-        backend.rms_norm(x, weight, 1e-6, residual=x[:2])
+        backend.rms_norm(x, RMSNorm(weight, 1e-6), x[:2])
     double = r"must be float32, bfloat16 or float16, got torch.float64"
     with pytest.raises(TypeError, match=f"x {double}"):
-        backend.rms_norm(x.double(), weight.double(), 1e-6)
+        backend.rms_norm(x.double(), RMSNorm(weight.double(), 1e-6))
     with pytest.raises(TypeError, match=f"gate_up {double}"):
         backend.gated(x.double(), gelu=True)
     long = torch.zeros(1, 40_000, device=backend.device)
     with pytest.raises(ValueError, match="x must have rows of at most 32768, got 40000"):
-        backend.rms_norm(long, long[0], 1e-6)
+        backend.rms_norm(long, RMSNorm(long[0], 1e-6))

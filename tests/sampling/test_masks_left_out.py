@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aioserve.ops import leave_out
+from aioserve.sampling.edits import leave_out
 
 
 def masks_of(vocab: int, rows: list[int], density: float, seed: int) -> npt.NDArray[np.int32]:
