@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
-from aioserve.ops import Backend, HostBatch, KVCache, backend_named
+from aioserve.ops import Backend, HostBatch, KVCache, KVShape, backend_named
 from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, RMSNorm, Rotation
 
 PAGE_SIZE = 16
@@ -62,14 +62,7 @@ def cache_for(
     dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    kv = backend.allocate_kv(
-        num_layers=layers,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_kv_heads=heads,
-        head_dim=dim,
-        dtype=dtype,
-    )
+    kv = backend.allocate_kv(KVShape(layers, num_pages, page_size, heads, dim, dtype))
     kv.storage.normal_()
     return kv
 

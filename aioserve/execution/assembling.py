@@ -18,7 +18,7 @@ from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
-from aioserve.ops import KVCache, backend_named, bytes_per_page
+from aioserve.ops import KVCache, backend_named
 
 __all__ = [
     "KVStorage",
@@ -26,7 +26,6 @@ __all__ = [
     "described",
     "host_pages",
     "loaded_model",
-    "page_bytes",
     "sizes",
     "wanted_model_len",
 ]
@@ -169,14 +168,6 @@ def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
     return wanted
 
 
-def page_bytes(decoder: Decoder, page_size: int) -> int:
-    """Bytes of a KV page, over all layers."""
-    model = decoder.config
-    return bytes_per_page(
-        model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
-    )
-
-
 def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int]) -> tuple[int, int]:
     """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
     may take, where the number of its pages isn't given."""
@@ -184,7 +175,7 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
     wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages
     if num_pages is None:
-        one, room = page_bytes(decoder, page_size), room_bytes()
+        one, room = decoder.kv_shape(1, page_size).bytes_per_page, room_bytes()
         num_pages = min(config.max_num_seqs * pages_for(wanted_len, page_size), room // one)
         if num_pages < 1:
             raise ConfigError(
@@ -204,4 +195,4 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
 def _room_bytes(decoder: Decoder, config: EngineConfig) -> int:
     """Host pages are memory of this machine as well."""
     budget = int(available_memory_bytes() * config.memory_utilization)
-    return budget - config.num_host_pages * page_bytes(decoder, config.page_size)
+    return budget - config.num_host_pages * decoder.kv_shape(1, config.page_size).bytes_per_page

@@ -21,6 +21,7 @@ from aioserve.ops import (
     Drawn,
     Embedding,
     KVCache,
+    KVShape,
     LayerOps,
     Linear,
     LogitEdits,
@@ -77,18 +78,14 @@ class Decoder:
             heads = config.num_kv_heads, config.head_dim
             self.program = backend.record(self.compute, self.dtype, *heads)
 
+    def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
+        """Sizes of KV pages for this model, in its dtype."""
+        layers, heads = self.config.num_layers, self.config.heads
+        return KVShape(layers, num_pages, page_size, heads.kv, heads.dim, self.dtype)
+
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
-        """KV pages for this model, in its dtype."""
-        config, backend = self.config, self.backend
-        allocate = backend.allocate_host_kv if on_host else backend.allocate_kv
-        return allocate(
-            num_layers=config.num_layers,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-        )
+        backend, shape = self.backend, self.kv_shape(num_pages, page_size)
+        return backend.allocate_host_kv(shape) if on_host else backend.allocate_kv(shape)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class ReadWeights:
         self.arrays: dict[Tensor, Array] = {}
 
 
-class WeightReading:
+class WeightReading(AbstractContextManager["WeightReading"]):
     """Checks the model in `directory`, and reads its weights when told to. A context manager, which
     keeps the files open.
 
@@ -110,15 +110,7 @@ class WeightReading:
         """Stored bytes of the tensors that each entry of the reader reads for the first time."""
         self._counted: set[Tensor] = set()
 
-    def __enter__(self) -> WeightReading:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._checkpoint.close()
 
     def stop(self) -> None:

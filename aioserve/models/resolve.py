@@ -49,7 +49,7 @@ def resolve(name: str | Path) -> Path:
         if (embedded := assets.model_path(name)) is not None:
             return embedded
         near = like_embedded(name)
-        hint = f"did you mean {near}?" if near else f"there is {_listed(assets.EMBEDDED_MODELS)}"
+        hint = f"did you mean {near}?" if near else f"there is {', '.join(assets.EMBEDDED_MODELS)}"
         tried.append(f"no embedded model of that name ({hint})")
         if _HUB_ID.fullmatch(name):
             found = _from_hub_cache(name)
@@ -114,10 +114,6 @@ def _from_hub_cache(hub_id: str) -> Path | str:
     if not os.path.isfile(path / "config.json"):
         return f"the cached snapshot {path} has no config.json"
     return path
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
 
 
 def _printable(path: Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from aioserve.config import used_backend
 from aioserve.ops.backend import Backend, TensorOps
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
-from aioserve.ops.kv_cache import KVCache, bytes_per_page
+from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, StepProgram
 from aioserve.ops.linear import Linear
 from aioserve.ops.native import NativeBackend
@@ -23,6 +23,7 @@ __all__ = [
     "Embedding",
     "HostBatch",
     "KVCache",
+    "KVShape",
     "LayerOps",
     "Linear",
     "LogitEdits",
@@ -30,7 +31,6 @@ __all__ = [
     "StepProgram",
     "TensorOps",
     "backend_named",
-    "bytes_per_page",
 ]
 
 

@@ -25,7 +25,7 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
-from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
 from aioserve.ops.linear import Linear
 
@@ -78,24 +78,15 @@ class Backend(RowOps[Tensor]):
         raise TypeError(f"the backend {self.name} has no use for a packed weight")
 
     @abstractmethod
-    def allocate_kv(
-        self,
-        *,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
+    def allocate_kv(self, shape: KVShape) -> KVCache:
         """KV pages that hold arbitrary bits.
 
         Raises ValueError for a size below 1, naming it.
         """
 
-    def allocate_host_kv(self, *, dtype: torch.dtype, **sizes: int) -> KVCache:
+    def allocate_host_kv(self, shape: KVShape) -> KVCache:
         """KV pages of the host, between which and the device's `copy_pages` copies."""
-        return self.allocate_kv(dtype=dtype, **sizes)
+        return self.allocate_kv(shape)
 
     def allocate_slots(self, num_slots: int) -> Tensor:
         """int64 `[num_slots]`: the token that each slot sampled last, kept between steps."""

@@ -11,6 +11,7 @@ import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,43 +19,43 @@ import torch
 
 __all__ = [
     "KVCache",
+    "KVShape",
     "PlainKVCache",
-    "bytes_per_page",
     "copy_plain_pages",
     "lazy_memory",
-    "plain_shape",
 ]
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
 
-def bytes_per_page(
-    num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> int:
-    """Bytes that one page takes over all layers, keys and values together.
+class KVShape(NamedTuple):
+    """Sizes of the KV pages of all layers."""
 
-    In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more where
-    two dimensions share a step.
-    """
-    steps = -(-head_dim * dtype.itemsize // 4)
-    return num_layers * 2 * num_kv_heads * page_size * steps * 4
+    num_layers: int
+    num_pages: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
 
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes that one page takes over all layers, keys and values together.
 
-def plain_shape(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
-) -> tuple[int, ...]:
-    """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
-    sizes = {
-        "num_layers": num_layers,
-        "num_pages": num_pages,
-        "num_kv_heads": num_kv_heads,
-        "page_size": page_size,
-        "head_dim": head_dim,
-    }
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    return (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim)
+        In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more
+        where two dimensions share a step.
+        """
+        steps = -(-self.head_dim * self.dtype.itemsize // 4)
+        return self.num_layers * 2 * self.num_kv_heads * self.page_size * steps * 4
+
+    def plain(self) -> tuple[int, ...]:
+        """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
+        layers, pages, page_size, heads, head_dim, _ = self
+        sizes = layers, pages, page_size, heads, head_dim
+        for name, size in zip(self._fields, sizes, strict=False):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        return (layers, 2, pages, heads, page_size, head_dim)
 
 
 def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -38,7 +38,7 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
-from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import LayerOps
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_sampler import NativeSampler
@@ -75,9 +75,9 @@ class NativeBackend(Backend):
     ) -> NativeLinear:
         return NativeLinear.of_packed(packed, out_dtype)
 
-    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> NativeKVCache:
+    def allocate_kv(self, shape: KVShape) -> NativeKVCache:
         """KV pages in memory that is resident once a page is written or prefaulted."""
-        return NativeKVCache(dtype, sizes)
+        return NativeKVCache(shape)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> NativeBatch:
         arrays = _native.Batch(

@@ -6,7 +6,6 @@ Knows how tensors become addresses; which op does what with them is the business
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.batch import Batch
 from aioserve.ops.checks import own
-from aioserve.ops.kv_cache import KVCache, lazy_memory, plain_shape
+from aioserve.ops.kv_cache import KVCache, KVShape, lazy_memory
 from aioserve.ops.linear import Linear
 
 __all__ = [
@@ -137,9 +136,9 @@ class NativeKVCache(KVCache):
 
     __slots__ = ("pages",)
 
-    def __init__(self, dtype: torch.dtype, sizes: Mapping[str, int]) -> None:
-        bfloat16 = is_bfloat16("dtype", dtype)
-        layers, two, num_pages, heads, page_size, head_dim = plain_shape(**sizes)
+    def __init__(self, sizes: KVShape) -> None:
+        dtype, bfloat16 = sizes.dtype, is_bfloat16("dtype", sizes.dtype)
+        layers, two, num_pages, heads, page_size, head_dim = sizes.plain()
         if head_dim > MAX_HEAD_DIM:
             raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
         padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim

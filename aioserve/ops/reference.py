@@ -31,7 +31,7 @@ from aioserve.ops.checks import (
     check_rotation,
     own,
 )
-from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages, plain_shape
+from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
 from aioserve.ops.linear import Linear
 from aioserve.ops.philox import uniforms
 
@@ -107,8 +107,8 @@ class ReferenceBackend(Backend):
     ) -> TorchLinear:
         return TorchLinear(weight, bias, out_dtype=out_dtype, device=self.device)
 
-    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
-        return PlainKVCache(torch.empty(plain_shape(**sizes), dtype=dtype, device=self.device))
+    def allocate_kv(self, shape: KVShape) -> PlainKVCache:
+        return PlainKVCache(torch.empty(shape.plain(), dtype=shape.dtype, device=self.device))
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> ReferenceBatch:
         check_batch(host, kv)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.gpu.place import Place
@@ -113,9 +114,8 @@ def test_linear_layers_agree_with_float64(
 @dtypes
 def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) -> None:
     """Within the cache, to pinned pages of the host and back, one copy after the other."""
-    sizes = {"num_layers": 4, "page_size": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": dtype}
-    cache = backend.allocate_kv(num_pages=64, **sizes)
-    host = backend.allocate_host_kv(num_pages=40, **sizes)
+    cache = backend.allocate_kv(KVShape(4, 64, 16, 8, 128, dtype))
+    host = backend.allocate_host_kv(KVShape(4, 40, 16, 8, 128, dtype))
     fill(cache, random(*cache.storage.shape, dtype=dtype))
     host.storage.zero_()
     before = contents(cache).cpu()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.ops import Backend, Batch, HostBatch, KVCache
+from aioserve.ops import Backend, Batch, HostBatch, KVCache, KVShape
 from aioserve.ops.backend import KVLayer
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.reference import ReferenceBackend
@@ -116,14 +116,8 @@ def allocate(
     head_dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    return backend.allocate_kv(
-        num_layers=num_layers,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-    )
+    shape = KVShape(num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype)
+    return backend.allocate_kv(shape)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

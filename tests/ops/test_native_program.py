@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps
+from aioserve.ops import HostBatch, KVShape, LayerOps, SampleRows, TensorOps
 from aioserve.ops.backend import AttentionKind, LayerNorm, RMSNorm
 from aioserve.ops.batch import NOTHING_LEFT
 from aioserve.ops.native import NativeBackend
@@ -115,14 +115,7 @@ def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
 
 
 def cache(dtype: torch.dtype, num_pages: int, layers: int = 1, heads: int = KV_HEADS) -> Any:
-    return NATIVE.allocate_kv(
-        num_layers=layers,
-        num_pages=num_pages,
-        page_size=16,
-        num_kv_heads=heads,
-        head_dim=HEAD_DIM,
-        dtype=dtype,
-    )
+    return NATIVE.allocate_kv(KVShape(layers, num_pages, 16, heads, HEAD_DIM, dtype))
 
 
 def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.ops import SampleRows, backend_named, bytes_per_page
+from aioserve.ops import KVShape, SampleRows, backend_named
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.contents import fill
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
@@ -57,7 +57,7 @@ def test_values_lie_in_rows_or_in_pairs_of_tokens(
 def test_bytes_per_page_add_up_to_the_storage(dtype: torch.dtype, head_dim: int) -> None:
     cache = allocate(NATIVE, 3, 7, 16, 2, head_dim, dtype)
     assert 7 * cache.bytes_per_page == cache.storage.nbytes
-    assert bytes_per_page(3, 16, 2, head_dim, dtype) == cache.bytes_per_page
+    assert KVShape(3, 7, 16, 2, head_dim, dtype).bytes_per_page == cache.bytes_per_page
 
 
 def test_a_cache_of_no_pages_is_refused_by_name() -> None:

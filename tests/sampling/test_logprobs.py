@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aioserve.request import SamplingParams
 from aioserve.sampling.edits import RowEdits, SlotEdits
 from aioserve.sampling.extras import RowExtras
-from aioserve.sampling.logprobs import LogprobRows
+from aioserve.sampling.logprobs import LogprobRows, MostLikely
 
 VOCAB = 50
 
@@ -32,7 +32,7 @@ def test_each_row_has_what_it_asks_for(samples, targets, seed):
         target_ids=np.array([token for token, _ in targets], np.int64),
     )
 
-    most_likely = wanted.of(logits)
+    most_likely = MostLikely(wanted, logits)
     most_likely.note(drawn)
     of_rows, scored = wanted.read(most_likely.values.numpy(), most_likely.ids.numpy())
 

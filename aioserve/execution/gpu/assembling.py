@@ -19,7 +19,6 @@ from aioserve.execution.assembling import (
     KVStorage,
     described,
     host_pages,
-    page_bytes,
     sizes,
     wanted_model_len,
 )
@@ -203,7 +202,7 @@ class GpuAssembling:
         del trial, cache
         self._device.free_cached_memory()
         room = room_bytes(self._memory.use(), step_bytes, config.memory_utilization)
-        return room - page_bytes(decoder, config.page_size)
+        return room - decoder.kv_shape(1, config.page_size).bytes_per_page
 
 
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import DeviceFailedError
 from aioserve.kv.pages import full_pages, pages_for_each, tokens_in_part
 from aioserve.models.decoder import Decoder
-from aioserve.ops import HostBatch
+from aioserve.ops import HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention import PromptAttention, paged_attention
 from aioserve.ops.gpu.backend import CudaBackend
@@ -178,14 +178,8 @@ class _Trial:
         self.tokens: int = sum(tokens for tokens, _ in prompts)
         heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
-        cache = backend.allocate_kv(
-            num_layers=1,
-            num_pages=num_pages,
-            page_size=config.page_size,
-            num_kv_heads=heads.kv,
-            head_dim=heads.dim,
-            dtype=decoder.dtype,
-        )
+        shape = KVShape(1, num_pages, config.page_size, heads.kv, heads.dim, decoder.dtype)
+        cache = backend.allocate_kv(shape)
         # The random numbers of the program that the engine lives in stay its own.
         generator = torch.Generator(backend.device).manual_seed(0)
         self._cache = _filled(cache, self._host, generator)

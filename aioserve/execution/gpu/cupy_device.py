@@ -84,7 +84,7 @@ class CupyDevice:
     def host_memory(self, num_bytes: int) -> PinnedMemory:
         return PinnedMemory(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
 
-    def capture(self, enqueue: Callable[[], None]) -> TorchGraph:
+    def capture(self, enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """On a stream of this device. What is on it already goes on meanwhile."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -100,7 +100,7 @@ class CupyDevice:
                 graph.capture_end()
             raise
         graph.capture_end()
-        return TorchGraph(graph)
+        return graph
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
@@ -138,14 +138,6 @@ class PinnedMemory:
     @property
     def array(self) -> npt.NDArray[np.uint8]:
         return self.tensor.numpy()
-
-
-@dataclass(slots=True, frozen=True)
-class TorchGraph:
-    graph: torch.cuda.CUDAGraph
-
-    def replay(self) -> None:
-        self.graph.replay()
 
 
 class CupyEvent:

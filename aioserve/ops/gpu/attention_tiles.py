@@ -65,7 +65,7 @@ def attention_tiles(head_dim: int, dtype: torch.dtype, target: int) -> Attention
     """
     exact = dtype.itemsize == 4
     return AttentionTiles(
-        prefill=_exact_prefill() if exact else _prefill(head_dim, target),
+        prefill=Tile(16, 16, 4, 1) if exact else _prefill(head_dim, target),
         decode=_exact_decode(head_dim) if exact else _decode(head_dim),
     )
 
@@ -87,10 +87,6 @@ def _decode(head_dim: int) -> Tile:
 
 
 # IEEE products of float32 don't run on tensor cores: operands are in registers, so tiles are small.
-def _exact_prefill() -> Tile:
-    return Tile(16, 16, 4, 1)
-
-
 def _exact_decode(head_dim: int) -> Tile:
     return Tile(16, 32, 4, 1) if head_dim <= 128 else Tile(16, 16, 4, 1)
 

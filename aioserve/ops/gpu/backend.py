@@ -39,7 +39,7 @@ from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
 from aioserve.ops.gpu.page_copies import PageCopies
-from aioserve.ops.kv_cache import KVCache, PlainKVCache, plain_shape
+from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
 from aioserve.ops.reference import TorchLinear
 
 __all__ = ["CudaBackend", "GpuLinear"]
@@ -92,21 +92,14 @@ class CudaBackend(Backend):
     ) -> GpuLinear:
         return GpuLinear(weight, bias, out_dtype=out_dtype, device=self.device)
 
-    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
-        shape = self._kv_shape(dtype, sizes)
-        return PlainKVCache(torch.empty(shape, dtype=dtype, device=self.device))
+    def allocate_kv(self, shape: KVShape) -> PlainKVCache:
+        sizes = _kv_sizes(shape)
+        return PlainKVCache(torch.empty(sizes, dtype=shape.dtype, device=self.device))
 
-    def allocate_host_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
+    def allocate_host_kv(self, shape: KVShape) -> PlainKVCache:
         """Pinned, where the device is a GPU."""
-        shape = self._kv_shape(dtype, sizes)
-        return PlainKVCache(torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda"))
-
-    def _kv_shape(self, dtype: torch.dtype, sizes: dict[str, int]) -> tuple[int, ...]:
-        _check_dtype("dtype", dtype)
-        shape = plain_shape(**sizes)
-        if shape[-1] > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {shape[-1]}")
-        return shape
+        sizes, pinned = _kv_sizes(shape), self.device.type == "cuda"
+        return PlainKVCache(torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned))
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> GpuBatch:
         check_batch(host, kv)
@@ -167,6 +160,14 @@ class CudaBackend(Backend):
 def _own(at: KVLayer) -> GpuKVLayer:
     batch = own("batch", at.batch, GpuBatch, "prepared")
     return GpuKVLayer(batch, own("kv", at.kv, PlainKVCache, "allocated"), at.layer)
+
+
+def _kv_sizes(shape: KVShape) -> tuple[int, ...]:
+    _check_dtype("dtype", shape.dtype)
+    sizes = shape.plain()
+    if shape.head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {shape.head_dim}")
+    return sizes
 
 
 def _check_dtype(name: str, dtype: torch.dtype) -> None:

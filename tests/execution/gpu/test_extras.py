@@ -25,7 +25,7 @@ from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import outcome_of
 from aioserve.execution.step_thread_runner import StepThreadRunner
-from aioserve.ops import Backend, Batch, KVCache
+from aioserve.ops import Backend, Batch, KVCache, KVShape
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import ReferenceBackend
@@ -77,8 +77,7 @@ class TableDecoder:
 
 
 def cache_of(backend: Backend) -> KVCache:
-    sizes = {"num_layers": 1, "num_pages": 33, "page_size": 4, "num_kv_heads": 1, "head_dim": 16}
-    return backend.allocate_kv(**sizes, dtype=torch.float32)
+    return backend.allocate_kv(KVShape(1, 33, 4, 1, 16, torch.float32))
 
 
 def steps_on_host() -> DecoderSteps:

@@ -15,7 +15,7 @@ import torch
 
 from aioserve.errors import ConfigError
 from aioserve.models.loader import load_model
-from aioserve.ops import Backend, Linear
+from aioserve.ops import Backend, KVShape, Linear
 from aioserve.ops.gpu.backend import CudaBackend, GpuLinear
 from aioserve.ops.native_types import NativeLinear
 from aioserve.steps.pages import CopyKind, PageCopy
@@ -115,8 +115,7 @@ def test_kv_pages_are_refused_where_kernels_have_none(backend: CudaBackend) -> N
 
 def test_pages_of_the_host_are_copied_to_and_from(backend: CudaBackend) -> None:
     cache = allocate(backend, 2, 3, 4, 2, 8, torch.float16)
-    sizes = {"num_layers": 2, "num_pages": 5, "page_size": 4, "num_kv_heads": 2, "head_dim": 8}
-    host = backend.allocate_host_kv(dtype=torch.float16, **sizes)
+    host = backend.allocate_host_kv(KVShape(2, 5, 4, 2, 8, torch.float16))
     assert host.storage.is_cpu
     fill(cache, random(*cache.storage.shape, dtype=torch.float16))
     host.storage.zero_()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve.ops import HostBatch, SampleRows
+from aioserve.ops import HostBatch, KVShape, SampleRows
 from aioserve.ops.backend import AttentionKind, KVLayer
 from aioserve.ops.gpu import inputs as inputs_module
 from aioserve.ops.gpu import sampling
@@ -254,14 +254,8 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
     storage = torch.cat([scenario.storage, torch.full_like(scenario.storage[:, :, :1], 5.0)], dim=2)
     found = []
     for padding in (None, Padding(8, page=pages, slot=3)):
-        kv = backend.allocate_kv(
-            num_layers=1,
-            num_pages=pages + 1,
-            page_size=PAGE_SIZE,
-            num_kv_heads=heads.kv,
-            head_dim=heads.dim,
-            dtype=torch.float32,
-        )
+        shape = KVShape(1, pages + 1, PAGE_SIZE, heads.kv, heads.dim, torch.float32)
+        kv = backend.allocate_kv(shape)
         fill(kv, storage)
         last_tokens = torch.full((6,), -5, device=device)
         _, inputs = packed(empty_layout(), host, samples, device, padding)

@@ -86,7 +86,7 @@ def test_rows_of_a_strided_view_are_taken_as_they_lie(backend) -> None:
 @dtypes
 def test_gated_activations_agree(backend, dtype, gelu, shape) -> None:
     gate_up = 3 * random(shape[0], 2 * shape[1], dtype=dtype)
-    got = backend.gated(backend.place(gate_up, gelu=gelu))
+    got = backend.gated(backend.place(gate_up), gelu=gelu)
     assert got.dtype == dtype
     close(got, REFERENCE.gated(gate_up.double(), gelu=gelu))
 
