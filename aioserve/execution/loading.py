@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,23 +53,17 @@ async def load(
     return await _Loader(model, config, progress, capture_progress).load(num_slots)
 
 
+@dataclass
 class _Loader:
-    def __init__(
-        self,
-        model: str,
-        config: EngineConfig,
-        progress: ReportBytes | None,
-        capture_progress: ReportGraphs | None,
-    ) -> None:
-        self.model = model
-        self.config = config
-        self.progress = progress
-        self.capture_progress = capture_progress
-        self.device = "cpu"
-        self.seconds: dict[str, float] = {}
-        """What each part took, by the clock; parts run at the same time."""
-        self._reading: WeightReading | None = None
-        self._left = False
+    model: str
+    config: EngineConfig
+    progress: ReportBytes | None
+    capture_progress: ReportGraphs | None
+    device: str = "cpu"
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """What each part took, by the clock; parts run at the same time."""
+    _reading: WeightReading | None = None
+    _left: bool = False
 
     async def load(self, num_slots: int) -> LoadedModel:
         path = await asyncio.to_thread(self._find)

@@ -18,12 +18,6 @@ from aioserve.ops import Backend, Linear, backend_named
 
 __all__ = ["load_model", "make_decoder"]
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 def load_model(
     path: Path | str,
@@ -79,7 +73,7 @@ class _Maker:
     def __init__(self, weights: ReadWeights, backend: Backend) -> None:
         self.backend = backend
         self._weights = weights
-        self._dtype = _DTYPES[weights.dtype]
+        self._dtype: torch.dtype = getattr(torch, weights.dtype)
         self._tables: dict[RopeConfig, RotaryTable] = {}
 
     def decoder_weights(self) -> DecoderWeights:

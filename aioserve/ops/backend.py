@@ -137,10 +137,6 @@ class Backend(RowOps[Tensor]):
 
     # -- layers
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """table[ids]: ids integers `[T]`, table `[V, H]` -> `[T, H]`."""
-        return functional.embedding(ids, table)
-
     def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
         check_norm(x, norm, residual, self.device)
         if residual is not None:
@@ -214,7 +210,7 @@ class TensorOps(LayerOps[Tensor]):
     def embed(self, table: Embedding) -> Tensor:
         if isinstance(table, Linear):
             return table.rows(self._batch.token_ids)
-        return self._backend.embedding(self._batch.token_ids, table)
+        return functional.embedding(self._batch.token_ids, table)
 
     def add_positions(self, x: Tensor, table: Tensor) -> None:
         self._backend.add_rows(x, table, self._batch.positions)

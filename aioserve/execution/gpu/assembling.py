@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,20 +44,14 @@ __all__ = ["GpuAssembling"]
 CapturedGraphs = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
 class GpuAssembling:
     """On one device. `open` is the real one."""
 
-    def __init__(
-        self,
-        device: Device,
-        backend: CudaBackend,
-        memory: MemoryCounts,
-        host_side: HostSide | None = None,
-    ) -> None:
-        self._device = device
-        self._backend = backend
-        self._memory = memory
-        self._host_side = host_side
+    device: Device
+    backend: CudaBackend
+    memory: MemoryCounts
+    host_side: HostSide | None = None
 
     @classmethod
     def open(cls, device_name: str) -> GpuAssembling:
@@ -67,8 +62,8 @@ class GpuAssembling:
 
     def decoder_of(self, weights: ReadWeights, config: EngineConfig) -> Decoder:
         """With its weights on the device. Uses up what was read."""
-        with self._device.within(), self._blaming("the weights don't fit the device"):
-            return make_decoder(weights, self._backend, use_program=config.step_program)
+        with self.device.within(), self._blaming("the weights don't fit the device"):
+            return make_decoder(weights, self.backend, use_program=config.step_program)
 
     @contextmanager
     def _blaming(self, what: str) -> Iterator[None]:
@@ -76,7 +71,7 @@ class GpuAssembling:
         try:
             yield
         except Exception as error:
-            meaning = self._device.meaning_of(error)
+            meaning = self.device.meaning_of(error)
             if isinstance(meaning, OutOfDeviceMemoryError):
                 raise ConfigError(f"{what}: {meaning}") from error
             raise
@@ -106,12 +101,12 @@ class GpuAssembling:
         graphs = graph_sizes(config)
         processors: list[Callable[[str], Any]] = []
         runner = CudaRunner(
-            self._device,
+            self.device,
             model,
             num_slots=num_slots,
             name=name.rsplit("/", 1)[-1],
             graph_sizes=graphs,
-            host_side=self._host_side,
+            host_side=self.host_side,
             processors=processors,
         )
         try:
@@ -143,22 +138,22 @@ class GpuAssembling:
 
     def _choose_attention(self, decoder: Decoder, config: EngineConfig) -> AttentionChoice:
         """Before pages are counted: what it needs of the device is taken by then."""
-        with self._device.within():
+        with self.device.within():
             choice = choose_attention(
                 decoder,
                 config,
-                self._backend,
-                self._device,
+                self.backend,
+                self.device,
                 max_model_len=wanted_model_len(decoder, config),
             )
-            self._backend.prompt_attention = choice.prompts
-            self._device.free_cached_memory()
+            self.backend.prompt_attention = choice.prompts
+            self.device.free_cached_memory()
         return choice
 
     def _place(
         self, decoder: Decoder, config: EngineConfig, num_slots: int
     ) -> tuple[DecoderSteps, KVStorage, int]:
-        with self._device.within():
+        with self.device.within():
             max_model_len, num_pages = sizes(
                 decoder, config, lambda: self._room_bytes(decoder, config, num_slots)
             )
@@ -193,15 +188,15 @@ class GpuAssembling:
         cache = decoder.new_cache(2, config.page_size)
         trial = self._steps(decoder, config, cache, num_slots, wanted_model_len(decoder, config))
         step_bytes = measure_step(
-            self._device,
+            self.device,
             trial,
-            self._memory,
+            self.memory,
             max_tokens=config.max_num_batched_tokens,
             max_sequences=config.max_num_seqs,
         )
         del trial, cache
-        self._device.free_cached_memory()
-        room = room_bytes(self._memory.use(), step_bytes, config.memory_utilization)
+        self.device.free_cached_memory()
+        room = room_bytes(self.memory.use(), step_bytes, config.memory_utilization)
         return room - decoder.kv_shape(1, config.page_size).bytes_per_page
 
 

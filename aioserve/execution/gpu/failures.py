@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from aioserve.errors import AioserveError
@@ -54,6 +55,7 @@ class Watched(Protocol):
         ...
 
 
+@dataclass
 class Watchdog:
     """Calls `hung(seconds)` on the event loop when the oldest step in flight doesn't end.
 
@@ -61,28 +63,20 @@ class Watchdog:
     younger one.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        oldest: Callable[[], Watched | None],
-        hung: Callable[[float], None],
-        *,
-        hung_seconds: float = HUNG_SECONDS,
-    ) -> None:
-        self._loop = loop
-        self._oldest = oldest
-        self._hung = hung
-        self._hung_seconds = hung_seconds
-        self._progress_seconds = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    oldest: Callable[[], Watched | None]
+    hung: Callable[[float], None]
+    hung_seconds: float = HUNG_SECONDS
+    _progress_seconds: float = 0.0
+    _timer: asyncio.TimerHandle | None = None
 
     def progress(self) -> None:
         """Another step is the oldest now, or there is none."""
-        self._progress_seconds = self._loop.time()
-        if self._oldest() is None:
+        self._progress_seconds = self.loop.time()
+        if self.oldest() is None:
             self.stop()
         elif self._timer is None:
-            self._set(self._hung_seconds)
+            self._set(self.hung_seconds)
 
     def stop(self) -> None:
         """Look no more."""
@@ -91,22 +85,22 @@ class Watchdog:
             self._timer = None
 
     def _set(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        step = self._oldest()
+        step = self.oldest()
         if step is None:
             return
-        now, enqueued_seconds = self._loop.time(), step.enqueued_seconds
+        now, enqueued_seconds = self.loop.time(), step.enqueued_seconds
         if enqueued_seconds is None:
             since, bound = self._progress_seconds, LAUNCH_SECONDS
         else:
-            since, bound = max(self._progress_seconds, enqueued_seconds), self._hung_seconds
+            since, bound = max(self._progress_seconds, enqueued_seconds), self.hung_seconds
         left = since + bound - now
         if left > 0:
-            self._set(min(left, self._hung_seconds))
+            self._set(min(left, self.hung_seconds))
         elif step.is_done:
-            self._set(self._hung_seconds)  # it is the loop that was held up
+            self._set(self.hung_seconds)  # it is the loop that was held up
         else:
-            self._hung(now - since)
+            self.hung(now - since)

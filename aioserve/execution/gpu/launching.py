@@ -19,6 +19,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -58,38 +59,28 @@ class Block:
         self.done: Event = device.new_event()
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class StepInFlight:
     """One step, from its launch until the loop has heard of its end."""
 
-    def __init__(
-        self,
-        step: HostStep,
-        block: Block,
-        *,
-        padding: GraphKey | None = None,
-        locations_in_flight: Sequence[Locations] = (),
-        device: Device,
-        told: Callable[[StepInFlight, StepOutcome | Exception], None],
-        callbacks: LoopCallbacks,
-    ) -> None:
-        """`padding`: the step is nothing else, to run what a graph of it will be. `told` is called
-        on the loop."""
-        self.step = step
-        self.block = block
-        self.padding = padding
-        self.locations_in_flight = locations_in_flight
-        """Where the steps write that are in flight already."""
-        self.graph_key: GraphKey | None = None
-        """Key of the graph of a step that is padded."""
-        self.packed: PackedStep | None = None
-        self.error: Exception | None = None
-        """Why not all of it was enqueued."""
-        self.enqueued_seconds: float | None = None
-        self.timed: tuple[StepTimer, StepEvents] | None = None
-        """Timer and times of a step that is timed."""
-        self._device = device
-        self._told = told
-        self._callbacks = callbacks
+    step: HostStep
+    block: Block
+    device: Device
+    told: Callable[[StepInFlight, StepOutcome | Exception], None]
+    """Called on the loop with the step's result."""
+    callbacks: LoopCallbacks
+    padding: GraphKey | None = None
+    """The step is nothing but padding, to run what a graph of it will be."""
+    locations_in_flight: Sequence[Locations] = ()
+    """Where the steps write that are in flight already."""
+    graph_key: GraphKey | None = None
+    """Key of the graph of a step that is padded."""
+    packed: PackedStep | None = None
+    error: Exception | None = None
+    """Why not all of it was enqueued."""
+    enqueued_seconds: float | None = None
+    timed: tuple[StepTimer, StepEvents] | None = None
+    """Timer and times of a step that is timed."""
 
     @property
     def event(self) -> Event:
@@ -108,8 +99,8 @@ class StepInFlight:
         if error is None:
             result = self.error or self._outcome()
         else:
-            result = failed_for_good(self._device, error)
-        self._callbacks.put(functools.partial(self._told, self, result))
+            result = failed_for_good(self.device, error)
+        self.callbacks.put(functools.partial(self.told, self, result))
 
     def _outcome(self) -> StepOutcome | Exception:
         if self.timed is not None:

@@ -175,8 +175,8 @@ class CudaRunner:
             step, padding, future = self._queued.popleft()
             block = self._free_blocks.popleft()
             flight = StepInFlight(
-                step,
-                block,
+                step=step,
+                block=block,
                 padding=padding,
                 locations_in_flight=self._locations_in_flight() if len(step.copies) else (),
                 device=self._device,

@@ -83,9 +83,8 @@ class HostSide(Protocol):
 class Threads:
     """One thread that launches; one that waits, where the way needs one."""
 
-    def __init__(self, way: Way = "block", *, spin_seconds: float = SPIN_SECONDS) -> None:
+    def __init__(self, way: Way = "block") -> None:
         self._way: Way = way
-        self._spin_seconds = spin_seconds
 
     def start_worker(self, name: str, within: Within) -> Worker[Callable[[], None]]:
         return WorkerThread(name, _call, within=within)
@@ -95,7 +94,7 @@ class Threads:
     ) -> Worker[Expected]:
         if self._way == "callback":
             return HostCallback(stream, callbacks)
-        spin_seconds = self._spin_seconds if self._way == "spin" else 0.0
+        spin_seconds = SPIN_SECONDS if self._way == "spin" else 0.0
         wait = functools.partial(_wait, callbacks, spin_seconds)
         return WorkerThread(name, wait, within=within, at_end=callbacks.close_soon)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aioserve.ops.gpu.philox import noise
 from aioserve.ops.gpu.selection import (
     inverse,
+    noise,
     nth_equal,
     ordered,
     select,

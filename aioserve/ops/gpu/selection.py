@@ -1,6 +1,7 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
-# pyright: reportOperatorIssue=false
-"""Weights of logits as whole numbers, and the search for the entry at which a sum is reached.
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+"""Weights of logits as whole numbers, the search for the entry at which a sum is reached, and the
+noise that chooses one.
 
 A weight is `2**40 * exp((x - largest) / temperature)`, rounded down. Sums of whole numbers are
 exact, so they are the same in any order and for any cut into tiles, and a cumulative distribution
@@ -19,6 +20,7 @@ import triton.language as tl
 __all__ = [
     "MAX_VOCAB",
     "inverse",
+    "noise",
     "nth_equal",
     "ordered",
     "select",
@@ -161,3 +163,34 @@ def nth_equal(
         low = tl.minimum(low + step * passed, high)
         high = tl.minimum(high, low + step - 1)
     return low
+
+
+@triton.jit
+def noise(seed, position):
+    """uint64 below 2**64 whose upper 53 bits are those of `aioserve.ops.philox.uniforms`, bit
+    for bit; the rest are 0.
+
+    Both are int64 that hold the bits of a uint64. The key is the seed, the counter the position.
+    """
+    low = tl.full([], 0xFFFFFFFF, tl.uint64)
+    seed = seed.to(tl.uint64, bitcast=True)
+    position = position.to(tl.uint64, bitcast=True)
+    c0 = position & low
+    c1 = position >> 32
+    c2 = c0 & 0
+    c3 = c0 & 0
+    k0 = seed & low
+    k1 = seed >> 32
+    first = tl.full([], 0xD2511F53, tl.uint64)
+    second = tl.full([], 0xCD9E8D57, tl.uint64)
+    # Unsigned words of 32 bits, each in 64: products are exact.
+    for _ in tl.static_range(10):
+        product0 = first * c0
+        product1 = second * c2
+        c0 = (product1 >> 32) ^ c1 ^ k0
+        c1 = product1 & low
+        c2 = (product0 >> 32) ^ c3 ^ k1
+        c3 = product0 & low
+        k0 = (k0 + 0x9E3779B9) & low
+        k1 = (k1 + 0xBB67AE85) & low
+    return (((c1 << 32) | c0) >> 11) << 11

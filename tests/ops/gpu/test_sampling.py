@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from aioserve.ops.gpu import filters, sampling
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.philox import noise
-from aioserve.ops.gpu.selection import MAX_VOCAB
+from aioserve.ops.gpu.selection import MAX_VOCAB, noise
 from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
 from tests.ops.draw_scenes import (
