@@ -1,19 +1,22 @@
 """The blocks that decoders are made of: norms, attention, MLPs.
 
-Each is made from its description in `architecture` and from weights read elsewhere, and
+Each is made from its description in `architecture` and from weights that were read, and
 computes with the ops that it is called with: at once, or into a step program.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from aioserve.models import architecture
+from aioserve.models.reading import ReadWeights
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
-from aioserve.ops import LayerOps, Linear
+from aioserve.ops import Backend, LayerOps, Linear
 from aioserve.ops.backend import AttentionKind, HeadNorms, LayerNorm, RMSNorm
 
 __all__ = ["DecoderLayer", "DenseMLP", "Norm", "PagedAttention", "Weights"]
@@ -22,16 +25,46 @@ __all__ = ["DecoderLayer", "DenseMLP", "Norm", "PagedAttention", "Weights"]
 X = TypeVar("X")
 
 
-class Weights(Protocol):
-    """Source of the weights that a block is made of."""
+class Weights:
+    """Weights that were read, as blocks take them to be computed by a backend: each once."""
 
-    def linear(self, described: architecture.Linear) -> Linear: ...
+    def __init__(self, read: ReadWeights, backend: Backend) -> None:
+        self.backend = backend
+        self.dtype: torch.dtype = getattr(torch, read.dtype)
+        self._read = read
+        self._tables: dict[RopeConfig, RotaryTable] = {}
 
-    def vector(self, tensor: architecture.Tensor) -> Tensor: ...
+    def linear(
+        self, described: architecture.Linear, out_dtype: torch.dtype | None = None
+    ) -> Linear:
+        if self._read.packed:
+            packed = self._read.linears.pop(described)
+            return self.backend.packed_linear(packed, out_dtype=out_dtype)
+        weight = self._stacked(described.weights, described.transposed)
+        bias = self._stacked(described.biases) if described.biases else None
+        return self.backend.linear(weight, bias, out_dtype=out_dtype)
+
+    def vector(self, tensor: architecture.Tensor) -> Tensor:
+        return self.backend.place(self._tensor(tensor))
 
     def rotary(self, rope: RopeConfig) -> RotaryTable:
         """One table for all layers that rotate alike."""
-        ...
+        if rope not in self._tables:
+            limit = self._read.max_model_len
+            self._tables[rope] = RotaryTable(rope, limit, self.backend.device)
+        return self._tables[rope]
+
+    @property
+    def rotary_tables(self) -> tuple[RotaryTable, ...]:
+        """Tables that blocks have asked for."""
+        return tuple(self._tables.values())
+
+    def _stacked(self, tensors: Sequence[architecture.Tensor], transposed: bool = False) -> Tensor:
+        stored = [self._tensor(tensor) for tensor in tensors]
+        return torch.cat([tensor.T for tensor in stored] if transposed else stored)
+
+    def _tensor(self, tensor: architecture.Tensor) -> Tensor:
+        return torch.from_numpy(self._read.arrays[tensor]).view(self.dtype)
 
 
 class Norm:

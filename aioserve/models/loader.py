@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from aioserve.models import architecture
-from aioserve.models.architecture import Tensor
-from aioserve.models.blocks import DecoderLayer, Norm
+from aioserve.models.blocks import DecoderLayer, Norm, Weights
 from aioserve.models.decoder import Decoder, DecoderWeights
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
-from aioserve.models.rope import RopeConfig
-from aioserve.models.rotary import RotaryTable
-from aioserve.ops import Backend, Linear, backend_named
+from aioserve.ops import Backend, backend_named
 
 __all__ = ["load_model", "make_decoder"]
 
@@ -62,59 +57,19 @@ def load_model(
 
 def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = True) -> Decoder:
     """Make a decoder of weights that are packed if the backend's are. The weights are used up."""
+    config, blocks = weights.config, Weights(weights, backend)
     with torch.no_grad():
-        made = _Maker(weights, backend).decoder_weights()
-    return Decoder(weights.config, made, backend, weights.max_model_len, use_program=use_program)
-
-
-class _Maker:
-    """Hands the weights to the blocks that are made of them."""
-
-    def __init__(self, weights: ReadWeights, backend: Backend) -> None:
-        self.backend = backend
-        self._weights = weights
-        self._dtype: torch.dtype = getattr(torch, weights.dtype)
-        self._tables: dict[RopeConfig, RotaryTable] = {}
-
-    def decoder_weights(self) -> DecoderWeights:
-        config = self._weights.config
-        head = self._linear(self._weights.head, torch.float32)
-        table = self.vector(config.embedding) if self._weights.has_table else head
-        positions = None if config.positions is None else self.vector(config.positions)
-        layers = tuple(DecoderLayer(layer, i, self) for i, layer in enumerate(config.layers))
-        return DecoderWeights(
-            dtype=self._dtype,
+        head = blocks.linear(weights.head, torch.float32)
+        table = blocks.vector(config.embedding) if weights.has_table else head
+        positions = None if config.positions is None else blocks.vector(config.positions)
+        layers = tuple(DecoderLayer(layer, i, blocks) for i, layer in enumerate(config.layers))
+        made = DecoderWeights(
+            dtype=blocks.dtype,
             embedding=table,
             positions=positions,
-            rotary_tables=tuple(self._tables.values()),
+            rotary_tables=blocks.rotary_tables,
             layers=layers,
-            final_norm=Norm(config.final_norm, self),
+            final_norm=Norm(config.final_norm, blocks),
             head=head,
         )
-
-    def linear(self, described: architecture.Linear) -> Linear:
-        return self._linear(described, None)
-
-    def vector(self, tensor: Tensor) -> torch.Tensor:
-        return self.backend.place(self._tensor(tensor))
-
-    def rotary(self, rope: RopeConfig) -> RotaryTable:
-        if rope not in self._tables:
-            limit = self._weights.max_model_len
-            self._tables[rope] = RotaryTable(rope, limit, self.backend.device)
-        return self._tables[rope]
-
-    def _linear(self, described: architecture.Linear, out_dtype: torch.dtype | None) -> Linear:
-        if self._weights.packed:
-            packed = self._weights.linears.pop(described)
-            return self.backend.packed_linear(packed, out_dtype=out_dtype)
-        weight = self._stacked(described.weights, described.transposed)
-        bias = self._stacked(described.biases) if described.biases else None
-        return self.backend.linear(weight, bias, out_dtype=out_dtype)
-
-    def _stacked(self, tensors: Sequence[Tensor], transposed: bool = False) -> torch.Tensor:
-        stored = [self._tensor(tensor) for tensor in tensors]
-        return torch.cat([tensor.T for tensor in stored] if transposed else stored)
-
-    def _tensor(self, tensor: Tensor) -> torch.Tensor:
-        return torch.from_numpy(self._weights.arrays[tensor]).view(self._dtype)
+    return Decoder(config, made, backend, weights.max_model_len, use_program=use_program)

@@ -169,7 +169,7 @@ struct SamplingKernels {
     int64_t (*gather)(const float* row, int64_t begin, int64_t end, float floor, int32_t* ids,
                       float* logits);
 };
-constexpr int64_t kLines = 32;  // as LINES in aioserve/ops/draws.py
+constexpr int64_t kLines = 32;  // as LINES in aioserve/ops/batch.py
 
 // Floats that a partial result of an attention unit takes: of each row the maximum score, the sum of
 // the weights and the weighted values, in whole vectors or tiles of any instruction set.

@@ -120,7 +120,7 @@ def sums_above(
     equals = tl.full([], 0, tl.int64)
     lowest = tl.full([], 0x7FFFFFFF, tl.int32)
     for start in range(0, count, TILE):
-        x, inside = _entries(row, listed, from_list, start, count, TILE)  # pyright: ignore[reportGeneralTypeIssues]
+        x, inside = _entries(row, listed, from_list, start, count, TILE)
         each = tl.where(inside, weights(x, largest, inverse_temperature), 0)
         ranks = ordered(x)
         above = inside & (ranks > order)
