@@ -138,7 +138,8 @@ def test_what_is_asked_for_is_used_however_fast_it_is(decoder: Decoder) -> None:
     assert asked.used == "flashinfer", asked.why
     assert asked.prompts is not None
     triton = choose(decoder, module=AssertionError("loaded"), attention="triton")
-    assert triton == (None, "triton", "attention='triton' is asked for")
+    assert triton == (None, "attention='triton' is asked for")
+    assert triton.used == "triton"
 
 
 class WrongWindow(fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper):
