@@ -6,6 +6,7 @@ Imports torch, CuPy and Triton: `aioserve.execution.imports` does that off the e
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,12 +37,9 @@ from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
-from aioserve.ops import KVCache
 from aioserve.ops.gpu.backend import CudaBackend
 
 __all__ = ["GpuAssembling"]
-
-CapturedGraphs = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class GpuAssembling:
         *,
         num_slots: int,
         seconds: dict[str, float],
-        captured: CapturedGraphs | None = None,
+        captured: Callable[[int, int], None] | None = None,
     ) -> LoadedModel:
         """Ready to serve, with its graphs captured if that is wanted; `captured` is called on the
         loop with how many are, and how many there will be. Otherwise as
@@ -153,51 +151,27 @@ class GpuAssembling:
     def _place(
         self, decoder: Decoder, config: EngineConfig, num_slots: int
     ) -> tuple[DecoderSteps, KVStorage, int]:
+        most = {"max_tokens": config.max_num_batched_tokens, "max_sequences": config.max_num_seqs}
+        steps = functools.partial(DecoderSteps, decoder, num_slots=num_slots, **most)
+
+        def room() -> int:
+            """Bytes of the pool, without the page for padding."""
+            length = wanted_model_len(decoder, config)
+            trial = steps(decoder.new_cache(2, config.page_size), max_model_len=length)
+            step_bytes = measure_step(self.device, trial, self.memory, **most)
+            del trial
+            self.device.free_cached_memory()
+            left = room_bytes(self.memory.use(), step_bytes, config.memory_utilization)
+            return left - decoder.kv_shape(1, config.page_size).bytes_per_page
+
         with self.device.within():
-            max_model_len, num_pages = sizes(
-                decoder, config, lambda: self._room_bytes(decoder, config, num_slots)
-            )
+            max_model_len, num_pages = sizes(decoder, config, room)
             # One more, for padding.
             with self._blaming(f"num_pages={num_pages} pages of KV cache can't be reserved"):
                 cache = decoder.new_cache(num_pages + 1, config.page_size)
             host_cache = host_pages(decoder, config)
-            model = self._steps(decoder, config, cache, num_slots, max_model_len, host_cache)
+            model = steps(cache, host_cache=host_cache, max_model_len=max_model_len)
         return model, KVStorage(num_pages, cache, host_cache), max_model_len
-
-    def _steps(
-        self,
-        decoder: Decoder,
-        config: EngineConfig,
-        cache: KVCache,
-        num_slots: int,
-        max_model_len: int,
-        host_cache: KVCache | None = None,
-    ) -> DecoderSteps:
-        return DecoderSteps(
-            decoder,
-            cache,
-            host_cache=host_cache,
-            num_slots=num_slots,
-            max_model_len=max_model_len,
-            max_tokens=config.max_num_batched_tokens,
-            max_sequences=config.max_num_seqs,
-        )
-
-    def _room_bytes(self, decoder: Decoder, config: EngineConfig, num_slots: int) -> int:
-        """Bytes of the pool, without the page for padding."""
-        cache = decoder.new_cache(2, config.page_size)
-        trial = self._steps(decoder, config, cache, num_slots, wanted_model_len(decoder, config))
-        step_bytes = measure_step(
-            self.device,
-            trial,
-            self.memory,
-            max_tokens=config.max_num_batched_tokens,
-            max_sequences=config.max_num_seqs,
-        )
-        del trial, cache
-        self.device.free_cached_memory()
-        room = room_bytes(self.memory.use(), step_bytes, config.memory_utilization)
-        return room - decoder.kv_shape(1, config.page_size).bytes_per_page
 
 
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:

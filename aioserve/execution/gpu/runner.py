@@ -133,7 +133,8 @@ class CudaRunner:
         for done, key in enumerate(keys):
             progress(done, len(keys))
             future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
-            await self._launch(_nothing(), key, future)
+            nothing = HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
+            await self._launch(nothing, key, future)
         await self._passed_by_worker()
         progress(len(keys), len(keys))
 
@@ -252,11 +253,6 @@ class CudaRunner:
 
         self._worker.put(tell)
         await passed
-
-
-def _nothing() -> HostStep:
-    """A step without copies and without tokens."""
-    return HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
 
 
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
