@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aioserve import Engine, FinishReason, Token
+from aioserve import Engine, FinishReason, SamplingParams, Token
 from aioserve.engine.chat import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
+from aioserve.server import ServerSettings
+from aioserve.server.app_state import AppState, Call
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.openai.chat import AboutChunk, ChatChoices
+from aioserve.server.openai.chat import ChatWriter
 from aioserve.server.openai.chat_request import ChatRequest
-from aioserve.server.openai.completions import AboutCompletion, PromptChoices
+from aioserve.server.openai.completions import CompletionWriter
 from aioserve.server.openai.completions_request import CompletionRequest
-from aioserve.server.openai.fields import Chunks, StreamOptions
+from aioserve.server.openai.fields import StreamOptions
 from aioserve.server.openai.together import Batch
 
 COUNT = 20_000
@@ -29,46 +31,49 @@ USAGE = Usage(100, 50, 0)
 
 
 class Stream:
-    """As far as it is looked at."""
+    """As far as it is looked at: a stream, and the source of one."""
 
     finish_reasons: tuple[FinishReason | None, ...] = (None,)
     stop_reasons = (None,)
     prompt_token_ids = ()
     prompt_logprobs = ()
-    usage = USAGE
+    usage = given_usage = USAGE
+    deltas = batches = None
+
+    @property
+    def stream(self) -> Any:
+        return self
+
+    @property
+    def streams(self) -> Any:
+        return [self]
 
 
-def micros(what: str, run: Callable[[], Any]) -> None:
-    best = min(_seconds(run) for _ in range(7))
+async def micros(what: str, run: Callable[[], Awaitable[None]]) -> None:
+    best = min([await _seconds(run) for _ in range(7)])
     print(f"{what:<44}{best / COUNT * 1e6:6.2f} us a chunk")
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+async def _seconds(run: Callable[[], Awaitable[None]]) -> float:
     began = time.perf_counter()
-    run()
+    await run()
     return time.perf_counter() - began
 
 
-def completions(engine: Engine, token: Token, options: StreamOptions, **fields: Any) -> None:
-    body = CompletionRequest(model="pyhelp", prompt="a", **fields)
-    maker = PromptChoices(engine, body, "a", 0)
-    about = AboutCompletion(id="cmpl-0", created=0, model="pyhelp")
-    chunks, stream = Chunks(about, options), Stream()
+async def completions(call: Call, token: Token, options: StreamOptions, **fields: Any) -> None:
+    body = CompletionRequest(model="pyhelp", prompt="a", stream_options=options, **fields)
+    source: Any = Stream()
+    writer = CompletionWriter(call, body, SamplingParams(), ["a"], source)
     for _ in range(COUNT):
-        batch = Batch([token], (None,))
-        pieces = maker.pieces(batch, stream)  # pyright: ignore[reportArgumentType]
-        chunks.chunk(pieces[0], USAGE if chunks.counts_always else None)
+        await writer.write((0, Batch([token], (None,))))
 
 
-def chat(engine: Engine, token: Token, options: StreamOptions, **fields: Any) -> None:
-    body = ChatRequest(model="pyhelp", messages=[], **fields)
-    choices = ChatChoices(engine, body, AnswerPlan())
-    about = AboutChunk(id="chatcmpl-0", created=0, model="pyhelp")
-    chunks, stream = Chunks(about, options), Stream()
+async def chat(call: Call, token: Token, options: StreamOptions, **fields: Any) -> None:
+    body = ChatRequest(model="pyhelp", messages=[], stream_options=options, **fields)
+    source: Any = Stream()
+    writer = ChatWriter(call, body, AnswerPlan(), source)
     for _ in range(COUNT):
-        deltas = [ChatDelta(token.text, tokens=(token,))]
-        pieces = choices.pieces(deltas, stream)  # pyright: ignore[reportArgumentType]
-        chunks.chunk(pieces[0], USAGE if chunks.counts_always else None)
+        await writer.write([ChatDelta(token.text, tokens=(token,))])
 
 
 async def main() -> None:
@@ -76,13 +81,16 @@ async def main() -> None:
     top = tuple(TopLogprob(i, -float(i)) for i in range(5))
     token, likely = Token(5, " word", 0), Token(5, " word", 0, logprobs=Logprobs(-1.0, top))
     async with Engine(num_pages=16) as engine:
-        micros("completions", lambda: completions(engine, token, plain))
-        micros("completions, counts in each", lambda: completions(engine, token, counted))
-        micros("completions, logprobs=5", lambda: completions(engine, likely, plain, logprobs=5))
-        micros("chat", lambda: chat(engine, token, plain))
-        micros("chat, counts in each", lambda: chat(engine, token, counted))
+        call = Call(AppState(engine, ServerSettings()), "0")
+        await micros("completions", lambda: completions(call, token, plain))
+        await micros("completions, counts in each", lambda: completions(call, token, counted))
+        await micros(
+            "completions, logprobs=5", lambda: completions(call, likely, plain, logprobs=5)
+        )
+        await micros("chat", lambda: chat(call, token, plain))
+        await micros("chat, counts in each", lambda: chat(call, token, counted))
         logprobs = {"logprobs": True, "top_logprobs": 5}
-        micros("chat, top_logprobs=5", lambda: chat(engine, likely, plain, **logprobs))
+        await micros("chat, top_logprobs=5", lambda: chat(call, likely, plain, **logprobs))
 
 
 if __name__ == "__main__":

@@ -159,8 +159,7 @@ class Call:
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
     call_log: CallLog = field(default_factory=CallLog)
-    """What is told of it when it ends. A handler adds `call_log.answers_with(...)` for each whole
-    answer of the engine; the owner of `Events` is added by itself."""
+    """What is told of it when it ends."""
 
     @property
     def engine(self) -> Engine:

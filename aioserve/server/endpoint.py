@@ -24,7 +24,16 @@ from aioserve.server.app_state import Call
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
 from aioserve.server.errors import ApiError, api_error_of, called
 
-__all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler", "shown_path"]
+__all__ = [
+    "Answer",
+    "Endpoint",
+    "EndpointApp",
+    "ErrorShape",
+    "Events",
+    "Handler",
+    "named_event",
+    "shown_path",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -51,6 +60,11 @@ class Events:
     """Media type of the content."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Beside those of every such answer."""
+
+
+def named_event(kind: str, data: object) -> bytes:
+    """Return an event that says what it is, as `data` does too."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +180,6 @@ class EndpointApp(Generic[B]):
         try:
             answer = await self._endpoint.handle(call, body)
             if isinstance(answer, Events):
-                call.call_log.answers_with(answer.owner)
                 await sending.events(answer)
             elif isinstance(answer, Answer):
                 await sending.json(answer.status, answer.value, answer.headers)

@@ -6,6 +6,9 @@ Each API has its own way to write this down; which errors there are is the same 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from aioserve.errors import (
@@ -21,7 +24,7 @@ from aioserve.errors import (
     StreamStalledError,
 )
 
-__all__ = ["STATUSES", "ApiError", "api_error_of", "called", "refuse"]
+__all__ = ["STATUSES", "ApiError", "api_error_of", "as_named", "called", "refuse"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -123,3 +126,30 @@ def called(error: Exception) -> str:
     if source is not None:
         return type(source).__name__
     return HTTPStatus(refused.status).name.lower()
+
+
+@contextmanager
+def as_named(
+    fields: Mapping[str, str], placed: Callable[[str], tuple[str, str | None]] | None = None
+) -> Iterator[None]:
+    """Raise errors about arguments of the engine as errors about the `fields` of a body that they
+    came from. `placed` gives a message with places in the body for those of the engine, and the
+    place that it is about, if it has one."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        refused = api_error_of(error)
+        message, param = refused.message, refused.param
+        place = None
+        if placed is not None:
+            message, place = placed(message)
+        if place is not None:
+            param = place
+        elif param is not None and param in fields:
+            message = re.sub(rf"\b{re.escape(param)}\b", fields[param], message, count=1)
+            param = fields[param]
+        for note in getattr(error, "__notes__", ()):
+            for name, field in fields.items():
+                note = note.replace(f"of {name}[", f"of {field}[")
+            message += f" ({note})"
+        raise ApiError(refused.status, message, param=param, code=refused.code) from error

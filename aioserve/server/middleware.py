@@ -98,7 +98,7 @@ class CallMiddleware:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call_log = CallLog(uuid.uuid4().hex, method=scope["method"])
+        call_log = CallLog(call_id=uuid.uuid4().hex, method=scope["method"])
         arrival = Arrival(scope, call_log)
         call_log.request_id = given_request_id(arrival.headers) or call_log.call_id
         if id_header := self._shapes.get(arrival.path, self._shape).id_header:

@@ -149,7 +149,7 @@ texts = st.text(max_size=60)
 def test_no_text_of_others_ends_a_line_or_looks_like_another_field(
     request_id: str, tenant: str, model: str, error: str, form: Literal["json", "key_value"]
 ) -> None:
-    record = CallLog("0" * 32, request_id, "POST")
+    record = CallLog(call_id="0" * 32, request_id=request_id, method="POST")
     record.tenant, record.model, record.error = tenant, model, error
     logger, handler = logging.getLogger("aioserve.access"), Lines()
     logger.addHandler(handler)

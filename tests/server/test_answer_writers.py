@@ -56,7 +56,7 @@ def test_items_are_what_their_events_tell_and_what_was_written(pieces: Any, stat
     events = [event for piece in pieces for event in writer.write(piece)]
     events += writer.finish(status)
     items = checked_items(plain(events))
-    assert items == plain(writer.output)
+    assert items == plain(writer.parts)
     assert items[-1]["status"] == status
     found = []
     for item in items:
@@ -77,7 +77,7 @@ def test_blocks_are_what_their_events_tell_and_what_was_written(pieces: Any) -> 
     start = {"type": "message_start", "message": {"content": [], "stop_reason": None, "usage": {}}}
     end = [{"type": "message_delta", "delta": {}, "usage": {}}, {"type": "message_stop"}]
     told = checked_message(plain([start, *events, *end]))["content"]
-    content = plain(writer.content)
+    content = plain(writer.parts)
     found, expected = [], []
     for block in content:
         match block["type"]:

@@ -28,7 +28,11 @@ async def test_whatever_its_reader_does_no_sample_ends_before_its_tokens(
     async with Engine(FakeModel(num_pages=64)) as engine:
         merged = Merged(
             [
-                engine.stream([1, 2], SamplingParams(max_tokens=length, n=n, ignore_eos=True))
+                partial(
+                    engine.stream,
+                    [1, 2],
+                    SamplingParams(max_tokens=length, n=n, ignore_eos=True),
+                )
                 for length in lengths
             ]
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, Literal
 
 import msgspec
@@ -18,10 +16,9 @@ from aioserve.server.anthropic.request import (
     ThinkingBlock,
     ToolUseBlock,
     asked_of,
-    continues,
     conversation_of,
+    framing_of,
     plan_of,
-    template_variables,
 )
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import (
@@ -29,12 +26,15 @@ from aioserve.server.chat_parts.answering import (
     Arguments,
     CallBegun,
     Content,
+    Event,
+    PartWriter,
     Piece,
     Reasoning,
+    Writer,
+    answered,
 )
-from aioserve.server.chat_parts.turns import renamed
-from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.errors import ApiError
+from aioserve.server.endpoint import Endpoint, named_event
+from aioserve.server.errors import ApiError, as_named
 
 __all__ = [
     "ANTHROPIC_ERRORS",
@@ -80,7 +80,7 @@ class _AnthropicErrors:
         )
 
     def event(self, error: ApiError, request_id: str) -> bytes:
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
+        return named_event("error", self.body(error, request_id))
 
 
 ANTHROPIC_ERRORS: _AnthropicErrors = _AnthropicErrors()
@@ -90,7 +90,6 @@ StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
 Block = TextBlock | ThinkingBlock | ToolUseBlock
-Event = dict[str, Any]
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,48 +119,43 @@ def usage_of(usage: Usage, output_tokens: int) -> MessageUsage:
     )
 
 
-class BlockWriter:
-    """From the pieces of an answer to its blocks, and the events that tell of them. One block is
-    open at a time."""
+class BlockWriter(PartWriter[Block]):
+    """Writes blocks."""
 
-    def __init__(self) -> None:
-        self.content: list[Block] = []
-        """Blocks that are whole, in order."""
-        self.has_broken_call: bool = False
-        self._open: Block | None = None
-        self._texts: list[str] = []
-
-    def write(self, piece: Piece) -> list[Event]:
-        match piece:
-            case Content():
-                events = self._opened(TextBlock(text=""))
-                delta = {"type": "text_delta", "text": piece.text}
-            case Reasoning():
-                events = self._opened(ThinkingBlock(thinking=""))
-                delta = {"type": "thinking_delta", "thinking": piece.text}
-            case CallBegun():
-                return self._begin(ToolUseBlock(id=piece.id, name=piece.name, input={}))
-            case Arguments():
-                events = []
-                delta = {"type": "input_json_delta", "partial_json": piece.text}
-        self._texts.append(piece.text)
-        return [*events, self._event("content_block_delta", delta=delta)]
+    has_broken_call: bool = False
 
     def finish(self) -> list[Event]:
-        if self._open is None:
-            return []
-        text, self._texts = "".join(self._texts), []
-        match self._open:
+        return self._close()
+
+    def _begun(self, piece: Reasoning | Content | CallBegun) -> tuple[Block, list[Event]]:
+        match piece:
+            case Content():
+                block = TextBlock(text="")
+            case Reasoning():
+                block = ThinkingBlock(thinking="")
+            case CallBegun():
+                block = ToolUseBlock(id=piece.id, name=piece.name, input={})
+        return block, [self._event("content_block_start", content_block=block)]
+
+    def _delta(self, piece: Reasoning | Content | Arguments) -> Event:
+        match piece:
+            case Content():
+                delta = {"type": "text_delta", "text": piece.text}
+            case Reasoning():
+                delta = {"type": "thinking_delta", "thinking": piece.text}
+            case Arguments():
+                delta = {"type": "input_json_delta", "partial_json": piece.text}
+        return self._event("content_block_delta", delta=delta)
+
+    def _ended(self, part: Block, text: str, status: Any) -> tuple[Block, list[Event]]:
+        match part:
             case TextBlock():
                 whole = TextBlock(text=text)
             case ThinkingBlock():
                 whole = ThinkingBlock(thinking=text)
             case ToolUseBlock():
-                whole = msgspec.structs.replace(self._open, input=self._parsed(text))
-        events = [self._event("content_block_stop")]
-        self.content.append(whole)
-        self._open = None
-        return events
+                whole = msgspec.structs.replace(part, input=self._parsed(text))
+        return whole, [self._event("content_block_stop")]
 
     def _parsed(self, arguments: str) -> dict[str, Any]:
         """Nothing where they are no object, or don't end: the stop reason is another one then."""
@@ -171,91 +165,68 @@ class BlockWriter:
             self.has_broken_call = True
             return {}
 
-    def _opened(self, block: TextBlock | ThinkingBlock) -> list[Event]:
-        return [] if type(self._open) is type(block) else self._begin(block)
-
-    def _begin(self, block: Block) -> list[Event]:
-        events = self.finish()
-        self._open = block
-        events.append(self._event("content_block_start", content_block=block))
-        return events
-
     def _event(self, kind: str, **more: Any) -> Event:
-        return {"type": kind, "index": len(self.content), **more}
+        return {"type": kind, "index": len(self.parts), **more}
 
 
-class _Answered:
+class MessageWriter(Writer[list[Piece]]):
     """One message while it is written."""
 
-    def __init__(self, answering: Answering, body: MessageRequest, interval: int) -> None:
+    def __init__(self, body: MessageRequest, answering: Answering) -> None:
+        self._body = body
         self._answering = answering
-        self._interval = interval
-        self._max_tokens = body.max_tokens
-        self._writer = BlockWriter()
-        self._message = AnthropicMessage(
-            id=f"msg_{uuid.uuid4().hex}", model=body.model, usage=usage_of(answering.usage, 0)
-        )
+        self.batches = answering.batches
+        self._blocks = BlockWriter()
+        self._id = f"msg_{uuid.uuid4().hex}"
 
     async def whole(self) -> AnthropicMessage:
-        try:
-            async with aclosing(self._answering.batches()) as batches:
-                async for pieces in batches:
-                    for piece in pieces:
-                        self._writer.write(piece)
-        finally:
-            self._answering.close()
-        self._writer.finish()
-        usage = self._answering.usage
-        return msgspec.structs.replace(
-            self._message,
-            content=self._writer.content,
-            stop_reason=self._stop_reason(),
-            stop_sequence=self._answering.stop_string,
-            usage=usage_of(usage, usage.completion_tokens),
-        )
+        await self._blocks.write_all(self._answering)
+        self._blocks.finish()
+        return self._message(content=self._blocks.parts, usage=self._usage, **self._stopped)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        yield _encoded([{"type": "message_start", "message": self._message}, {"type": "ping"}])
-        async with aclosing(self._answering.batches(self._interval)) as batches:
-            async for pieces in batches:
-                yield _encoded([one for piece in pieces for one in self._writer.write(piece)])
-        events = self._writer.finish()
-        usage = self._answering.usage
-        delta = {
-            "stop_reason": self._stop_reason(),
-            "stop_sequence": self._answering.stop_string,
-        }
-        counts = usage_of(usage, usage.completion_tokens)
-        events.append({"type": "message_delta", "delta": delta, "usage": counts})
-        yield _encoded([*events, {"type": "message_stop"}])
+    def begin(self) -> bytes:
+        message = self._message(usage=usage_of(self._answering.stream.usage, 0))
+        return _encoded([{"type": "message_start", "message": message}, {"type": "ping"}])
+
+    async def write(self, batch: list[Piece]) -> bytes:
+        return _encoded([event for piece in batch for event in self._blocks.write(piece)])
+
+    def end(self) -> bytes:
+        events = self._blocks.finish()
+        events.append({"type": "message_delta", "delta": self._stopped, "usage": self._usage})
+        return _encoded([*events, {"type": "message_stop"}])
+
+    def _message(self, **more: Any) -> AnthropicMessage:
+        return AnthropicMessage(id=self._id, model=self._body.model, **more)
+
+    @property
+    def _usage(self) -> MessageUsage:
+        usage = self._answering.stream.usage
+        return usage_of(usage, usage.completion_tokens)
+
+    @property
+    def _stopped(self) -> dict[str, Any]:
+        stop_sequence = self._answering.stop_string
+        return {"stop_reason": self._stop_reason(), "stop_sequence": stop_sequence}
 
     def _stop_reason(self) -> StopReason:
-        answering, writer = self._answering, self._writer
+        answering, blocks = self._answering, self._blocks
         if answering.is_cut_off:
-            full = answering.usage.completion_tokens < self._max_tokens
+            full = answering.stream.usage.completion_tokens < self._body.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         if answering.stop_string is not None:
             return "stop_sequence"
-        calls = any(isinstance(block, ToolUseBlock) for block in writer.content)
-        return "tool_use" if calls and not writer.has_broken_call else "end_turn"
+        calls = any(isinstance(block, ToolUseBlock) for block in blocks.parts)
+        return "tool_use" if calls and not blocks.has_broken_call else "end_turn"
 
 
 def _encoded(events: list[Event]) -> bytes:
-    return b"".join(
-        [
-            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
-            for event in events
-        ]
-    )
+    return b"".join([named_event(event["type"], event) for event in events])
 
 
-async def messages(call: Call, body: MessageRequest) -> AnthropicMessage | Events:
-    answering = await Answering.begun(call.engine, asked_of(call, body))
-    call.call_log.answers_with(answering)
-    answered = _Answered(answering, body, call.settings.stream_interval)
-    if body.stream:
-        return Events(answered.events(), answering)
-    return await answered.whole()
+async def messages(call: Call, body: MessageRequest) -> object:
+    answering = Answering(call.engine, asked_of(call, body))
+    return await answered(call, answering, MessageWriter(body, answering), stream=body.stream)
 
 
 MESSAGES: Endpoint[MessageRequest] = Endpoint(
@@ -275,19 +246,9 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 async def count_tokens(call: Call, body: Conversation) -> TokenCount:
     turns = conversation_of(call, body)
-    goes_on = continues(turns, body)
-    plan = plan_of(call, body)
-    variables = template_variables(call, body)
-    try:
-        ids = await call.engine.encode(
-            turns.messages,
-            tools=plan.tools,
-            chat_template_kwargs=variables,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
-        )
-    except Exception as error:
-        raise renamed(error, NAMES, turns) from error
+    framing, tools = framing_of(call, body, turns), plan_of(call, body).tools
+    with as_named(NAMES, turns.placed):
+        ids = await call.engine.encode(turns.messages, tools=tools, **framing)
     return TokenCount(len(ids))
 
 

@@ -27,9 +27,9 @@ from aioserve.server.chat_parts.sampling import (
     check_at_most,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import Turns, renamed
+from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
-from aioserve.server.errors import ApiError
+from aioserve.server.errors import ApiError, as_named
 
 __all__ = [
     "CacheControl",
@@ -42,12 +42,11 @@ __all__ = [
     "ToolUseBlock",
     "add_message",
     "asked_of",
-    "continues",
     "conversation_of",
+    "framing_of",
     "message_of",
     "plan_of",
     "system_text_of",
-    "template_variables",
     "text_of",
 ]
 
@@ -289,17 +288,6 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
     return turns
 
 
-def continues(turns: Turns, body: Conversation) -> bool:
-    """Whether the answer goes on with the last message. Raises `ApiError` where it can't."""
-    last = turns.messages[-1]
-    if last["role"] != "assistant":
-        return False
-    if last.get("tool_calls") or not last["content"]:
-        place = f"messages[{len(body.messages) - 1}]"
-        raise ApiError(400, f"{place}: only text can be gone on with", param=place)
-    return True
-
-
 def asked_of(call: Call, body: MessageRequest) -> Asked:
     """Raises `ApiError`."""
     turns = conversation_of(call, body)
@@ -319,34 +307,31 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
         top_k=body.top_k,
         stop=body.stop_sequences,
     )
-    try:
+    with as_named(names, turns.placed):
         params = fields.params(
             call.engine.default_params, max_tokens=body.max_tokens, structured_output=plan.form
         )
-    except Exception as error:
-        raise renamed(error, names, turns) from error
-    return Asked(
-        turns,
-        params,
-        plan,
-        continues=continues(turns, body),
-        options=call.options(
-            tenant=call.tenant or user_id or None,
-            chat_template_kwargs=template_variables(call, body),
-        ),
-        names=names,
-    )
+    options = call.options(tenant=call.tenant or user_id or None, **framing_of(call, body, turns))
+    return Asked(turns.messages, params, plan, options, names, turns.placed)
 
 
-def template_variables(call: Call, body: Conversation) -> dict[str, Any] | None:
-    """Whether and how much the model shall reason, as its template reads that. Raises
-    `ApiError`."""
+def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
+    """How the template frames the messages: an answer goes on with the last one where that is the
+    assistant's, and the model reasons as it shall. Raises `ApiError`."""
+    goes_on = turns.messages[-1]["role"] == "assistant"
+    if goes_on and (turns.messages[-1].get("tool_calls") or not turns.messages[-1]["content"]):
+        place = f"messages[{len(body.messages) - 1}]"
+        raise ApiError(400, f"{place}: only text can be gone on with", param=place)
     effort = None if body.output_config is None else body.output_config.effort
     variables = variables_of(call.engine, effort, "output_config.effort")
     has_switch = call.engine.template_reads("enable_thinking")
     if has_switch and isinstance(body.thinking, ThinkingDisabled):
         variables = variables | {"enable_thinking": False}
-    return variables or None
+    return {
+        "chat_template_kwargs": variables or None,
+        "add_generation_prompt": not goes_on,
+        "continue_final_message": goes_on,
+    }
 
 
 def plan_of(call: Call, body: Conversation) -> AnswerPlan:

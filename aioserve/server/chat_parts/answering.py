@@ -1,26 +1,132 @@
-"""One answer to messages, as pieces in the order in which they were written.
+"""One answer from its requests to the engine: submitted, awaited, written as an API writes it.
 
-    ChatStream ──► Reasoning │ Content │ CallBegun │ Arguments ──► an API's items and events
+    Answering ──► Writer ──► one body, or events
+    ChatStream ──► Reasoning │ Content │ CallBegun │ Arguments ──► parts of an answer, and events
 
-Streams and whole answers are made of the same pieces. Knows no API.
+`answered` is the same for all APIs: what differs is a `Writer`, which formats. Streams and whole
+answers are made of the same pieces. Knows no API.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
-from aioserve.request import FinishReason, SamplingParams, Timings, Usage
+from aioserve.request import FinishReason, SamplingParams
+from aioserve.server.app_state import Call
+from aioserve.server.call_log import Counted
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.chat_parts.turns import Turns, renamed
-from aioserve.server.errors import ApiError
+from aioserve.server.endpoint import Events
+from aioserve.server.errors import ApiError, as_named
 
-__all__ = ["Answering", "Arguments", "Asked", "CallBegun", "Content", "Piece", "Reasoning"]
+__all__ = [
+    "OWN_ENDS",
+    "Answering",
+    "Arguments",
+    "Asked",
+    "CallBegun",
+    "Content",
+    "Event",
+    "PartWriter",
+    "Piece",
+    "Reasoning",
+    "Source",
+    "Writer",
+    "answered",
+]
+
+B = TypeVar("B")
+P = TypeVar("P")
+
+OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+"""Reasons of answers that came to an end of their own."""
+
+
+class Source(Protocol):
+    """Requests to the engine that make one answer. It owns them."""
+
+    @property
+    def streams(self) -> Sequence[Counted]: ...
+
+    def in_words(self) -> AbstractContextManager[None]:
+        """Raise what is raised inside in the words of the API."""
+        ...
+
+    async def started(self) -> None:
+        """Wait until there is a first token, or an end. Raises what ended a request."""
+        ...
+
+    def close(self) -> None:
+        """End the requests that haven't ended."""
+        ...
+
+
+class Writer(ABC, Generic[B]):
+    """One answer as an API writes it."""
+
+    batches: Callable[[int], AsyncGenerator[B, None]]
+    """Gives what is new each time, for as many tokens as `TokenStream.batch` waits for."""
+
+    @abstractmethod
+    async def whole(self) -> object:
+        """Read to the end, and return the body."""
+
+    def begin(self) -> bytes:
+        """Return the events before the first batch."""
+        return b""
+
+    @abstractmethod
+    async def write(self, batch: B) -> bytes:
+        """Return the events of a batch, which may be none."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the events behind the last batch."""
+
+    def failed(self, error: Exception) -> bytes:
+        """Return the last events of an answer that `error` ends, or raise it."""
+        raise error
+
+
+async def answered(
+    call: Call, source: Source, writer: Writer[Any], *, stream: bool | None
+) -> object:
+    """Answer with what `writer` makes, at once or event by event. Raises what can be refused
+    before the first event."""
+    call.call_log.streams += source.streams
+    try:
+        with source.in_words():
+            if not stream:
+                return await writer.whole()
+            await source.started()
+    except BaseException:
+        source.close()
+        raise
+    return Events(_events(source, writer, call.settings.stream_interval), source)
+
+
+async def _events(
+    source: Source, writer: Writer[Any], min_tokens: int
+) -> AsyncGenerator[bytes, None]:
+    if begun := writer.begin():
+        yield begun
+    try:
+        with source.in_words():
+            async with aclosing(writer.batches(min_tokens)) as batches:
+                async for batch in batches:
+                    if events := await writer.write(batch):
+                        yield events
+        last = writer.end()
+    except Exception as error:
+        last = writer.failed(error)
+    yield last
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
@@ -48,73 +154,59 @@ Piece = Reasoning | Content | CallBegun | Arguments
 class Asked(msgspec.Struct, frozen=True):
     """What a body asks of an engine."""
 
-    turns: Turns
+    messages: list[dict[str, Any]]
     params: SamplingParams
     plan: AnswerPlan
-    continues: bool = False
-    """The answer goes on with the last message, which is the assistant's."""
     options: Mapping[str, Any] = {}
-    """Options of every request to the engine."""
+    """Options of `Engine.chat`, beside those of the plan."""
     names: Mapping[str, str] = {}
     """What the API calls arguments of the engine."""
+    placed: Callable[[str], tuple[str, str | None]] | None = None
+    """Names places in messages as the API does, as `Turns.placed`."""
 
 
 class Answering:
-    """An answer that has begun. It owns the request to the engine, which `close` ends."""
+    """The answer to messages: a `Source`."""
 
-    def __init__(self, stream: ChatStream, asked: Asked) -> None:
-        self._stream = stream
+    def __init__(self, engine: Engine, asked: Asked) -> None:
+        """Submit. Raises `ApiError` in the words of the API."""
         self._asked = asked
         self._cut = False
         self.reasoning_tokens: int = 0
         """Tokens that said something of the reasoning; the marks around it that say nothing count
         with what comes next."""
-
-    @classmethod
-    async def begun(cls, engine: Engine, asked: Asked) -> Answering:
-        """Once the first token is there, so that what can be refused has been. Raises `ApiError`
-        in the words of the API."""
-        plan = asked.plan
-        options = {**asked.options, **plan.options}
-        if asked.continues:
-            options |= {"add_generation_prompt": False, "continue_final_message": True}
-        try:
-            stream = engine.chat(asked.turns.messages, asked.params, **options)
-        except Exception as error:
-            raise renamed(error, asked.names, asked.turns) from error
-        try:
-            await stream.started()
-        except Exception as error:
-            raise renamed(error, asked.names, asked.turns) from error
-        except BaseException:
-            stream.close()
-            raise
-        return cls(stream, asked)
+        options = {**asked.options, **asked.plan.options}
+        with self.in_words():
+            self.stream: ChatStream = engine.chat(asked.messages, asked.params, **options)
 
     @property
-    def usage(self) -> Usage:
-        """So far."""
-        return self._stream.usage
+    def streams(self) -> Sequence[ChatStream]:
+        return (self.stream,)
 
-    @property
-    def timings(self) -> Timings:
-        """So far."""
-        return self._stream.timings
+    def in_words(self) -> AbstractContextManager[None]:
+        return as_named(self._asked.names, self._asked.placed)
 
-    @property
-    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
-        return self._stream.finish_reasons
+    async def started(self) -> None:
+        await self.stream.started()
+
+    def close(self) -> None:
+        self.stream.close()
 
     @property
     def is_cut_off(self) -> bool:
         """Whether it had to end before its end."""
-        return not self._cut and self._stream.finish_reason is FinishReason.LENGTH
+        return not self._cut and self.stream.finish_reason is FinishReason.LENGTH
 
     @property
     def stop_string(self) -> str | None:
         """The one that ended it."""
-        reason = None if self._cut else self._stream.stop_reasons[0]
+        reason = None if self._cut else self.stream.stop_reasons[0]
         return reason if isinstance(reason, str) else None
+
+    async def deltas(self, min_tokens: int) -> AsyncGenerator[list[ChatDelta], None]:
+        """As `ChatStream.batch`, until the end."""
+        while deltas := await self.stream.batch(min_tokens):
+            yield deltas
 
     async def batches(self, min_tokens: int = 1) -> AsyncGenerator[list[Piece], None]:
         """The pieces, as many at once as there are, for whose tokens it waits as
@@ -122,15 +214,12 @@ class Answering:
         the answer too soon."""
         if self._asked.plan.function is not None:
             yield [CallBegun(uuid.uuid4().hex[:9], self._asked.plan.function)]
-        try:
-            while not self._cut and (deltas := await self._stream.batch(min_tokens, by_token=True)):
-                if pieces := self._pieces_of_all(deltas):
-                    yield pieces
-        except Exception as error:
-            raise renamed(error, self._asked.names, self._asked.turns) from error
+        while not self._cut and (deltas := await self.stream.batch(min_tokens, by_token=True)):
+            if pieces := self._pieces_of_all(deltas):
+                yield pieces
         if self._cut:
-            self._stream.close()
-        elif self._stream.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            self.stream.close()
+        elif self.stream.finish_reason not in OWN_ENDS:
             raise ApiError(503, "the answer was ended by the server", code="draining")
 
     def _pieces_of_all(self, deltas: Sequence[ChatDelta]) -> list[Piece]:
@@ -162,9 +251,6 @@ class Answering:
             before.append(Arguments(delta.content) if is_call else Content(delta.content))
         return before + begun
 
-    def close(self) -> None:
-        self._stream.close()
-
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Join pieces of one kind that follow each other."""
@@ -176,3 +262,67 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
         else:
             found[-1] = type(piece)(getattr(last, "text", "") + piece.text)
     return found
+
+
+Event = dict[str, Any]
+
+
+class PartWriter(ABC, Generic[P]):
+    """From the pieces of an answer to its parts, and the events that tell of them. One part is open
+    at a time. An answer that isn't streamed is written the same way, with events that no client
+    reads."""
+
+    def __init__(self) -> None:
+        self.parts: list[P] = []
+        """Parts that are whole, in order."""
+        self._open: P | None = None
+        self._kind: type[Piece] | None = None
+        """Kind of the piece that the open part began with."""
+        self._texts: list[str] = []
+
+    def write(self, piece: Piece) -> list[Event]:
+        if isinstance(piece, CallBegun):
+            return self._begin(piece)
+        events: list[Event] = []
+        if not isinstance(piece, Arguments) and type(piece) is not self._kind:
+            events = self._begin(piece)
+        self._texts.append(piece.text)
+        return [*events, self._delta(piece)]
+
+    async def write_all(self, answering: Answering) -> None:
+        """Write what comes of an answer to its end."""
+        async with aclosing(answering.batches()) as batches:
+            async for pieces in batches:
+                for piece in pieces:
+                    self.write(piece)
+
+    @property
+    def text(self) -> str:
+        """Text of the open part so far."""
+        return "".join(self._texts)
+
+    @abstractmethod
+    def _begun(self, piece: Reasoning | Content | CallBegun) -> tuple[P, list[Event]]:
+        """Return the part that begins with `piece`, and the events of its begin."""
+
+    @abstractmethod
+    def _delta(self, piece: Reasoning | Content | Arguments) -> Event:
+        """Return the event that adds `piece` to the open part."""
+
+    @abstractmethod
+    def _ended(self, part: P, text: str, status: Any) -> tuple[P, list[Event]]:
+        """Return the open part with its text, and the events of its end."""
+
+    def _begin(self, piece: Reasoning | Content | CallBegun) -> list[Event]:
+        events = self._close()
+        self._open, begun = self._begun(piece)
+        self._kind = type(piece)
+        return [*events, *begun]
+
+    def _close(self, status: Any = "completed") -> list[Event]:
+        if self._open is None:
+            return []
+        part, events = self._ended(self._open, self.text, status)
+        self.parts.append(part)
+        self._open, self._kind, self._texts = None, None, []
+        return events

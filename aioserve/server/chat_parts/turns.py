@@ -8,12 +8,11 @@ that what is wrong with it is told in the words of whoever sent it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from aioserve.server.errors import ApiError, api_error_of
+from aioserve.server.errors import ApiError
 
-__all__ = ["Turns", "renamed", "without_result"]
+__all__ = ["Turns", "without_result"]
 
 MESSAGE = re.compile(
     r"\bmessages\[(?P<message>\d+)\]"
@@ -102,8 +101,17 @@ class Turns:
         for call_id, place in self._open.items():
             raise without_result(call_id, place)
 
-    def place(self, found: re.Match[str]) -> str:
-        """Where in the body that is which the engine names as `found`."""
+    def placed(self, message: str) -> tuple[str, str | None]:
+        """`message` of an error of the engine's with places in the body for those in messages, and
+        the first of these."""
+        message = TOOL.sub(r"tools[\1].name", message)
+        found = MESSAGE.search(message)
+        if found is None:
+            return message, None
+        place = self._place(found)
+        return message[: found.start()] + place + message[found.end() :], place
+
+    def _place(self, found: re.Match[str]) -> str:
         index = int(found["message"])
         if found["call"] is None:
             return self._places[index] if index < len(self._places) else found[0]
@@ -134,25 +142,3 @@ class Turns:
 def without_result(call_id: str, place: str) -> ApiError:
     message = f"{place}: the call {call_id!r:.300} must have a result behind it, and has none"
     return ApiError(400, message, param=place)
-
-
-def renamed(error: Exception, names: Mapping[str, str], turns: Turns) -> ApiError:
-    """What a caller hears of `error`: with the `names` of its API for arguments of the engine's,
-    and the places in its body for messages."""
-    refused = api_error_of(error)
-    if refused is error or refused.status >= 500:
-        return refused
-    message, param = TOOL.sub(r"tools[\1].name", refused.message), refused.param
-    if (found := MESSAGE.search(message)) is not None:
-        param = turns.place(found)
-        message = message[: found.start()] + param + message[found.end() :]
-    elif param is not None and param in names:
-        message = re.sub(rf"\b{re.escape(param)}\b", names[param], message)
-        param = names[param]
-    return ApiError(
-        refused.status,
-        message,
-        param=param,
-        code=refused.code,
-        retry_after_seconds=refused.retry_after_seconds,
-    )

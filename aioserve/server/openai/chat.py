@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: the next message of a conversation.
 
-    chat_request ──► chat ──► ChatChoices ──► one body, or chunks
+    chat_request ──► answered ──► ChatWriter ──► one body, or chunks
 
 Choices say the same whole and in pieces.
 """
@@ -8,20 +8,20 @@ Choices say the same whole and in pieces.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from aioserve.engine.chat import ChatAnswer, ChatDelta, ChatStream
-from aioserve.engine.engine import Engine
+from aioserve.engine.chat import ChatAnswer, ChatDelta
 from aioserve.request import FinishReason
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.plan import AnswerPlan, check_tools, planned
-from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.openai.chat_request import ChatRequest, messages_of
-from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
-from aioserve.server.openai.fields import Chunks, UsageBody, options_of, usage_of
+from aioserve.server.chat_parts.answering import OWN_ENDS, Answering, Writer, answered
+from aioserve.server.chat_parts.plan import AnswerPlan
+from aioserve.server.endpoint import Endpoint
+from aioserve.server.openai.chat_request import ChatRequest, asked_of
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
     ChatLogprobs,
     TokenTexts,
@@ -29,9 +29,8 @@ from aioserve.server.openai.logprobs import (
     chat_logprobs,
 )
 
-__all__ = ["CHAT", "ChatChoice", "ChatChoices", "ChatCompletion", "ChatPiece", "ChatRequest"]
+__all__ = ["CHAT", "ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter"]
 
-OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 Ended = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
@@ -98,29 +97,56 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _NOTHING = MessageDelta()
 
 
-class ChatChoices:
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+
+
+class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk says."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+
+
+class ChatWriter(Writer[list[ChatDelta]]):
     """Makes the choices of one request."""
 
-    def __init__(self, engine: Engine, body: ChatRequest, plan: AnswerPlan) -> None:
-        n = body.n or engine.default_params.n
+    def __init__(
+        self, call: Call, body: ChatRequest, plan: AnswerPlan, answering: Answering
+    ) -> None:
+        n = body.n or call.engine.default_params.n
         self._body = body
         self._plan = plan
-        self._texts = TokenTexts(engine) if body.logprobs else None
+        self._stream = answering.stream
+        self.batches = answering.deltas
+        self._about = {
+            "id": f"chatcmpl-{call.request_id}",
+            "created": call.created_seconds,
+            "model": body.model,
+        }
+        self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
+        self._texts = TokenTexts(call.engine) if body.logprobs else None
         self._num_top = body.top_logprobs or 0
         self._arguments: list[list[str] | None] = [None] * n
         """What was told of those of each choice's last call; None where there is no call."""
         self._has_ended = [False] * n
+        self._first: list[ChatPiece] = [self._begun(number) for number in range(n)]
+        """Pieces that go before the first batch."""
 
     # -- whole
 
-    async def whole(self, answers: Sequence[ChatAnswer], stream: ChatStream) -> list[ChatChoice]:
-        """`stream` is the one that the answers came from, which has ended."""
-        return [
-            await self._whole(number, answer, stop_reason)
-            for number, (answer, stop_reason) in enumerate(
-                zip(answers, stream.stop_reasons, strict=True)
-            )
-        ]
+    async def whole(self) -> ChatCompletion:
+        done = await self._stream.completion()
+        ends = zip(done.answers, self._stream.stop_reasons, strict=True)
+        choices = [await self._whole(number, *end) for number, end in enumerate(ends)]
+        return ChatCompletion(**self._about, choices=choices, usage=usage_of(done.usage))
 
     async def _whole(
         self, number: int, answer: ChatAnswer, stop_reason: int | str | None
@@ -153,11 +179,8 @@ class ChatChoices:
 
     # -- in pieces
 
-    def first(self) -> list[ChatPiece]:
-        """Say whose message each choice is."""
-        return [self._first(number) for number in range(len(self._has_ended))]
-
-    def _first(self, number: int) -> ChatPiece:
+    def _begun(self, number: int) -> ChatPiece:
+        """Say whose message a choice is."""
         if (name := self._plan.function) is None:
             content = None if self._plan.reads_list else ""
             delta = MessageDelta(role="assistant", content=content)
@@ -168,10 +191,12 @@ class ChatChoices:
             delta = MessageDelta(role="assistant", tool_calls=[call])
         return ChatPiece(index=number, delta=delta, finish_reason=None)
 
-    def pieces(self, deltas: Sequence[ChatDelta], stream: ChatStream) -> list[ChatPiece]:
-        """What deltas add to the choices, which were all that the stream had; also the ends of
-        those that have ended."""
-        pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
+    async def write(self, batch: list[ChatDelta]) -> bytes:
+        """Write what deltas add to the choices, which were all that the stream had; also the ends
+        of those that have ended."""
+        stream, pieces = self._stream, self._first
+        self._first = []
+        pieces += [piece for delta in batch if (piece := self._piece(delta)) is not None]
         for number, reason in enumerate(stream.finish_reasons):
             if reason is not None and reason in OWN_ENDS and not self._has_ended[number]:
                 self._has_ended[number] = True
@@ -184,7 +209,10 @@ class ChatChoices:
                         stop_reason=stop_reason,
                     )
                 )
-        return pieces
+        return self._chunks.joined(pieces, stream.usage if self._chunks.counts_always else None)
+
+    def end(self) -> bytes:
+        return self._chunks.end(self._stream.usage)
 
     def _piece(self, delta: ChatDelta) -> ChatPiece | None:
         content, plan, calls = delta.content or None, self._plan, None
@@ -253,101 +281,12 @@ def _new_id() -> str:
     return uuid.uuid4().hex[:9]
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: UsageBody
-
-
-class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk says."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-
-
-async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
+async def chat(call: Call, body: ChatRequest) -> object:
     body.check(call)
-    with as_named(body.names):
-        plan = planned(
-            call.settings,
-            tools=body.tools or (),
-            choice=body.tool_choice or "auto",
-            one_call=body.parallel_tool_calls is False,
-            form=body.response_format,
-            structured_outputs=body.structured_outputs,
-        )
-        check_tools(call.engine, plan)
-        stream = _submitted(call, body, plan)
-        try:
-            if not body.stream:
-                return await _whole(call, body, plan, stream)
-            await stream.started()
-        except BaseException:
-            stream.close()
-            raise
-    return Events(_events(call, body, plan, stream), stream)
-
-
-def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
-    params = body.params(
-        call.engine.default_params,
-        max_tokens=body.most_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structured_output=plan.form,
-    )
-    stream = call.engine.chat(
-        messages_of(body.messages, call),
-        params,
-        **plan.options,
-        chat_template_kwargs=body.variables(call.engine),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        **options_of(call, body),
-    )
-    call.call_log.answers_with(stream)
-    return stream
-
-
-async def _whole(
-    call: Call, body: ChatRequest, plan: AnswerPlan, stream: ChatStream
-) -> ChatCompletion:
-    done = await stream.completion()
-    return ChatCompletion(
-        id=_id(call),
-        created=call.created_seconds,
-        model=body.model,
-        choices=await ChatChoices(call.engine, body, plan).whole(done.answers, stream),
-        usage=usage_of(done.usage),
-    )
-
-
-async def _events(
-    call: Call, body: ChatRequest, plan: AnswerPlan, stream: ChatStream
-) -> AsyncGenerator[bytes, None]:
-    about = AboutChunk(id=_id(call), created=call.created_seconds, model=body.model)
-    chunks = Chunks(about, body.stream_options)
-    choices = ChatChoices(call.engine, body, plan)
-    pieces = choices.first()
-    interval, goes_on = call.settings.stream_interval, True
-    while goes_on:
-        deltas = await stream.batch(interval)
-        goes_on = bool(deltas)
-        pieces += choices.pieces(deltas, stream)
-        usage = stream.usage if chunks.counts_always else None
-        if pieces:
-            yield chunks.joined(pieces, usage)
-        pieces.clear()
-    yield chunks.end(stream.usage)
-
-
-def _id(call: Call) -> str:
-    return f"chatcmpl-{call.request_id}"
+    asked = asked_of(call, body)
+    answering = Answering(call.engine, asked)
+    writer = ChatWriter(call, body, asked.plan, answering)
+    return await answered(call, answering, writer, stream=body.stream)
 
 
 CHAT: Endpoint[ChatRequest] = Endpoint(

@@ -13,7 +13,8 @@ from typing import Any
 from aioserve.engine.chat import MESSAGE_FIELDS
 from aioserve.engine.engine import Engine
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.plan import Choice, ResponseFormat, Tool
+from aioserve.server.chat_parts.answering import Asked
+from aioserve.server.chat_parts.plan import Choice, ResponseFormat, Tool, check_tools, planned
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_at_most,
@@ -23,15 +24,16 @@ from aioserve.server.chat_parts.sampling import (
 )
 from aioserve.server.chat_parts.turns import without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
-from aioserve.server.errors import refuse
+from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.fields import (
     NO_OPS,
     AnswerFields,
+    options_of,
     refuse_unsupported,
     take_request_id,
 )
 
-__all__ = ["ChatRequest", "check_results", "messages_of"]
+__all__ = ["ChatRequest", "asked_of", "check_results", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """The last are of the API, and nothing here reads them: it would be missed."""
@@ -219,3 +221,34 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             "strict_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
+
+
+def asked_of(call: Call, body: ChatRequest) -> Asked:
+    """Raises `ApiError`."""
+    names = body.names
+    with as_named(names):
+        plan = planned(
+            call.settings,
+            tools=body.tools or (),
+            choice=body.tool_choice or "auto",
+            one_call=body.parallel_tool_calls is False,
+            form=body.response_format,
+            structured_outputs=body.structured_outputs,
+        )
+        check_tools(call.engine, plan)
+        params = body.params(
+            call.engine.default_params,
+            max_tokens=body.most_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_output=plan.form,
+        )
+        messages = messages_of(body.messages, call)
+        options = options_of(
+            call,
+            body,
+            metadata=body.metadata,
+            chat_template_kwargs=body.variables(call.engine),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        )
+        return Asked(messages, params, plan, options, names)

@@ -1,14 +1,13 @@
 """`/v1/completions`: prompts of text or token ids, continued.
 
-    completions_request ──► together ──► PromptChoices ──► one body, or chunks
+    completions_request ──► together ──► answered ──► PromptChoices ──► one body, or chunks
 
 One `PromptChoices` makes the choices of one prompt, which say the same whole and in pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,15 +16,17 @@ import msgspec
 from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.request import Completion as EngineCompletion
-from aioserve.request import FinishReason, Sample, Token, Usage
+from aioserve.request import FinishReason, Sample, SamplingParams, Token, Usage
 from aioserve.server.app_state import Call
-from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
+from aioserve.server.endpoint import Endpoint
+from aioserve.server.errors import as_named
 from aioserve.server.openai.completions_request import (
     COMPLETION_NAMES,
     CompletionRequest,
     prompts_of,
 )
-from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
+from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, options_of, usage_of
 from aioserve.server.openai.logprobs import (
     CompletionLogprobs,
@@ -40,11 +41,9 @@ __all__ = [
     "Completion",
     "CompletionChoice",
     "CompletionPiece",
-    "CompletionRequest",
+    "CompletionWriter",
     "PromptChoices",
 ]
-
-OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,86 +229,79 @@ class Completion(AboutCompletion, frozen=True, kw_only=True):
     usage: UsageBody
 
 
-async def completions(call: Call, body: CompletionRequest) -> Completion | Events:
+class CompletionWriter(Writer[tuple[int, Batch]]):
+    """Makes the choices of one request."""
+
+    def __init__(
+        self,
+        call: Call,
+        body: CompletionRequest,
+        params: SamplingParams,
+        prompts: Sequence[Any],
+        merged: Merged,
+    ) -> None:
+        n = params.n
+        self._params = params
+        self._merged = merged
+        self.batches = merged.batches
+        self._about = AboutCompletion(
+            id=f"cmpl-{call.request_id}", created=call.created_seconds, model=body.model
+        )
+        self._chunks = Chunks(self._about, body.stream_options)
+        self._makers = [
+            PromptChoices(call.engine, body, prompt, place * n)
+            for place, prompt in enumerate(prompts)
+        ]
+        self._begun: set[int] = set()
+
+    async def whole(self) -> Completion:
+        streams = self._merged.streams
+        answers: list[EngineCompletion] = await all_of(
+            [partial(collect, stream, self._params) for stream in streams]
+        )
+        choices = [
+            choice
+            for maker, answer, stream in zip(self._makers, answers, streams, strict=True)
+            for choice in await maker.whole(answer.samples, stream)
+        ]
+        about = msgspec.structs.asdict(self._about)
+        return Completion(
+            **about, choices=choices, usage=usage_of(self._counted(self._merged.usage))
+        )
+
+    async def write(self, batch: tuple[int, Batch]) -> bytes:
+        place, its = batch
+        maker, stream = self._makers[place], self._merged.streams[place]
+        if place not in self._begun:
+            self._begun.add(place)
+            await maker.begin(stream)
+        pieces = maker.pieces(its, stream)
+        counts = self._counted(self._merged.given_usage) if self._chunks.counts_always else None
+        return self._chunks.joined(pieces, counts)
+
+    def end(self) -> bytes:
+        return self._chunks.end(self._counted(self._merged.usage))
+
+    def _counted(self, usage: Usage) -> Usage:
+        return self._makers[0].counted(usage)
+
+
+async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
     prompts = prompts_of(body.prompt, call.settings.max_prompts)
     with as_named(COMPLETION_NAMES):
         params = body.params_of(call.engine.default_params)
+        options = options_of(call, body)
         # Whatever is the matter with a prompt is seen before any of them is answered.
-        merged = _submitted(call, body, prompts, with_best_of(params))
-        try:
-            if not body.stream:
-                return await _whole(call, body, merged, prompts, params)
-            await merged.started()
-        except BaseException:
-            merged.close()
-            raise
-    return Events(_events(call, body, merged, prompts), merged)
-
-
-def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], params: Any) -> Merged:
-    merged = Merged([], call.settings.stream_interval)
-    try:
-        for prompt in prompts:
-            stream = call.engine.stream(prompt, params, **options_of(call, body))
-            merged.streams.append(stream)
-            call.call_log.answers_with(stream)
-    except BaseException:
-        merged.close()
-        raise
-    return merged
-
-
-def _choices_of(call: Call, body: CompletionRequest, prompts: Sequence[Any]) -> list[PromptChoices]:
-    n = body.n or call.engine.default_params.n
-    return [PromptChoices(call.engine, body, *one) for one in _numbered(prompts, n)]
-
-
-def _numbered(prompts: Sequence[Any], n: int) -> list[tuple[Any, int]]:
-    return [(prompt, place * n) for place, prompt in enumerate(prompts)]
-
-
-async def _whole(
-    call: Call, body: CompletionRequest, merged: Merged, prompts: Sequence[Any], params: Any
-) -> Completion:
-    answers: list[EngineCompletion] = await all_of(
-        [partial(collect, stream, params) for stream in merged.streams]
-    )
-    makers = _choices_of(call, body, prompts)
-    choices = [
-        choice
-        for maker, answer, stream in zip(makers, answers, merged.streams, strict=True)
-        for choice in await maker.whole(answer.samples, stream)
-    ]
-    usage = usage_of(makers[0].counted(merged.usage))
-    about = msgspec.structs.asdict(_about(call, body))
-    return Completion(**about, choices=choices, usage=usage)
-
-
-async def _events(
-    call: Call, body: CompletionRequest, merged: Merged, prompts: Sequence[Any]
-) -> AsyncGenerator[bytes, None]:
-    chunks = Chunks(_about(call, body), body.stream_options)
-    makers = _choices_of(call, body, prompts)
-    begun: set[int] = set()
-    with as_named(COMPLETION_NAMES):
-        async with aclosing(merged.batches()) as batches:
-            async for place, batch in batches:
-                maker = makers[place]
-                if place not in begun:
-                    begun.add(place)
-                    await maker.begin(merged.streams[place])
-                pieces = maker.pieces(batch, merged.streams[place])
-                usage = maker.counted(merged.given_usage) if chunks.counts_always else None
-                if pieces:
-                    yield chunks.joined(pieces, usage)
-    yield chunks.end(makers[0].counted(merged.usage))
-
-
-def _about(call: Call, body: CompletionRequest) -> AboutCompletion:
-    return AboutCompletion(
-        id=f"cmpl-{call.request_id}", created=call.created_seconds, model=body.model
-    )
+        merged = Merged(
+            [
+                partial(call.engine.stream, each, with_best_of(params), **options)
+                for each in prompts
+            ],
+            COMPLETION_NAMES,
+        )
+    writer = CompletionWriter(call, body, params, prompts, merged)
+    return await answered(call, merged, writer, stream=body.stream)
 
 
 COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(

@@ -10,9 +10,9 @@ import msgspec
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import CallFields
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.errors import refuse
+from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.completions_request import prompts_of
-from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
+from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import options_of, refuse_unsupported, take_request_id
 
 __all__ = ["EMBEDDINGS", "Embedding", "EmbeddingList", "EmbeddingRequest"]
@@ -66,7 +66,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
             normalize=body.normalize is not False,
             **options_of(call, body),
         )
-    call.call_log.answers_with(usage)
+    call.call_log.counts.append(usage)
     size = vectors.shape[1]
     if body.dimensions not in (None, size):
         raise refuse(

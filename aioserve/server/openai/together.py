@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,8 +13,10 @@ import msgspec
 
 from aioserve.engine.stream import TokenStream
 from aioserve.request import FinishReason, Token, Usage
+from aioserve.server.call_log import sum_of
+from aioserve.server.errors import as_named
 
-__all__ = ["Batch", "Merged", "all_of", "sum_of"]
+__all__ = ["Batch", "Merged", "all_of"]
 
 T = TypeVar("T")
 
@@ -41,16 +44,6 @@ async def all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     return [results[index] for index in range(len(calls))]
 
 
-def sum_of(usages: Sequence[Usage]) -> Usage:
-    if len(usages) == 1:
-        return usages[0]
-    return Usage(
-        sum([each.prompt_tokens for each in usages]),
-        sum([each.completion_tokens for each in usages]),
-        sum([each.cached_tokens for each in usages]),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a stream had at one moment, which may be over when it is looked at."""
@@ -65,16 +58,29 @@ async def _next(stream: TokenStream, min_tokens: int) -> Batch:
 
 
 class Merged:
-    """The tokens of several streams as they come, in batches as `TokenStream.batch` gives them. It
-    owns the streams."""
+    """The tokens of several streams as they come, in batches as `TokenStream.batch` gives them: a
+    `Source`."""
 
-    def __init__(self, streams: list[TokenStream], min_tokens: int = 1) -> None:
-        self.streams: list[TokenStream] = streams
-        self._min_tokens = min_tokens
+    def __init__(
+        self, submissions: Sequence[Callable[[], TokenStream]], names: Mapping[str, str] = {}
+    ) -> None:
+        """Make every stream, or none where one can't be made. `names`: what the API calls arguments
+        of the engine."""
+        self._names = names
+        self.streams: list[TokenStream] = []
         self._num_given = 0
         """Tokens that were in batches."""
         self._waiting: dict[asyncio.Task[Batch], int] = {}
         """For the next tokens of each stream that goes on; its place."""
+        try:
+            for submit in submissions:
+                self.streams.append(submit())
+        except BaseException:
+            self.close()
+            raise
+
+    def in_words(self) -> AbstractContextManager[None]:
+        return as_named(self._names)
 
     @property
     def usage(self) -> Usage:
@@ -92,18 +98,18 @@ class Merged:
             await self.streams[0].started()
             return
         for place in range(len(self.streams)):
-            self._wait_for(place)
+            self._wait_for(place, 1)
         done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in sorted(done, key=self._waiting.__getitem__):
             task.result()
 
-    async def batches(self) -> AsyncGenerator[tuple[int, Batch], None]:
+    async def batches(self, min_tokens: int = 1) -> AsyncGenerator[tuple[int, Batch], None]:
         """The place of a stream, and what came next of it: no tokens at its end. Raises what ended
         the first that an error ends."""
         if len(self.streams) == 1:
             batch: Batch | None = None
             while batch is None or batch.tokens:
-                batch = await _next(self.streams[0], self._min_tokens)
+                batch = await _next(self.streams[0], min_tokens)
                 self._num_given += len(batch.tokens)
                 yield 0, batch
             return
@@ -113,11 +119,11 @@ class Merged:
                 place = self._waiting.pop(task)
                 if (batch := task.result()).tokens:
                     self._num_given += len(batch.tokens)
-                    self._wait_for(place)
+                    self._wait_for(place, min_tokens)
                 yield place, batch
 
-    def _wait_for(self, place: int) -> None:
-        task = asyncio.ensure_future(_next(self.streams[place], self._min_tokens))
+    def _wait_for(self, place: int, min_tokens: int) -> None:
+        task = asyncio.ensure_future(_next(self.streams[place], min_tokens))
         self._waiting[task] = place
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.errors import ApiError, refuse
+from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.chat_request import Tool, messages_of
-from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
+from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.logprobs import TokenTexts
 
 __all__ = ["DETOKENIZE", "TOKENIZE", "DetokenizeRequest", "TokenizeRequest"]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from aioserve.errors import QueueFullError
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.answering import Answering, Asked
-from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.chat_parts.answering import Answering, Asked, Event, Piece, Writer, answered
+from aioserve.server.endpoint import Endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_api.items import Item, new_id
@@ -155,7 +153,7 @@ INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
 )
 
 
-class _Answered:
+class ResponseWriter(Writer[list[Piece]]):
     """One response while it is written."""
 
     def __init__(
@@ -168,60 +166,54 @@ class _Answered:
         self._call = call
         self._response = response
         self._answering = answering
+        self.batches = answering.batches
         self._context = context
-        self._writer = ItemWriter()
+        self._items = ItemWriter()
+        self._num_events = 0
 
     async def whole(self) -> Response:
-        try:
-            async with aclosing(self._answering.batches()) as batches:
-                async for pieces in batches:
-                    for piece in pieces:
-                        self._writer.write(piece)
-            return self._finished()[1]
-        finally:
-            self._answering.close()
+        await self._items.write_all(self._answering)
+        return self._finished()[1]
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Each with its number; the last says how the response ended."""
-        number = 0
+    def begin(self) -> bytes:
+        kinds = ("response.created", "response.in_progress")
+        return self._encoded([{"type": kind, "response": self._response} for kind in kinds])
 
-        def encoded(events: list[dict[str, Any]]) -> bytes:
-            nonlocal number
-            lines: list[bytes] = []
-            for event in events:
-                data = msgspec.json.encode({**event, "sequence_number": number})
-                lines.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
-                number += 1
-            return b"".join(lines)
+    async def write(self, batch: list[Piece]) -> bytes:
+        return self._encoded([event for piece in batch for event in self._items.write(piece)])
 
-        yield encoded(
-            [
-                {"type": "response.created", "response": self._response},
-                {"type": "response.in_progress", "response": self._response},
-            ]
-        )
-        try:
-            interval = self._call.settings.stream_interval
-            async with aclosing(self._answering.batches(interval)) as batches:
-                async for pieces in batches:
-                    yield encoded([one for piece in pieces for one in self._writer.write(piece)])
-            events, response = self._finished()
-        except Exception as error:
-            events, response = [], self._failed(error)
-        events.append({"type": f"response.{response.status}", "response": response})
-        yield encoded(events)
+    def end(self) -> bytes:
+        events, response = self._finished()
+        return self._last(events, response)
 
-    def _finished(self) -> tuple[list[dict[str, Any]], Response]:
+    def failed(self, error: Exception) -> bytes:
+        return self._last([], self._failed(error))
+
+    def _last(self, events: list[Event], response: Response) -> bytes:
+        """The last event says how the response ended."""
+        event = {"type": f"response.{response.status}", "response": response}
+        return self._encoded([*events, event])
+
+    def _encoded(self, events: list[Event]) -> bytes:
+        """Each with its number."""
+        encoded: list[bytes] = []
+        for event in events:
+            data = {**event, "sequence_number": self._num_events}
+            encoded.append(named_event(event["type"], data))
+            self._num_events += 1
+        return b"".join(encoded)
+
+    def _finished(self) -> tuple[list[Event], Response]:
         is_cut_off = self._answering.is_cut_off
         status = "incomplete" if is_cut_off else "completed"
-        stopped = self._answering.stop_string is not None and self._writer.is_within_call
-        events = self._writer.finish("incomplete" if stopped else status)
+        stopped = self._answering.stop_string is not None and self._items.is_within_call
+        events = self._items.finish("incomplete" if stopped else status)
         response = msgspec.structs.replace(
             self._response,
             status=status,
             completed_at=None if is_cut_off else int(time.time()),
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut_off else None,
-            output=self._writer.output,
+            output=self._items.parts,
             usage=self._usage(),
         )
         return events, self._stored(response)
@@ -238,13 +230,13 @@ class _Answered:
             error=ResponseError(
                 "rate_limit_exceeded" if refused.status == 429 else code, refused.message
             ),
-            output=self._writer.output,
+            output=self._items.parts,
             usage=self._usage(),
         )
         return self._stored(response)
 
     def _usage(self) -> ResponseUsage:
-        usage = self._answering.usage
+        usage = self._answering.stream.usage
         return ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.cached_tokens),
@@ -266,12 +258,11 @@ class _Answered:
         return msgspec.structs.replace(response, store=False)
 
 
-async def responses(call: Call, body: ResponseRequest) -> Response | Events:
+async def responses(call: Call, body: ResponseRequest) -> object:
     checked(call, body)
     before, given = context_of(call, body)
     asked = await asked_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)
-    call.call_log.answers_with(answering)
     response = Response(
         id=new_id("resp"),
         created_at=call.created_seconds,
@@ -293,29 +284,37 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
         truncation=body.truncation or "disabled",
         user=body.user,
     )
-    answered = _Answered(call, response, answering, (before, given))
-    if body.stream:
-        return Events(answered.events(), answering)
-    return await answered.whole()
+    writer = ResponseWriter(call, response, answering, (before, given))
+    return await answered(call, answering, writer, stream=body.stream)
 
 
 async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answering, bool]:
     """The answer, and whether tools are strict that don't say. They are if they can be."""
     try:
-        return await Answering.begun(call.engine, asked), True
-    except ApiError as error:
+        return await _started(call, asked), True
+    except (ApiError, QueueFullError) as error:
         stated = tuple([tool.name for tool in body.tools or () if tool.strict])
         if not _is_about_strictness(error) or len(stated) >= len(asked.plan.strict):
             raise
     plan = msgspec.structs.replace(asked.plan, strict=stated)
-    return await Answering.begun(call.engine, msgspec.structs.replace(asked, plan=plan)), False
+    return await _started(call, msgspec.structs.replace(asked, plan=plan)), False
 
 
-def _is_about_strictness(error: ApiError) -> bool:
+async def _started(call: Call, asked: Asked) -> Answering:
+    answering = Answering(call.engine, asked)
+    try:
+        with answering.in_words():
+            await answering.started()
+    except BaseException:
+        answering.close()
+        raise
+    return answering
+
+
+def _is_about_strictness(error: ApiError | QueueFullError) -> bool:
     """The tools can't be strict, or can't now: no thread compiles their form."""
-    cause = error.__cause__
-    if isinstance(cause, QueueFullError):
-        return cause.unit == "grammars"
+    if isinstance(error, QueueFullError):
+        return error.unit == "grammars"
     return error.status == 400 and error.param == "tools"
 
 

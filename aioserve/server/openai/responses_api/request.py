@@ -31,9 +31,9 @@ from aioserve.server.chat_parts.sampling import (
     check_sampling,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import Turns, renamed
+from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
-from aioserve.server.errors import ApiError
+from aioserve.server.errors import ApiError, as_named
 from aioserve.server.openai.fields import (
     NO_OPS,
     options_of,
@@ -280,16 +280,14 @@ async def asked_of(
     elif body.structured_outputs is not None:
         form = "structured_outputs"
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, form)
-    try:
+    with as_named(names, turns.placed):
         params = body.params(
             call.engine.default_params,
             max_tokens=body.max_output_tokens,
             structured_output=plan.form,
         )
-    except Exception as error:
-        raise renamed(error, names, turns) from error
     options = options_of(call, body, chat_template_kwargs=variables)
-    return Asked(turns, params, plan, options=options, names=names)
+    return Asked(turns.messages, params, plan, options, names, turns.placed)
 
 
 def _turns_of(call: Call, body: ResponseRequest, items: Sequence[Placed]) -> Turns:
@@ -313,14 +311,13 @@ async def _truncated(
 
     async def num_tokens(some: Sequence[Placed]) -> int:
         turns = _turns_of(call, body, some)
-        try:
-            ids = await call.engine.encode(
-                turns.messages, tools=plan.tools, chat_template_kwargs=variables
-            )
-        except PromptTooLongError:
-            return context
-        except Exception as error:
-            raise renamed(error, NAMES, turns) from error
+        with as_named(NAMES, turns.placed):
+            try:
+                ids = await call.engine.encode(
+                    turns.messages, tools=plan.tools, chat_template_kwargs=variables
+                )
+            except PromptTooLongError:
+                return context
         return len(ids)
 
     if await num_tokens(items) < context:

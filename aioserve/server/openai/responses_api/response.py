@@ -3,8 +3,7 @@
     Content ─► output_item.added ─► content_part.added ─► output_text.delta ... ─► output_text.done
                                                           ─► content_part.done ─► output_item.done
 
-One item is open at a time, and each event is about the open one. A response that isn't streamed is
-written the same way, with events that no client reads.
+Each event is about the item that is open.
 """
 
 from __future__ import annotations
@@ -13,7 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.server.chat_parts.answering import Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.chat_parts.answering import (
+    Arguments,
+    CallBegun,
+    Content,
+    Event,
+    PartWriter,
+    Reasoning,
+)
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
@@ -102,54 +108,16 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
 
 
-Event = dict[str, Any]
-
-
-class _Open:
-    """The item that is being written."""
-
-    def __init__(self, item: Message | ReasoningItem | FunctionCall) -> None:
-        self.item = item
-        self.texts: list[str] = []
-
-
-class ItemWriter:
-    """Events lack their sequence numbers."""
-
-    def __init__(self) -> None:
-        self.output: list[Item] = []
-        """Items that are whole, in order."""
-        self._open: _Open | None = None
-
-    def write(self, piece: Piece) -> list[Event]:
-        match piece:
-            case Content():
-                events = self._opened(Message)
-                events.append(self._delta("response.output_text.delta", piece.text, logprobs=[]))
-            case Reasoning():
-                events = self._opened(ReasoningItem)
-                events.append(self._delta("response.reasoning_text.delta", piece.text))
-            case CallBegun():
-                events = self._begin(
-                    FunctionCall(
-                        id=new_id("fc"),
-                        status="in_progress",
-                        call_id=piece.id,
-                        name=piece.name,
-                        arguments="",
-                    )
-                )
-            case Arguments():
-                events = [self._delta("response.function_call_arguments.delta", piece.text)]
-        return events
+class ItemWriter(PartWriter[Item]):
+    """Writes items. Events lack their sequence numbers."""
 
     @property
     def is_within_call(self) -> bool:
         """Whether a call is open whose arguments are no whole JSON."""
-        if self._open is None or not isinstance(self._open.item, FunctionCall):
+        if not isinstance(self._open, FunctionCall):
             return False
         try:
-            msgspec.json.decode("".join(self._open.texts))
+            msgspec.json.decode(self.text)
         except (msgspec.DecodeError, RecursionError):
             return True
         return False
@@ -158,72 +126,65 @@ class ItemWriter:
         """`status` is that of the item which is open, if one is. An answer without any text has a
         message without any."""
         events: list[Event] = []
-        if self._open is None and not self.output:
-            events = self._opened(Message)
+        if self._open is None and not self.parts:
+            events = self._begin(Content(""))
         return events + self._close(status)
 
-    def _opened(self, kind: type[Message] | type[ReasoningItem]) -> list[Event]:
-        """See to it that an item of that kind is open, with one part of content."""
-        if self._open is not None and type(self._open.item) is kind:
-            return []
-        if kind is Message:
-            item = Message(id=new_id("msg"), status="in_progress", role="assistant", content=[])
-            part = OutputText(text="")
-        else:
-            item = ReasoningItem(id=new_id("rs"), status="in_progress", content=[])
-            part = ReasoningText(text="")
-        return [*self._begin(item), self._part("response.content_part.added", part)]
+    def _begun(self, piece: Reasoning | Content | CallBegun) -> tuple[Item, list[Event]]:
+        match piece:
+            case Content():
+                item = Message(id=new_id("msg"), status="in_progress", role="assistant", content=[])
+                part = OutputText(text="")
+            case Reasoning():
+                item = ReasoningItem(id=new_id("rs"), status="in_progress", content=[])
+                part = ReasoningText(text="")
+            case CallBegun():
+                item = FunctionCall(
+                    id=new_id("fc"),
+                    status="in_progress",
+                    call_id=piece.id,
+                    name=piece.name,
+                    arguments="",
+                )
+                part = None
+        events = [self._item("response.output_item.added", item)]
+        if part is not None:
+            events.append(self._text("response.content_part.added", item, part=part))
+        return item, events
 
-    def _begin(self, item: Message | ReasoningItem | FunctionCall) -> list[Event]:
-        events = self._close("completed")
-        self._open = _Open(item)
-        events.append(self._item("response.output_item.added", item))
-        return events
+    def _delta(self, piece: Reasoning | Content | Arguments) -> Event:
+        item, delta = self._open, piece.text
+        match piece:
+            case Content():
+                return self._text("response.output_text.delta", item, delta=delta, logprobs=[])
+            case Reasoning():
+                return self._text("response.reasoning_text.delta", item, delta=delta)
+            case Arguments():
+                return self._about("response.function_call_arguments.delta", item, delta=delta)
 
-    def _close(self, status: Status) -> list[Event]:
-        if self._open is None:
-            return []
-        text = "".join(self._open.texts)
-        item = self._open.item
-        if isinstance(item, FunctionCall):
-            whole = msgspec.structs.replace(item, status=status, arguments=text)
+    def _ended(self, part: Item, text: str, status: Status) -> tuple[Item, list[Event]]:
+        if isinstance(part, FunctionCall):
+            whole = msgspec.structs.replace(part, status=status, arguments=text)
             kind = "response.function_call_arguments.done"
-            events = [self._about(kind, name=item.name, arguments=text)]
+            events = [self._about(kind, part, name=part.name, arguments=text)]
         else:
-            if isinstance(item, Message):
-                part = OutputText(text=text)
-                events = [self._text("response.output_text.done", text=text, logprobs=[])]
+            if isinstance(part, Message):
+                content = OutputText(text=text)
+                events = [self._text("response.output_text.done", part, text=text, logprobs=[])]
             else:
-                part = ReasoningText(text=text)
-                events = [self._text("response.reasoning_text.done", text=text)]
-            whole = msgspec.structs.replace(item, status=status, content=[part])
-            events.append(self._part("response.content_part.done", part))
-        events.append(self._item("response.output_item.done", whole))
-        self.output.append(whole)
-        self._open = None
-        return events
-
-    def _delta(self, kind: str, delta: str, **more: Any) -> Event:
-        now = self._now
-        now.texts.append(delta)
-        about = self._about if isinstance(now.item, FunctionCall) else self._text
-        return about(kind, delta=delta, **more)
-
-    @property
-    def _now(self) -> _Open:
-        if self._open is None:
-            raise RuntimeError("arguments of a call that hasn't begun")
-        return self._open
+                content = ReasoningText(text=text)
+                events = [self._text("response.reasoning_text.done", part, text=text)]
+            whole = msgspec.structs.replace(part, status=status, content=[content])
+            events.append(self._text("response.content_part.done", part, part=content))
+        return whole, [*events, self._item("response.output_item.done", whole)]
 
     def _item(self, kind: str, item: Item) -> Event:
-        return {"type": kind, "output_index": len(self.output), "item": item}
+        return {"type": kind, "output_index": len(self.parts), "item": item}
 
-    def _part(self, kind: str, part: OutputText | ReasoningText) -> Event:
-        return self._text(kind, part=part)
+    def _text(self, kind: str, item: Item | None, **more: Any) -> Event:
+        return self._about(kind, item, content_index=0, **more)
 
-    def _text(self, kind: str, **more: Any) -> Event:
-        return self._about(kind, content_index=0, **more)
-
-    def _about(self, kind: str, **more: Any) -> Event:
-        about = {"item_id": self._now.item.id, "output_index": len(self.output)}
-        return {"type": kind, **about, **more}
+    def _about(self, kind: str, item: Item | None, **more: Any) -> Event:
+        if item is None:
+            raise RuntimeError("arguments of a call that hasn't begun")
+        return {"type": kind, "item_id": item.id, "output_index": len(self.parts), **more}
