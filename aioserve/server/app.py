@@ -17,31 +17,31 @@ from starlette.types import Scope
 
 from aioserve import Observer
 from aioserve.engine.engine import Engine
-from aioserve.server.anthropic.messages import COUNT_TOKENS, MESSAGES
+from aioserve.server.anthropic.messages import count_tokens, messages
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
 from aioserve.server.call_reports import AccessLog, Spans
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.metrics import Metrics
-from aioserve.server.middleware import CALL_LOG, CallMiddleware, Listener, not_found_handlers
-from aioserve.server.openai.chat import CHAT
-from aioserve.server.openai.completions import COMPLETIONS
-from aioserve.server.openai.embeddings import EMBEDDINGS
+from aioserve.server.middleware import CALL_LOG, NOT_FOUND, CallMiddleware, Listener
+from aioserve.server.openai.chat import chat
+from aioserve.server.openai.completions import completions
+from aioserve.server.openai.embeddings import embeddings
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.models import MODEL, MODELS
+from aioserve.server.openai.models import model, models
 from aioserve.server.openai.responses_api.handlers import (
-    DELETE_RESPONSE,
-    GET_RESPONSE,
-    INPUT_ITEMS,
-    RESPONSES,
+    delete_response,
+    input_items,
+    response,
+    responses,
 )
-from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.openai.tokens import detokenize, tokenize
 from aioserve.server.openapi import describing
-from aioserve.server.operations import OPERATIONS
+from aioserve.server.operations import health, ready, version
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.request_checks import checks_of
 from aioserve.server.settings import ServerSettings
-from aioserve.server.steps.endpoints import LIVE, LIVE_NOW, TRACE
+from aioserve.server.steps.endpoints import live, live_now, trace
 from aioserve.server.steps.recorder import StepRecorder
 
 __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "Watching", "create_app"]
@@ -76,22 +76,12 @@ class Watching:
 
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
-    MODELS,
-    MODEL,
-    COMPLETIONS,
-    CHAT,
-    EMBEDDINGS,
-    TOKENIZE,
-    DETOKENIZE,
-    RESPONSES,
-    GET_RESPONSE,
-    DELETE_RESPONSE,
-    INPUT_ITEMS,
-    MESSAGES,
-    COUNT_TOKENS,
-    *OPERATIONS,
+    *(models, model, completions, chat, embeddings, tokenize, detokenize),
+    *(responses, response, delete_response, input_items),
+    *(messages, count_tokens),
+    *(health, ready, version),
 )
-PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
+PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (live, live_now, trace)
 """What the page shows of the engine."""
 
 
@@ -139,7 +129,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     app = Starlette(
         routes=routes,
         middleware=[middleware],
-        exception_handlers=not_found_handlers(shapes, OPENAI_ERRORS),
+        exception_handlers=NOT_FOUND,
         lifespan=watching.lifespan,
     )
     watching.begin()

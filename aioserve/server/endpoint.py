@@ -10,14 +10,14 @@ Knows how answers are sent, and nothing of what is asked.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
 
 import anyio
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
 from aioserve.server.app_state import Call
@@ -31,7 +31,9 @@ __all__ = [
     "ErrorShape",
     "Events",
     "Handler",
+    "endpoint",
     "named_event",
+    "send_json",
     "shown_path",
 ]
 
@@ -39,7 +41,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 B = TypeVar("B")
 
-JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -73,7 +74,7 @@ class Answer:
 
     value: object
     status: int = 200
-    headers: dict[str, str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
@@ -85,26 +86,28 @@ def shown_path(path: str) -> str:
     return path.replace(":path}", "}")
 
 
-class ErrorShape(Protocol):
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
     """How an API writes errors down."""
 
-    @property
-    def kind(self) -> type:
-        """Type of what `body` gives."""
-        ...
-
-    @property
-    def id_header(self) -> bytes | None:
-        """In which clients of the API look for what a call goes by, beside `x-request-id`."""
-        ...
-
-    def body(self, error: ApiError, request_id: str) -> object:
-        """As JSON. `request_id` is what the call goes by."""
-        ...
+    kind: type
+    """Type of what `body` gives."""
+    body: Callable[[ApiError, str], object]
+    """Makes the JSON of an error, and of what its call goes by."""
+    event_kind: str | None = None
+    """What the last event of a stream says it is, if events do."""
+    id_header: bytes | None = None
+    """In which clients of the API look for what a call goes by, beside `x-request-id`."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """As the last event of a stream."""
-        ...
+        body = self.body(error, request_id)
+        if self.event_kind is not None:
+            return named_event(self.event_kind, body)
+        return b"data: %b\n\n" % msgspec.json.encode(body)
+
+
+Method = Literal["GET", "POST", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +117,33 @@ class Endpoint(Generic[B]):
     path: str
     handle: Handler[B]
     errors: ErrorShape
+    summary: str
+    method: Method = "GET"
     kind: type[B] | None = None
-    """Type of the body; None: there is none, and the method is GET."""
-    bodiless: Literal["GET", "DELETE"] | None = None
-    """The method of a path with parameters, which are read as `kind` beside those of the query."""
+    """Type of the body, or, where the method has none, of the parameters of path and query."""
     answer: Any = None
     """Type of what is answered with, for the description of the API."""
-    summary: str = ""
 
     @property
     def shown_path(self) -> str:
         return shown_path(self.path)
 
-    @property
-    def method(self) -> str:
-        return self.bodiless or ("GET" if self.kind is None else "POST")
+
+def endpoint(
+    errors: ErrorShape, path: str, summary: str, *, method: Method = "GET", answer: Any = None
+) -> Callable[[Handler[B]], Endpoint[B]]:
+    """Make an endpoint of the handler below, whose annotations say what it reads and, where
+    `answer` doesn't, what it answers with."""
+
+    def decorated(handle: Handler[B]) -> Endpoint[B]:
+        _, kind, returned = get_type_hints(handle).values()
+        has_type = answer is None and returned not in (Answer, Events, object)
+        kind = None if kind is type(None) else kind
+        return Endpoint(
+            path, handle, errors, summary, method, kind, returned if has_type else answer
+        )
+
+    return decorated
 
 
 class EndpointApp(Generic[B]):
@@ -167,7 +182,7 @@ class EndpointApp(Generic[B]):
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         if self._endpoint.kind is None:
             return None
-        if self._endpoint.bodiless is not None:
+        if self._endpoint.method != "POST":
             return parameters(scope, self._endpoint.kind)
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
@@ -218,17 +233,19 @@ class _Sending:
         """Whether an answer's headers may say that its connection ends: HTTP/2 has none."""
         self.has_begun = False
 
-    async def json(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
-        body = msgspec.json.encode(value)
-        length = (b"content-length", str(len(body)).encode())
-        await self._begin(status, JSON, [length, *_encoded(headers or {})])
-        await self._send({"type": "http.response.body", "body": body})
+    async def json(
+        self, status: int, value: object, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.has_begun = True
+        await send_json(self._send, status, value, headers)
 
     async def events(self, events: Events) -> None:
         try:
             async with aclosing(events.source) as source:
                 quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-                await self._begin(200, events.kind, [*quiet, *events.headers])
+                kind = (b"content-type", events.kind)
+                self.has_begun = True
+                await self._send(_start(200, [kind, *quiet, *events.headers]))
                 async for event in source:
                     await self._send(
                         {"type": "http.response.body", "body": event, "more_body": True}
@@ -240,11 +257,17 @@ class _Sending:
     async def last_event(self, event: bytes) -> None:
         await self._send({"type": "http.response.body", "body": event})
 
-    async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
-        headers = [(b"content-type", kind), *more]
-        self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+async def send_json(
+    send: Send, status: int, value: object, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a whole response."""
+    body = msgspec.json.encode(value)
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    more = [(name.encode(), text.encode("latin-1")) for name, text in (headers or {}).items()]
+    await send(_start(status, [*own, *more]))
+    await send({"type": "http.response.body", "body": body})
 
 
-def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+def _start(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}

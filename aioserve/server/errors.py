@@ -24,7 +24,7 @@ from aioserve.errors import (
     StreamStalledError,
 )
 
-__all__ = ["STATUSES", "ApiError", "api_error_of", "as_named", "called", "refuse"]
+__all__ = ["STATUSES", "TYPES", "ApiError", "api_error_of", "as_named", "called", "refuse"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -86,6 +86,15 @@ STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (
 )
 """Status and code of each error of the engine's; the first class that an error is of decides. What
 the caller has caused is a 4xx."""
+
+TYPES: dict[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""What all APIs call errors of these statuses; names of others are each API's own."""
 
 
 def api_error_of(error: Exception) -> ApiError:

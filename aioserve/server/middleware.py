@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.server.app_state import Calls
 from aioserve.server.call_log import CallLog
-from aioserve.server.endpoint import ErrorShape
+from aioserve.server.endpoint import ErrorShape, send_json
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.request_checks import (
     Arrival,
@@ -33,10 +33,7 @@ from aioserve.server.request_checks import (
     path_of,
 )
 
-__all__ = ["CALL_LOG", "CallMiddleware", "Listener", "not_found_handlers"]
-
-Handler = Callable[[Request, Exception], Response]
-
+__all__ = ["CALL_LOG", "NOT_FOUND", "CallMiddleware", "Listener"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -108,11 +105,15 @@ class CallMiddleware:
         self._tell("began", arrival)
         try:
             await self._pass(arrival, receive, answering)
+        except Preflight:
+            await answering({"type": "http.response.start", "status": 204, "headers": []})
+            await answering({"type": "http.response.body", "body": b""})
         except Exception as error:
-            call_log.error = call_log.error or type(error).__name__
-            if call_log.status is not None:
-                raise  # half of an answer has gone: the connection ends
-            logger.error("call %s failed", call_log.request_id, exc_info=error)
+            if call_log.status is not None:  # half of an answer has gone: the connection ends
+                call_log.error = call_log.error or type(error).__name__
+                raise
+            if not isinstance(error, ApiError):
+                logger.error("call %s failed", call_log.request_id, exc_info=error)
             await self._refuse(arrival, api_error_of(error), answering)
         finally:
             call_log.total_seconds = time.perf_counter() - call_log.began_seconds
@@ -120,40 +121,23 @@ class CallMiddleware:
             self._tell("ended", call_log)
 
     async def _pass(self, arrival: Arrival, receive: Receive, send: Send) -> None:
-        try:
-            for check in self._checks:
-                check.check(arrival)
-            if any(char < " " for char in arrival.path):
-                # Routes match a path with a line end behind it, which guards take for another.
-                raise ApiError(404, "there is no such path", code="not_found")
-            if arrival.is_call and self._calls.num_posted >= self._max_calls:
-                raise _busy(self._max_calls)
-        except Preflight:
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        except ApiError as error:
-            await self._refuse(arrival, error, send)
-            return
-        if not arrival.is_call:
-            await self._app(arrival.scope, receive, send)
-            return
-        with self._calls.running(posted=True):
+        for check in self._checks:
+            check.check(arrival)
+        if any(char < " " for char in arrival.path):
+            # Routes match a path with a line end behind it, which checks take for another.
+            raise ApiError(404, "there is no such path", code="not_found")
+        if arrival.is_call and self._calls.num_posted >= self._max_calls:
+            raise _busy(self._max_calls)
+        with self._calls.running(posted=True) if arrival.is_call else nullcontext():
             await self._app(arrival.scope, receive, send)
 
     async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
         """Nothing was read of a body, and nothing will be: where one comes, the server ends the
         connection."""
-        arrival.call_log.error = error.code or arrival.call_log.error or called(error)
+        arrival.call_log.error = called(error)
         shape = self._shapes.get(arrival.path, self._shape)
-        body = msgspec.json.encode(shape.body(error, arrival.call_log.request_id))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            *[(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()],
-        ]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        body = shape.body(error, arrival.call_log.request_id)
+        await send_json(send, error.status, body, error.headers)
 
     def _tell(self, method: str, what: object) -> None:
         for listener in self._listeners:
@@ -163,30 +147,21 @@ class CallMiddleware:
                 logger.exception("%s failed in %s", type(listener).__name__, method)
 
 
-def not_found_handlers(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
-    """Handlers for the statuses 404 and 405. `shapes` say how errors are written at which path,
-    `shape` at all others."""
+async def _no_path(request: Request, _: Exception) -> Response:
+    path = path_of(request.scope)
+    raise ApiError(404, f"there is nothing at {path!r:.300}", code="not_found")
 
-    def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
-        call_log: CallLog = request.scope[CALL_LOG]
-        call_log.error = error.code
-        body = shapes.get(path_of(request.scope), shape).body(error, call_log.request_id)
-        return Response(
-            msgspec.json.encode(body), error.status, headers, media_type="application/json"
-        )
 
-    def no_path(request: Request, _: Exception) -> Response:
-        path = path_of(request.scope)
-        return answered(
-            request, ApiError(404, f"there is nothing at {path!r:.300}", code="not_found"), {}
-        )
+async def _no_method(request: Request, error: Exception) -> Response:
+    headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+    call_log: CallLog = request.scope[CALL_LOG]
+    call_log.headers += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
+    raise ApiError(405, message, code="method_not_allowed")
 
-    def no_method(request: Request, error: Exception) -> Response:
-        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
-        message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
-        return answered(request, ApiError(405, message, code="method_not_allowed"), headers)
 
-    return {404: no_path, 405: no_method}
+NOT_FOUND = {404: _no_path, 405: _no_method}
+"""Handlers of Starlette's own errors, which are plain text."""
 
 
 def _answering(call_log: CallLog, send: Send) -> Send:

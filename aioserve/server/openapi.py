@@ -36,7 +36,7 @@ def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
     async def describe(call: Call, _: None) -> dict[str, Any]:
         return document(endpoints, has_keys=bool(call.settings.api_keys))
 
-    return Endpoint("/openapi.json", describe, OPENAI_ERRORS, summary="This description")
+    return Endpoint("/openapi.json", describe, OPENAI_ERRORS, "This description")
 
 
 def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str,
 
 
 def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]:
-    kind, bodiless = endpoint.kind, endpoint.bodiless is not None
+    kind = endpoint.kind
     answers: dict[str, Any] = {"application/json": {"schema": named.get(endpoint.answer, {})}}
     if kind is not None and "stream" in kind.__struct_fields__:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
@@ -77,7 +77,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
             **dict(_refusals(named[endpoint.errors.kind])),
         },
     }
-    if bodiless:
+    if kind is not None and endpoint.method != "POST":
         operation["parameters"] = list(_parameters(endpoint.shown_path, kind))
     elif kind is not None:
         content = {"application/json": {"schema": named[kind]}}

@@ -14,11 +14,11 @@ import msgspec
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState
 from aioserve.server.app_state import Call
-from aioserve.server.endpoint import Answer, Endpoint
+from aioserve.server.endpoint import Answer, endpoint
 from aioserve.server.errors import DRAINING_RETRY_SECONDS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 
-__all__ = ["OPERATIONS", "Health", "Readiness", "Version"]
+__all__ = ["Health", "Readiness", "Version", "health", "health_of", "ready", "version"]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +67,14 @@ def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: floa
     )
 
 
+@endpoint(OPENAI_ERRORS, "/health", "Whether steps make progress", answer=Health)
 async def health(call: Call, _: None) -> Answer:
     engine, limit = call.engine, call.settings.max_step_age_seconds
     found = health_of(engine.state, engine.stats(), limit)
     return Answer(found, 200 if found.status == "ok" else 503)
 
 
+@endpoint(OPENAI_ERRORS, "/ready", "Whether requests are taken", answer=Readiness)
 async def ready(call: Call, _: None) -> Answer:
     state = call.engine.state
     if state == "open":
@@ -81,16 +83,6 @@ async def ready(call: Call, _: None) -> Answer:
     return Answer(Readiness(status="not_ready", engine=state), 503, retry)
 
 
+@endpoint(OPENAI_ERRORS, "/version", "Which aioserve this is")
 async def version(call: Call, _: None) -> Version:
     return Version(version=metadata.version("aioserve"))
-
-
-OPERATIONS: tuple[Endpoint[None], ...] = (
-    Endpoint(
-        "/health", health, OPENAI_ERRORS, answer=Health, summary="Whether steps make progress"
-    ),
-    Endpoint(
-        "/ready", ready, OPENAI_ERRORS, answer=Readiness, summary="Whether requests are taken"
-    ),
-    Endpoint("/version", version, OPENAI_ERRORS, answer=Version, summary="Which aioserve this is"),
-)

@@ -248,23 +248,23 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
             return Call(shared, "id", tenant=tenant)
 
         body = ResponseRequest(model="scripted", input="a")
-        mine = await handlers.responses(call("a"), body)
+        mine = await handlers.responses.handle(call("a"), body)
         assert isinstance(mine, Response)
         path = handlers.ResponsePath(response_id=mine.id)
         listing = handlers.ListPath(response_id=mine.id)
         going_on = ResponseRequest(model="scripted", input="b", previous_response_id=mine.id)
         for tenant in ("b", None):
             for handler, asked in (
-                (handlers.response, path),
-                (handlers.delete_response, path),
-                (handlers.input_items, listing),
-                (handlers.responses, going_on),
+                (handlers.response.handle, path),
+                (handlers.delete_response.handle, path),
+                (handlers.input_items.handle, listing),
+                (handlers.responses.handle, going_on),
             ):
                 with pytest.raises(ApiError) as refused:
                     await handler(call(tenant), asked)  # pyright: ignore[reportArgumentType]
                 assert refused.value.status == 404
-        assert await handlers.response(call("a"), path)
-        assert await handlers.responses(call("a"), going_on)
+        assert await handlers.response.handle(call("a"), path)
+        assert await handlers.responses.handle(call("a"), going_on)
 
 
 @pytest.mark.parametrize(

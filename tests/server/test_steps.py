@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from aioserve import FinishReason, RequestInfo, RequestSummary, StepInfo, StepPart
 from aioserve.server.steps.recorder import (
     Arrived,
-    Books,
     Ended,
     Entry,
     Stepped,
@@ -165,22 +164,22 @@ def test_the_books_equal_a_plain_model(notes: Any, max_entries: int, max_parts: 
     for _ in walk(notes, recorder, model):
         told = model.told
         assert recorder.end == len(told)
-        kept = recorder.entries()
-        assert recorder.begin == len(told) - len(kept)
-        assert [plain(entry) for entry in kept] == told[len(told) - len(kept) :]
+        kept = recorder.entries
+        forgotten = len(told) - len(kept)
+        assert [plain(entry) for entry in kept] == told[forgotten:]
         assert len(kept) <= max_entries
         assert sum(map(num_parts, kept)) <= max_parts
-        if recorder.begin:  # nothing is forgotten before there is no room for it
-            lost = told[recorder.begin - 1]
+        if forgotten:  # nothing is forgotten before there is no room for it
+            lost = told[forgotten - 1]
             parts = sum(map(num_parts, kept)) + (len(lost[2]) if lost[0] == "step" else 0)
             assert len(kept) == max_entries or parts > max_parts
         assert [one.arrived.number for one in recorder.open_requests] == [
             one["number"] for one in model.open
         ]
         for begin in range(len(told) + 1):
-            assert recorder.entries(begin) == kept[max(0, begin - recorder.begin) :]
             few = recorder.last_entries(begin, 5)
-            assert few == recorder.entries(begin)[len(recorder.entries(begin)) - len(few) :]
+            all_from_there = kept[max(0, begin - forgotten) :]
+            assert few == all_from_there[len(all_from_there) - len(few) :]
             assert sum(map(num_parts, few)) <= 5
 
 
@@ -190,15 +189,15 @@ def test_steps_of_many_parts_make_room_by_their_parts() -> None:
     for number in range(1, 8):
         parts = [("a", sample, 8 + number, 1, 1, True) for sample in range(4)]
         recorder.step_finished(step(number, float(number), parts))
-        assert sum(map(num_parts, recorder.entries())) == 4 * min(number, 2)
-    assert (recorder.begin, recorder.end) == (6, 8)
+        assert sum(map(num_parts, recorder.entries)) == 4 * min(number, 2)
+    assert (len(recorder.entries), recorder.end) == (2, 8)
 
 
 def entries_of(notes: Any) -> list[Entry]:
     recorder = StepRecorder()
     for _ in walk(notes, recorder, Model()):
         pass
-    return recorder.entries()
+    return recorder.entries
 
 
 @given(notices)
@@ -262,7 +261,7 @@ def test_a_trace_says_what_a_request_did() -> None:
     recorder.finished([summary("mine", 1.0, 6.5)])
     for tenant, name in ((None, "mine"), ("one", "mine"), ("two", "request 1")):
         tracer = Tracer(tenant)
-        events = [event for entry in recorder.entries() for event in tracer.events(entry)]
+        events = [event for entry in recorder.entries for event in tracer.events(entry)]
         mine = [event for event in events if event.pid == 2 and event.ph in "BEX"]
         assert [event.name for event in mine if event.ph in "BE"] == [name, name]
         assert [(e.name, e.ts / 1e6, (e.ts + e.dur) / 1e6) for e in mine if e.dur is not None] == [
@@ -277,17 +276,20 @@ def test_a_trace_says_what_a_request_did() -> None:
         assert [event.args for event in cached] == [{"cached_tokens": 4}, {"cached_tokens": 3}]
 
 
-def test_books_that_were_opened_late_pass_over_who_came_before() -> None:
-    books = Books()
-    assert books.ended(summary("early", 0.0, 1.0)) is None
-    stepped = books.stepped(step(1, 1.0, [("early", 0, 0, 1, 1, False)], [("early", 0)]))
+def test_what_came_before_the_first_entry_is_passed_over() -> None:
+    recorder = StepRecorder()
+    recorder.finished([summary("early", 0.0, 1.0)])
+    recorder.step_finished(step(1, 1.0, [("early", 0, 0, 1, 1, False)], [("early", 0)]))
+    (stepped,) = recorder.entries
+    assert isinstance(stepped, Stepped)
     assert (stepped.parts, stepped.preempted) == ((), ())
 
 
 def test_the_end_of_a_request_is_told() -> None:
-    books = Books()
-    books.arrived(info("a", 2.0))
-    ended = books.ended(summary("a", 2.0, 5.0))
+    recorder = StepRecorder()
+    recorder.arrived([info("a", 2.0)])
+    recorder.finished([summary("a", 2.0, 5.0)])
+    ended = recorder.entries[-1]
     assert isinstance(ended, Ended)
     assert (ended.end_seconds, ended.completion_tokens) == (pytest.approx(5.0), 3)
-    assert not books.open
+    assert not recorder.open_requests

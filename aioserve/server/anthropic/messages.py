@@ -33,17 +33,17 @@ from aioserve.server.chat_parts.answering import (
     Writer,
     answered,
 )
-from aioserve.server.endpoint import Endpoint, named_event
-from aioserve.server.errors import ApiError, as_named
+from aioserve.server.endpoint import ErrorShape, endpoint, named_event
+from aioserve.server.errors import TYPES, ApiError, as_named
 
 __all__ = [
     "ANTHROPIC_ERRORS",
-    "COUNT_TOKENS",
-    "MESSAGES",
     "AnthropicErrorBody",
     "AnthropicMessage",
     "MessageUsage",
     "TokenCount",
+    "count_tokens",
+    "messages",
 ]
 
 
@@ -57,33 +57,15 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="err
     request_id: str
 
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+def _error_body(error: ApiError, request_id: str) -> AnthropicErrorBody:
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    types = TYPES | {413: "request_too_large", 504: "timeout_error"}
+    return AnthropicErrorBody(
+        AnthropicErrorDetail(types.get(error.status, kind), error.message), request_id
+    )
 
 
-class _AnthropicErrors:
-    kind: type[AnthropicErrorBody] = AnthropicErrorBody
-    id_header: bytes | None = b"request-id"
-
-    def body(self, error: ApiError, request_id: str) -> AnthropicErrorBody:
-        kind = "invalid_request_error" if error.status < 500 else "api_error"
-        return AnthropicErrorBody(
-            AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message), request_id
-        )
-
-    def event(self, error: ApiError, request_id: str) -> bytes:
-        return named_event("error", self.body(error, request_id))
-
-
-ANTHROPIC_ERRORS: _AnthropicErrors = _AnthropicErrors()
+ANTHROPIC_ERRORS: ErrorShape = ErrorShape(AnthropicErrorBody, _error_body, "error", b"request-id")
 
 
 StopReason = Literal[
@@ -224,19 +206,16 @@ def _encoded(events: list[Event]) -> bytes:
     return b"".join([named_event(event["type"], event) for event in events])
 
 
+@endpoint(
+    ANTHROPIC_ERRORS,
+    "/v1/messages",
+    "Answer a conversation in blocks",
+    method="POST",
+    answer=AnthropicMessage,
+)
 async def messages(call: Call, body: MessageRequest) -> object:
     answering = Answering(call.engine, asked_of(call, body))
     return await answered(call, answering, MessageWriter(body, answering), stream=body.stream)
-
-
-MESSAGES: Endpoint[MessageRequest] = Endpoint(
-    "/v1/messages",
-    messages,
-    ANTHROPIC_ERRORS,
-    kind=MessageRequest,
-    answer=AnthropicMessage,
-    summary="Answer a conversation in blocks",
-)
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -244,19 +223,15 @@ class TokenCount(msgspec.Struct, frozen=True):
     """Cached or not."""
 
 
+@endpoint(
+    ANTHROPIC_ERRORS,
+    "/v1/messages/count_tokens",
+    "Count the tokens of a conversation",
+    method="POST",
+)
 async def count_tokens(call: Call, body: Conversation) -> TokenCount:
     turns = conversation_of(call, body)
     framing, tools = framing_of(call, body, turns), plan_of(call, body).tools
     with as_named(NAMES, turns.placed):
         ids = await call.engine.encode(turns.messages, tools=tools, **framing)
     return TokenCount(len(ids))
-
-
-COUNT_TOKENS: Endpoint[Conversation] = Endpoint(
-    "/v1/messages/count_tokens",
-    count_tokens,
-    ANTHROPIC_ERRORS,
-    kind=Conversation,
-    answer=TokenCount,
-    summary="Count the tokens of a conversation",
-)

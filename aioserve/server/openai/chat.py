@@ -18,7 +18,7 @@ from aioserve.request import FinishReason
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Answering, Writer, answered
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.endpoint import Endpoint
+from aioserve.server.endpoint import endpoint
 from aioserve.server.openai.chat_request import ChatRequest, asked_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
@@ -29,7 +29,7 @@ from aioserve.server.openai.logprobs import (
     chat_logprobs,
 )
 
-__all__ = ["CHAT", "ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter"]
+__all__ = ["ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter", "chat"]
 
 Ended = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -281,19 +281,16 @@ def _new_id() -> str:
     return uuid.uuid4().hex[:9]
 
 
+@endpoint(
+    OPENAI_ERRORS,
+    "/v1/chat/completions",
+    "Answer a conversation",
+    method="POST",
+    answer=ChatCompletion,
+)
 async def chat(call: Call, body: ChatRequest) -> object:
     body.check(call)
     asked = asked_of(call, body)
     answering = Answering(call.engine, asked)
     writer = ChatWriter(call, body, asked.plan, answering)
     return await answered(call, answering, writer, stream=body.stream)
-
-
-CHAT: Endpoint[ChatRequest] = Endpoint(
-    "/v1/chat/completions",
-    chat,
-    OPENAI_ERRORS,
-    kind=ChatRequest,
-    answer=ChatCompletion,
-    summary="Answer a conversation",
-)

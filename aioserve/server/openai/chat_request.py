@@ -246,7 +246,6 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
         options = options_of(
             call,
             body,
-            metadata=body.metadata,
             chat_template_kwargs=body.variables(call.engine),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),

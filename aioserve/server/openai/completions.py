@@ -19,7 +19,7 @@ from aioserve.request import Completion as EngineCompletion
 from aioserve.request import FinishReason, Sample, SamplingParams, Token, Usage
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
-from aioserve.server.endpoint import Endpoint
+from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named
 from aioserve.server.openai.completions_request import (
     COMPLETION_NAMES,
@@ -37,12 +37,12 @@ from aioserve.server.openai.logprobs import (
 from aioserve.server.openai.together import Batch, Merged, all_of
 
 __all__ = [
-    "COMPLETIONS",
     "Completion",
     "CompletionChoice",
     "CompletionPiece",
     "CompletionWriter",
     "PromptChoices",
+    "completions",
 ]
 
 
@@ -286,6 +286,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         return self._makers[0].counted(usage)
 
 
+@endpoint(OPENAI_ERRORS, "/v1/completions", "Continue prompts", method="POST", answer=Completion)
 async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
     prompts = prompts_of(body.prompt, call.settings.max_prompts)
@@ -302,13 +303,3 @@ async def completions(call: Call, body: CompletionRequest) -> object:
         )
     writer = CompletionWriter(call, body, params, prompts, merged)
     return await answered(call, merged, writer, stream=body.stream)
-
-
-COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(
-    "/v1/completions",
-    completions,
-    OPENAI_ERRORS,
-    kind=CompletionRequest,
-    answer=Completion,
-    summary="Continue prompts",
-)

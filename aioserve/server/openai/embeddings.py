@@ -9,13 +9,13 @@ import msgspec
 
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import CallFields
-from aioserve.server.endpoint import Endpoint
+from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import options_of, refuse_unsupported, take_request_id
 
-__all__ = ["EMBEDDINGS", "Embedding", "EmbeddingList", "EmbeddingRequest"]
+__all__ = ["Embedding", "EmbeddingList", "EmbeddingRequest", "embeddings"]
 
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
@@ -54,6 +54,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
+@endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     call.app_state.check_model(body.model)
     refuse_unsupported(body, {"add_special_tokens": (True,)})
@@ -81,13 +82,3 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
         data=[Embedding(index=index, embedding=one) for index, one in enumerate(written)],
         usage=EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
     )
-
-
-EMBEDDINGS: Endpoint[EmbeddingRequest] = Endpoint(
-    "/v1/embeddings",
-    embeddings,
-    OPENAI_ERRORS,
-    kind=EmbeddingRequest,
-    answer=EmbeddingList,
-    summary="Embed texts",
-)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.server.errors import ApiError
+from aioserve.server.endpoint import ErrorShape
+from aioserve.server.errors import TYPES, ApiError
 
 __all__ = ["OPENAI_ERRORS", "ErrorBody"]
 
@@ -20,26 +21,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+def _body(error: ApiError, request_id: str) -> ErrorBody:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = TYPES.get(error.status, kind)
+    return ErrorBody(ErrorDetail(error.message, kind, error.param, error.code))
 
 
-class _OpenAIErrors:
-    kind: type[ErrorBody] = ErrorBody
-    id_header: bytes | None = None
-
-    def body(self, error: ApiError, request_id: str) -> ErrorBody:
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        kind = _TYPES.get(error.status, kind)
-        return ErrorBody(ErrorDetail(error.message, kind, error.param, error.code))
-
-    def event(self, error: ApiError, request_id: str) -> bytes:
-        return b"data: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
-
-
-OPENAI_ERRORS: _OpenAIErrors = _OpenAIErrors()
+OPENAI_ERRORS: ErrorShape = ErrorShape(ErrorBody, _body)

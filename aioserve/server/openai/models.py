@@ -8,10 +8,10 @@ import msgspec
 
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
-from aioserve.server.endpoint import Endpoint
+from aioserve.server.endpoint import endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
 
-__all__ = ["MODEL", "MODELS", "Model", "ModelList"]
+__all__ = ["Model", "ModelList", "model", "models"]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +33,13 @@ class Named(Strict, frozen=True, kw_only=True):
     model: str
 
 
+@endpoint(OPENAI_ERRORS, "/v1/models", "The models served here")
 async def models(call: Call, _: None) -> ModelList:
     return ModelList(data=[_model(call, name) for name in call.app_state.model_names])
 
 
+# Names may have slashes.
+@endpoint(OPENAI_ERRORS, "/v1/models/{model:path}", "One of them")
 async def model(call: Call, named: Named) -> Model:
     call.app_state.check_model(named.model)
     return _model(call, named.model)
@@ -45,18 +48,3 @@ async def model(call: Call, named: Named) -> Model:
 def _model(call: Call, name: str) -> Model:
     length = call.engine.limits.max_model_len
     return Model(id=name, created=call.app_state.created_seconds, max_model_len=length)
-
-
-MODELS: Endpoint[None] = Endpoint(
-    "/v1/models", models, OPENAI_ERRORS, answer=ModelList, summary="The models served here"
-)
-# Names may have slashes.
-MODEL: Endpoint[Named] = Endpoint(
-    "/v1/models/{model:path}",
-    model,
-    OPENAI_ERRORS,
-    kind=Named,
-    bodiless="GET",
-    answer=Model,
-    summary="One of them",
-)

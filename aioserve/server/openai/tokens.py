@@ -11,13 +11,13 @@ import msgspec
 
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
-from aioserve.server.endpoint import Endpoint
+from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.chat_request import Tool, messages_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.logprobs import TokenTexts
 
-__all__ = ["DETOKENIZE", "TOKENIZE", "DetokenizeRequest", "TokenizeRequest"]
+__all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +58,7 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
 _OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
+@endpoint(OPENAI_ERRORS, "/tokenize", "The token ids of a prompt", method="POST")
 async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
     engine = _checked(call, body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -92,6 +93,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
     )
 
 
+@endpoint(OPENAI_ERRORS, "/detokenize", "The text of token ids", method="POST")
 async def detokenize(call: Call, body: DetokenizeRequest) -> Detokenized:
     engine = _checked(call, body.model)
     limits = engine.limits
@@ -108,21 +110,3 @@ def _checked(call: Call, model: str | None) -> Any:
     if not call.engine.has_tokenizer:
         raise ApiError(400, "the model has no tokenizer", code="no_tokenizer")
     return call.engine
-
-
-TOKENIZE: Endpoint[TokenizeRequest] = Endpoint(
-    "/tokenize",
-    tokenize,
-    OPENAI_ERRORS,
-    kind=TokenizeRequest,
-    answer=Tokens,
-    summary="The token ids of a prompt",
-)
-DETOKENIZE: Endpoint[DetokenizeRequest] = Endpoint(
-    "/detokenize",
-    detokenize,
-    OPENAI_ERRORS,
-    kind=DetokenizeRequest,
-    answer=Detokenized,
-    summary="The text of token ids",
-)

@@ -16,13 +16,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.endpoint import Events, endpoint
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.steps.recorder import Arrived, Entry, OpenRequest, StepRecorder, num_parts
 from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, TraceEvent, Tracer, encoded
 
-__all__ = ["LIVE", "LIVE_NOW", "TRACE", "About", "Reader", "Update"]
+__all__ = ["About", "Reader", "Update", "live", "live_now", "trace"]
 
 MAX_AT_ONCE = 2000
 """Entries and parts of steps that are written between two turns of the event loop: a few ms."""
@@ -33,6 +33,7 @@ class _Nothing:
         """Nothing is held for a download."""
 
 
+@endpoint(OPENAI_ERRORS, "/trace", "The last steps, in Chrome's trace format")
 async def trace(call: Call, _: None) -> Events:
     name = b'attachment; filename="aioserve-trace.json"'
     headers = ((b"content-disposition", name),)
@@ -41,7 +42,7 @@ async def trace(call: Call, _: None) -> Events:
 
 async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
     steps = call.app_state.recorded_steps
-    entries = steps.entries()
+    entries = steps.entries
     tracer = Tracer(call.tenant)
     begun = tracer.begin(asyncio.get_running_loop().time(), steps.open_requests)
     yield TRACE_BEGIN + encoded(begun, first=True)
@@ -55,11 +56,6 @@ async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
             await asyncio.sleep(0)
             events, cost = [], 0
     yield encoded([*events, *tracer.finish()], first=False) + TRACE_END
-
-
-TRACE: Endpoint[None] = Endpoint(
-    "/trace", trace, OPENAI_ERRORS, summary="The last steps, in Chrome's trace format"
-)
 
 
 PERIOD_SECONDS = 0.25
@@ -158,10 +154,12 @@ def about(call: Call) -> About:
     )
 
 
+@endpoint(OPENAI_ERRORS, "/live/now", "What the engine did lately")
 async def live_now(call: Call, _: None) -> Update:
     return Reader(call, call.app_state.recorded_steps).update(asyncio.get_running_loop().time())
 
 
+@endpoint(OPENAI_ERRORS, "/live", "What the engine does, as it does it", answer=Update)
 async def live(call: Call, _: None) -> Events:
     steps, most = call.app_state.recorded_steps, call.settings.max_live_readers
     if steps.num_readers >= most:
@@ -185,11 +183,3 @@ async def _updates(call: Call, reader: Reader) -> AsyncGenerator[bytes, None]:
         if call.engine.state != "open":
             return
         await asyncio.sleep(PERIOD_SECONDS)
-
-
-LIVE: Endpoint[None] = Endpoint(
-    "/live", live, OPENAI_ERRORS, answer=Update, summary="What the engine does, as it does it"
-)
-LIVE_NOW: Endpoint[None] = Endpoint(
-    "/live/now", live_now, OPENAI_ERRORS, answer=Update, summary="What the engine did lately"
-)

@@ -1,13 +1,14 @@
 """What happened in an engine, entry by entry: small values that are kept, sent and traced.
 
-`Books` makes entries of what an observer is told. Requests have numbers there, as their ids may
-come again, and parts of a prompt that needed no computing are found. `StepRecorder` keeps the last
+`EntryObserver` makes entries of what it is told. Requests have numbers there, as their ids may come
+again, and parts of a prompt that needed no computing are found. `StepRecorder` keeps the last
 entries. Readers look into one log, each from where it was: what a slow one misses it misses, and
 nothing is kept for it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -20,9 +21,9 @@ __all__ = [
     "MAX_ENTRIES",
     "MAX_PARTS",
     "Arrived",
-    "Books",
     "Ended",
     "Entry",
+    "EntryObserver",
     "OpenRequest",
     "Part",
     "StepRecorder",
@@ -103,86 +104,95 @@ class OpenRequest(msgspec.Struct, array_like=True):
     """Samples that were computed since they came or were preempted."""
 
 
-class Books:
-    """Numbers requests, and keeps those that are open. As big as what the engine has at once."""
+class EntryObserver(Observer, ABC):
+    """Numbers requests, and knows those that are open. As big as what the engine has at once."""
 
     def __init__(self) -> None:
-        self.open: dict[int, OpenRequest] = {}
+        self._open: dict[int, OpenRequest] = {}
         """By number."""
-        self.num_arrived: int = 0
+        self._num_arrived = 0
         self._by_id: dict[str, OpenRequest] = {}
         """The last of several with one id: the others have no part in a step any more."""
         self._by_arrival: dict[tuple[str, float], list[OpenRequest]] = {}
 
-    def arrived(self, info: RequestInfo) -> Arrived:
-        self.num_arrived += 1
-        entry = Arrived(
-            self.num_arrived,
-            info.request_id,
-            info.tenant,
-            info.prompt_tokens,
-            info.max_tokens,
-            info.num_samples,
-            info.arrival_seconds,
-        )
-        request = OpenRequest(entry)
-        self.open[entry.number] = request
-        self._by_id[info.request_id] = request
-        key = (info.request_id, info.arrival_seconds)
-        self._by_arrival.setdefault(key, []).append(request)
-        return entry
+    @abstractmethod
+    def _keep(self, entry: Entry) -> None: ...
 
-    def stepped(self, info: StepInfo) -> Stepped:
-        """Parts of requests that came before the books were opened are left out."""
+    def arrived(self, requests: Sequence[RequestInfo]) -> None:
+        for info in requests:
+            self._num_arrived += 1
+            entry = Arrived(
+                self._num_arrived,
+                info.request_id,
+                info.tenant,
+                info.prompt_tokens,
+                info.max_tokens,
+                info.num_samples,
+                info.arrival_seconds,
+            )
+            request = OpenRequest(entry)
+            self._open[entry.number] = request
+            self._by_id[info.request_id] = request
+            key = (info.request_id, info.arrival_seconds)
+            self._by_arrival.setdefault(key, []).append(request)
+            self._keep(entry)
+
+    def step_finished(self, step: StepInfo) -> None:
+        """Parts of requests that came before the first entry are left out."""
         by_id = self._by_id
         preempted = []
-        for request_id, sample in info.preempted:
+        for request_id, sample in step.preempted:
             if (request := by_id.get(request_id)) is not None:
                 request.begun.discard(sample)
                 preempted.append(request.arrived.number)
         parts = [
-            _part(request, part, info.begin_seconds)
-            for part in info.parts
+            _part(request, part, step.begin_seconds)
+            for part in step.parts
             if (request := by_id.get(part.request_id)) is not None
         ]
-        return Stepped(
-            info.step,
-            info.begin_seconds,
-            info.end_seconds,
-            info.failed,
-            info.num_running,
-            info.num_waiting,
-            info.pages_free,
-            info.pages_fenced,
-            info.pages_cached,
-            info.pages_held_by_requests,
-            tuple(preempted),
-            tuple(parts),
+        self._keep(
+            Stepped(
+                step.step,
+                step.begin_seconds,
+                step.end_seconds,
+                step.failed,
+                step.num_running,
+                step.num_waiting,
+                step.pages_free,
+                step.pages_fenced,
+                step.pages_cached,
+                step.pages_held_by_requests,
+                tuple(preempted),
+                tuple(parts),
+            )
         )
 
-    def ended(self, summary: RequestSummary) -> Ended | None:
-        """None for a request that came before the books were opened."""
-        key = (summary.request_id, summary.arrival_seconds)
-        alike = self._by_arrival.get(key)
-        if alike is None:
-            return None
-        request = alike.pop(0)
-        if not alike:
-            del self._by_arrival[key]
-        if self._by_id.get(summary.request_id) is request:
-            del self._by_id[summary.request_id]
-        number = request.arrived.number
-        del self.open[number]
-        return Ended(
-            number,
-            summary.finish_reason,
-            summary.arrival_seconds + summary.total_seconds,
-            summary.completion_tokens,
-            summary.cached_tokens,
-            summary.first_token_seconds,
-            summary.queued_seconds,
-            summary.preemptions,
-        )
+    def finished(self, requests: Sequence[RequestSummary]) -> None:
+        """Requests that came before the first entry are left out."""
+        for summary in requests:
+            key = (summary.request_id, summary.arrival_seconds)
+            alike = self._by_arrival.get(key)
+            if alike is None:
+                continue
+            request = alike.pop(0)
+            if not alike:
+                del self._by_arrival[key]
+            if self._by_id.get(summary.request_id) is request:
+                del self._by_id[summary.request_id]
+            number = request.arrived.number
+            del self._open[number]
+            self._keep(
+                Ended(
+                    number,
+                    summary.finish_reason,
+                    summary.arrival_seconds + summary.total_seconds,
+                    summary.completion_tokens,
+                    summary.cached_tokens,
+                    summary.first_token_seconds,
+                    summary.queued_seconds,
+                    summary.preemptions,
+                )
+            )
 
 
 def _part(request: OpenRequest, part: StepPart, begin_seconds: float) -> Part:
@@ -210,61 +220,41 @@ MAX_PARTS = 100_000
 """Kept in all steps together; one takes some 100 bytes."""
 
 
-class StepRecorder(Observer):
+class StepRecorder(EntryObserver):
     """An observer for `Engine.observe`. Costs some tens of µs a step, whatever happened before."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, max_parts: int = MAX_PARTS) -> None:
-        self._books = Books()
+        super().__init__()
         self._entries: deque[Entry] = deque()
-        self._end = 0
+        self.end: int = 0
+        """Place in the log of the next entry."""
         self._num_parts = 0
         self._max_entries = max_entries
         self._max_parts = max_parts
         self.num_readers: int = 0
         """Readers of the live view, which counts them."""
 
-    def arrived(self, requests: Sequence[RequestInfo]) -> None:
-        for info in requests:
-            self._keep(self._books.arrived(info))
-
-    def step_finished(self, step: StepInfo) -> None:
-        self._keep(self._books.stepped(step))
-
-    def finished(self, requests: Sequence[RequestSummary]) -> None:
-        for summary in requests:
-            entry = self._books.ended(summary)
-            if entry is not None:
-                self._keep(entry)
-
     def _keep(self, entry: Entry) -> None:
         self._entries.append(entry)
-        self._end += 1
+        self.end += 1
         self._num_parts += num_parts(entry)
         while len(self._entries) > self._max_entries or self._num_parts > self._max_parts:
             self._num_parts -= num_parts(self._entries.popleft())
 
     @property
-    def begin(self) -> int:
-        """Place in the log of the oldest entry that is kept."""
-        return self._end - len(self._entries)
-
-    @property
-    def end(self) -> int:
-        """Place of the next one."""
-        return self._end
-
-    @property
     def open_requests(self) -> list[OpenRequest]:
         """Requests that haven't ended, in order of arrival."""
-        return list(self._books.open.values())
+        return list(self._open.values())
 
-    def entries(self, begin: int = 0) -> list[Entry]:
-        """Return the entries that are kept, from place `begin` on."""
-        return list(islice(self._entries, max(0, begin - self.begin), None))
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries that are kept."""
+        return list(self._entries)
 
     def last_entries(self, begin: int, max_parts: int) -> list[Entry]:
-        """Return the last of them, as many as have at most `max_parts` parts together."""
-        wanted = min(self._end - begin, len(self._entries))
+        """Return the last of those from place `begin` on, as many as have at most `max_parts` parts
+        together."""
+        wanted = min(self.end - begin, len(self._entries))
         found: list[Entry] = []
         for entry in islice(reversed(self._entries), wanted):
             max_parts -= num_parts(entry)

@@ -22,12 +22,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from aioserve import Engine, Observer, RequestInfo, RequestSummary, StepInfo
+from aioserve import Engine
 from aioserve.server.steps.recorder import (
     Arrived,
-    Books,
     Ended,
     Entry,
+    EntryObserver,
     OpenRequest,
     Part,
     Stepped,
@@ -314,31 +314,18 @@ async def _write_on(
         stop()
 
 
-class _Notes(Observer):
+class _Notes(EntryObserver):
     """What is to be written."""
 
     def __init__(self, max_pending: int) -> None:
-        self._books = Books()
+        super().__init__()
         self._entries: list[Entry] = []
         self._num_pending = 0
         self._max_pending = max_pending
         self.closed = asyncio.Event()
         self.overflowed = False
 
-    def arrived(self, requests: Sequence[RequestInfo]) -> None:
-        for info in requests:
-            self._note(self._books.arrived(info))
-
-    def step_finished(self, step: StepInfo) -> None:
-        self._note(self._books.stepped(step))
-
-    def finished(self, requests: Sequence[RequestSummary]) -> None:
-        for summary in requests:
-            entry = self._books.ended(summary)
-            if entry is not None:
-                self._note(entry)
-
-    def _note(self, entry: Entry) -> None:
+    def _keep(self, entry: Entry) -> None:
         self._num_pending += 1 + num_parts(entry)
         if self._num_pending > self._max_pending:
             self.overflowed = True

@@ -11,7 +11,7 @@ import msgspec
 from aioserve.errors import QueueFullError
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import Answering, Asked, Event, Piece, Writer, answered
-from aioserve.server.endpoint import Endpoint, named_event
+from aioserve.server.endpoint import endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_api.items import Item, new_id
@@ -37,12 +37,12 @@ from aioserve.server.openai.responses_api.response import (
 from aioserve.server.openai.responses_api.store import Stored
 
 __all__ = [
-    "DELETE_RESPONSE",
-    "GET_RESPONSE",
-    "INPUT_ITEMS",
-    "RESPONSES",
     "DeletedResponse",
     "ItemList",
+    "delete_response",
+    "input_items",
+    "response",
+    "responses",
 ]
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -76,16 +76,21 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+@endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "A stored response", answer=Response)
 async def response(call: Call, path: ResponsePath) -> object:
     return msgspec.Raw(_found(call, path.response_id).body)
 
 
+@endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "Forget a stored response", method="DELETE")
 async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
     if not call.app_state.responses.delete(call.tenant, path.response_id):
         raise _missing(path.response_id)
     return DeletedResponse(id=path.response_id)
 
 
+@endpoint(
+    OPENAI_ERRORS, "/v1/responses/{response_id}/input_items", "What a stored response answered"
+)
 async def input_items(call: Call, path: ListPath) -> ItemList:
     """List the items that came with the request, the last first."""
     if not 1 <= path.limit <= MAX_LISTED:
@@ -122,35 +127,6 @@ def _missing(response_id: str) -> ApiError:
         param="response_id",
         code="response_not_found",
     )
-
-
-GET_RESPONSE: Endpoint[ResponsePath] = Endpoint(
-    "/v1/responses/{response_id}",
-    response,
-    OPENAI_ERRORS,
-    kind=ResponsePath,
-    bodiless="GET",
-    answer=Response,
-    summary="A stored response",
-)
-DELETE_RESPONSE: Endpoint[ResponsePath] = Endpoint(
-    "/v1/responses/{response_id}",
-    delete_response,
-    OPENAI_ERRORS,
-    kind=ResponsePath,
-    bodiless="DELETE",
-    answer=DeletedResponse,
-    summary="Forget a stored response",
-)
-INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
-    "/v1/responses/{response_id}/input_items",
-    input_items,
-    OPENAI_ERRORS,
-    kind=ListPath,
-    bodiless="GET",
-    answer=ItemList,
-    summary="What a stored response answered",
-)
 
 
 class ResponseWriter(Writer[list[Piece]]):
@@ -258,6 +234,9 @@ class ResponseWriter(Writer[list[Piece]]):
         return msgspec.structs.replace(response, store=False)
 
 
+@endpoint(
+    OPENAI_ERRORS, "/v1/responses", "Answer a conversation in items", method="POST", answer=Response
+)
 async def responses(call: Call, body: ResponseRequest) -> object:
     checked(call, body)
     before, given = context_of(call, body)
@@ -321,13 +300,3 @@ def _is_about_strictness(error: ApiError | QueueFullError) -> bool:
 def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
     """As it is treated, where it doesn't say."""
     return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)
-
-
-RESPONSES: Endpoint[ResponseRequest] = Endpoint(
-    "/v1/responses",
-    responses,
-    OPENAI_ERRORS,
-    kind=ResponseRequest,
-    answer=Response,
-    summary="Answer a conversation in items",
-)
