@@ -14,12 +14,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from aioserve.arguments import Rule, boolean, check, integer, name, number, optional, text
+from aioserve.arguments import boolean, integer, name, number, optional, text
 from aioserve.errors import ConfigError
+from aioserve.server.settings import check_fields, rules_of
 
 __all__ = ["Listening", "bound", "check_reach", "check_tls", "url_of"]
 
@@ -29,22 +30,22 @@ MAX_SECONDS = 7 * 24 * 3600.0
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """Raises `ConfigError` for a value outside its range."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, name] = "127.0.0.1"
     """Name or address to listen at. One that other machines can reach needs a key. A name is one of
     `allowed_hosts` as well."""
-    port: int = 8000
+    port: Annotated[int, integer(0, 65535)] = 8000
     """0 takes a free one, and says which."""
-    uds: str | None = None
+    uds: Annotated[str | None, optional(text(1, 107))] = None
     """Path of a Unix socket to listen at, in place of host and port."""
-    tls_cert_file: str | None = None
+    tls_cert_file: Annotated[str | None, optional(text(1, 4096))] = None
     """PEM file with the certificate and those that signed it: the server speaks HTTPS."""
-    tls_key_file: str | None = None
+    tls_key_file: Annotated[str | None, optional(text(1, 4096))] = None
     """PEM file with its key, where that isn't in the same file."""
-    allow_without_key: bool = False
+    allow_without_key: Annotated[bool, boolean] = False
     """Serve a host that other machines can reach without any key."""
-    drain_seconds: float = 30.0
+    drain_seconds: Annotated[float, number(0, MAX_SECONDS)] = 30.0
     """After SIGTERM or Ctrl-C: how long answers that have begun may go on."""
-    keep_alive_seconds: float = 75.0
+    keep_alive_seconds: Annotated[float, number(0, MAX_SECONDS, above=True)] = 75.0
     """How long a connection without a request stays open. More than the proxy in front of the
     server keeps its own."""
 
@@ -58,9 +59,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
     def __post_init__(self) -> None:
-        for option, rule in _RULES.items():
-            value = check(ConfigError, option, getattr(self, option), rule)
-            msgspec.structs.force_setattr(self, option, value)
+        check_fields(self, _RULES)
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ConfigError(
                 "tls_key_file has no effect without tls_cert_file",
@@ -77,16 +76,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
                     )
 
 
-_RULES: dict[str, Rule[Any]] = {
-    "host": name,
-    "port": integer(0, 65535),
-    "uds": optional(text(1, 107)),
-    "tls_cert_file": optional(text(1, 4096)),
-    "tls_key_file": optional(text(1, 4096)),
-    "allow_without_key": boolean,
-    "drain_seconds": number(0, MAX_SECONDS),
-    "keep_alive_seconds": number(0, MAX_SECONDS, above=True),
-}
+_RULES = rules_of(Listening)
 
 
 def check_reach(listening: Listening, *, has_keys: bool) -> None:

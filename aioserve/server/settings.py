@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,7 +25,15 @@ from aioserve.hints import (
     MAX_METADATA_VALUE_CHARS,
 )
 
-__all__ = ["MAX_KEYS", "MIN_KEY_CHARS", "ApiKey", "ServerSettings", "keys_of"]
+__all__ = [
+    "MAX_KEYS",
+    "MIN_KEY_CHARS",
+    "ApiKey",
+    "ServerSettings",
+    "check_fields",
+    "keys_of",
+    "rules_of",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -103,91 +111,106 @@ def _wrong(message: str, *, value: int | None = None, limit: int | None = None) 
     return ConfigError(f"api_keys{space}{message}", argument="api_keys", value=value, limit=limit)
 
 
+def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule[Any]]:
+    """Rules of fields, which stand in their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def check_fields(struct: msgspec.Struct, rules: Mapping[str, Rule[Any]]) -> None:
+    """Make fields what their rules make of them. Raises `ConfigError`."""
+    for name, rule in rules.items():
+        value = check(ConfigError, name, getattr(struct, name), rule)
+        msgspec.structs.force_setattr(struct, name, value)
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Raises `ConfigError` for a value outside its range."""
 
-    served_model_names: Sequence[str] = ()
+    served_model_names: Annotated[Sequence[str], sequence(text(1, 256), 16)] = ()
     """Names under which requests may ask for the model, up to 16; the first is the one that answers
     carry. None: the model's own, which is the last part of its path. Kept as a tuple."""
-    max_body_bytes: int = 2 * 2**20
+    max_body_bytes: Annotated[int, integer(1024, 2**30)] = 2 * 2**20
     """Largest body of a request. Reading one holds the event loop, the longer the more there is of
     it."""
-    max_prompts: int = 64
+    max_prompts: Annotated[int, integer(1, 4096)] = 64
     """Prompts in one request for completions or embeddings."""
-    max_n: int = 16
+    max_n: Annotated[int, integer(1, 4096)] = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
-    max_top_logprobs: int = 20
+    max_top_logprobs: Annotated[int, integer(0, 64)] = 20
     """Most likely tokens that are told at each place: `top_logprobs` of chat, `logprobs` of
     completions."""
-    max_stops: int = 16
+    max_stops: Annotated[int, integer(0, 16)] = 16
     """Strings in `stop`; the engine takes no more than 16."""
-    max_tools: int = 128
+    max_tools: Annotated[int, integer(0, 1024)] = 128
     """Tools in one request."""
-    max_schema_bytes: int = 65_536
+    max_schema_bytes: Annotated[int, integer(2, 131_072)] = 65_536
     """Largest JSON schema, and all schemas of tools together where the answer must be a call; as
     compact JSON. The engine takes no more than 131,072 characters."""
     api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
     """Every request must carry one of these, where there are any: names with their keys, or keys
     alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
     `ApiKey`, from which no key can be read."""
-    operators: Sequence[str] = ()
+    operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
     """Names of `api_keys` whose holders may see `/metrics`, `/live` and `/trace`, which show the
     requests of all keys together; up to 1024. None: where there is one key, its holder, and nobody
     where there are several. Without keys everybody may."""
-    open_paths: Sequence[str] = ("/health", "/ready")
+    open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = ("/health", "/ready")
     """Paths that need no key: load balancers ask them, and they say nothing of who asks for what.
     Up to 16, as they are written in a URL."""
-    allowed_hosts: Sequence[str] = ()
+    allowed_hosts: Annotated[Sequence[str], sequence(text(1, 256), 256)] = ()
     """Names under which the server may be addressed besides `localhost`, those that end in
     `.localhost`, and addresses; up to 256. `*.example.org` stands for all below, `*` for any."""
-    allowed_origins: Sequence[str] = ()
+    allowed_origins: Annotated[Sequence[str], sequence(text(1, 300), 256)] = ()
     """Other sites, whose pages may call the server from browsers: `https://example.org`, up to
     256; `*` for any."""
-    max_header_bytes: int = 32 * 2**10
+    max_header_bytes: Annotated[int, integer(1024, 2**20)] = 32 * 2**10
     """Largest head of a request, its path and query included."""
-    max_headers: int = 100
+    max_headers: Annotated[int, integer(8, 1000)] = 100
     """Headers of one request."""
-    body_timeout_seconds: float = 60.0
+    body_timeout_seconds: Annotated[float, number(0, 3600, above=True)] = 60.0
     """Time until all of a body has come."""
-    max_concurrent_calls: int = 2048
+    max_concurrent_calls: Annotated[int, integer(1, 2**20)] = 2048
     """Requests that ask for something to be computed (POST), of all clients together."""
-    stream_interval: int = 1
+    stream_interval: Annotated[int, integer(1, 1024)] = 1
     """Tokens of each choice that a streamed answer gathers for one chunk. More make a faster server
     and a less even stream. The first token of a choice is never held back, nor is its last, and a
     chunk has no more than half of the engine's `max_buffered_tokens`."""
-    metrics: bool = True
+    metrics: Annotated[bool, boolean] = True
     """`/metrics`."""
-    access_log: Literal["json", "key_value", "off"] = "json"
+    access_log: Annotated[
+        Literal["json", "key_value", "off"], choice("json", "key_value", "off")
+    ] = "json"
     """How the logger `aioserve.access` writes a call that has ended."""
-    page: bool = True
+    page: Annotated[bool, boolean] = True
     """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
     does."""
-    max_live_readers: int = 16
+    max_live_readers: Annotated[int, integer(1, 1024)] = 16
     """Readers of `/live` at the same time; one more gets the status 503."""
-    max_step_age_seconds: float = 60.0
+    max_step_age_seconds: Annotated[float, number(0, 24 * 3600.0, above=True)] = 60.0
     """`/health` says 503 where there is work and no step has come to its end for so long. More than
     the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
-    max_items: int = 4096
+    max_items: Annotated[int, integer(1, 10_000)] = 4096
     """Items in the input of a response, those of earlier responses included; messages and their
     blocks in a request for a message."""
-    max_metadata: int = 16
+    max_metadata: Annotated[int, integer(0, MAX_METADATA)] = 16
     """Entries of the metadata of a conversation or a response."""
-    max_metadata_key_chars: int = 64
+    max_metadata_key_chars: Annotated[int, integer(1, MAX_METADATA_KEY_CHARS)] = 64
     """Length of each key."""
-    max_metadata_value_chars: int = 512
+    max_metadata_value_chars: Annotated[int, integer(1, MAX_METADATA_VALUE_CHARS)] = 512
     """Length of each value."""
-    max_stored_responses: int = 1024
+    max_stored_responses: Annotated[int, integer(0, 2**20)] = 1024
     """Stored responses of each tenant; the least recently used goes. 0 stores none."""
-    max_stored_bytes: int = 64 * 2**20
+    max_stored_bytes: Annotated[int, integer(0, 2**40)] = 64 * 2**20
     """Size of the responses of each tenant, with all that came before them, as JSON; the least
     recently used go."""
-    stored_response_seconds: int = 24 * 3600
+    stored_response_seconds: Annotated[int, integer(1, 10 * 365 * 24 * 3600)] = 24 * 3600
     """After that long a response is forgotten."""
 
     def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            value = check(ConfigError, name, getattr(self, name), rule)
-            msgspec.structs.force_setattr(self, name, value)
+        check_fields(self, _RULES)
         msgspec.structs.force_setattr(self, "api_keys", keys_of(self.api_keys))
 
     @property
@@ -196,34 +219,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return keys_of(self.api_keys)
 
 
-_RULES: dict[str, Rule[Any]] = {
-    "served_model_names": sequence(text(1, 256), 16),
-    "max_body_bytes": integer(1024, 2**30),
-    "max_prompts": integer(1, 4096),
-    "max_n": integer(1, 4096),
-    "max_top_logprobs": integer(0, 64),
-    "max_stops": integer(0, 16),
-    "max_tools": integer(0, 1024),
-    "max_schema_bytes": integer(2, 131_072),
-    "operators": sequence(text(1, 64), MAX_KEYS),
-    "open_paths": sequence(text(1, 256), 16),
-    "allowed_hosts": sequence(text(1, 256), 256),
-    "allowed_origins": sequence(text(1, 300), 256),
-    "max_header_bytes": integer(1024, 2**20),
-    "max_headers": integer(8, 1000),
-    "body_timeout_seconds": number(0, 3600, above=True),
-    "max_concurrent_calls": integer(1, 2**20),
-    "stream_interval": integer(1, 1024),
-    "metrics": boolean,
-    "access_log": choice("json", "key_value", "off"),
-    "page": boolean,
-    "max_live_readers": integer(1, 1024),
-    "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
-    "max_items": integer(1, 10_000),
-    "max_metadata": integer(0, MAX_METADATA),
-    "max_metadata_key_chars": integer(1, MAX_METADATA_KEY_CHARS),
-    "max_metadata_value_chars": integer(1, MAX_METADATA_VALUE_CHARS),
-    "max_stored_responses": integer(0, 2**20),
-    "max_stored_bytes": integer(0, 2**40),
-    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
-}
+_RULES = rules_of(ServerSettings)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidRequestError
 from aioserve.server.app_state import AppState, Call
-from aioserve.server.openai.fields import AnswerFields, combined_salt, options_of
+from aioserve.server.openai.fields import AnswerFields, combined_salt
 from aioserve.server.settings import ServerSettings
 from tests.server.serving import served
 from tests.server.talking import post
@@ -34,11 +34,11 @@ def test_the_salt_of_a_body_never_is_that_of_a_key() -> None:
 def test_the_tenant_is_the_keys_before_the_bodys() -> None:
     about = AppState(Engine(), ServerSettings())
     body = AnswerFields(model="m", user="me", cache_salt="x")
-    assert options_of(Call(about, "id"), body)["tenant"] == "me"
-    keyed = options_of(Call(about, "id", tenant="key", cache_salt="salt"), body)
+    assert body.options(Call(about, "id"))["tenant"] == "me"
+    keyed = body.options(Call(about, "id", tenant="key", cache_salt="salt"))
     assert keyed["tenant"] == "key"
     assert keyed["cache_salt"] == combined_salt("salt", "x")
-    assert options_of(Call(about, "id"), AnswerFields(model="m", user=""))["tenant"] is None
+    assert AnswerFields(model="m", user="").options(Call(about, "id"))["tenant"] is None
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_bodys_salt_has_the_engines_bounds(salt: str, is_taken: bool) -> None:
     call = Call(AppState(Engine(), ServerSettings()), "id")
     body = AnswerFields(model="m", cache_salt=salt)
     if is_taken:
-        assert options_of(call, body)["cache_salt"] == combined_salt(None, salt)
+        assert body.options(call)["cache_salt"] == combined_salt(None, salt)
     else:
         with pytest.raises(InvalidRequestError, match="cache_salt must be a str of 1 to 256"):
-            options_of(call, body)
+            body.options(call)
 
 
 @pytest.mark.asyncio

@@ -23,8 +23,8 @@ from aioserve.server.chat_parts.plan import (
 )
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
-    SamplingFields,
     check_at_most,
+    sampling_params,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import Turns
@@ -301,16 +301,16 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     check_tools(call.engine, plan)
     forced = plan.function is not None or plan.reads_list
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, "tools" if forced else "output_config.format")
-    fields = SamplingFields(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        stop=body.stop_sequences,
-    )
+    given = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences,
+        "max_tokens": body.max_tokens,
+        "structured_output": plan.form,
+    }
     with as_named(names, turns.placed):
-        params = fields.params(
-            call.engine.default_params, max_tokens=body.max_tokens, structured_output=plan.form
-        )
+        params = sampling_params(call.engine.default_params, given)
     options = call.options(tenant=call.tenant or user_id or None, **framing_of(call, body, turns))
     return Asked(turns.messages, params, plan, options, names, turns.placed)
 

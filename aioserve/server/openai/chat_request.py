@@ -8,7 +8,7 @@ place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from aioserve.engine.chat import MESSAGE_FIELDS
 from aioserve.engine.engine import Engine
@@ -19,19 +19,12 @@ from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_at_most,
     check_metadata,
-    check_sampling,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
-from aioserve.server.openai.fields import (
-    NO_OPS,
-    AnswerFields,
-    options_of,
-    refuse_unsupported,
-    take_request_id,
-)
+from aioserve.server.openai.fields import NO_OPS, ChunkFields
 
 __all__ = ["ChatRequest", "asked_of", "check_results", "messages_of"]
 
@@ -108,27 +101,26 @@ def _tool_call(call: Any, unknown: UnknownFields) -> Any:
     return plain
 
 
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    **NO_OPS,
-    # The template frames messages.
-    "add_special_tokens": (False,),
-    "stream_reasoning": (True,),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "store": (False,),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "prompt_cache_retention": ("in_memory",),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "functions": (),
-    "function_call": (),
-}
+class ChatRequest(ChunkFields, frozen=True, kw_only=True):
+    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **NO_OPS,
+        # The template frames messages.
+        "add_special_tokens": (False,),
+        "stream_reasoning": (True,),
+        "echo": (False,),
+        "suffix": ("",),
+        "best_of": (1,),
+        "store": (False,),
+        "modalities": (["text"],),
+        "verbosity": ("medium",),
+        "prompt_cache_retention": ("in_memory",),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "functions": (),
+        "function_call": (),
+    }
 
-
-class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -164,14 +156,8 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     function_call: Any = None
 
     def check(self, call: Call) -> None:
-        """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
-        server's limits."""
+        super().check(call)
         settings = call.settings
-        call.app_state.check_model(self.model)
-        refuse_unsupported(self, _HARMLESS)
-        take_request_id(call, self)
-        self.check_stream_options()
-        check_sampling(self, settings)
         check_metadata(self.metadata, settings)
         check_results(self.messages[:-1] if self.continue_final_message else self.messages)
         check_at_most(
@@ -243,9 +229,8 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             structured_output=plan.form,
         )
         messages = messages_of(body.messages, call)
-        options = options_of(
+        options = body.options(
             call,
-            body,
             chat_template_kwargs=body.variables(call.engine),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),

@@ -27,7 +27,7 @@ from aioserve.server.openai.completions_request import (
     prompts_of,
 )
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import Chunks, UsageBody, options_of, usage_of
+from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
     CompletionLogprobs,
     EncodedLogprobs,
@@ -292,7 +292,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
     prompts = prompts_of(body.prompt, call.settings.max_prompts)
     with as_named(COMPLETION_NAMES):
         params = body.params_of(call.engine.default_params)
-        options = options_of(call, body)
+        options = body.options(call)
         # Whatever is the matter with a prompt is seen before any of them is answered.
         merged = Merged(
             [

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from aioserve.request import SamplingParams
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most, check_sampling
+from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
-from aioserve.server.openai.fields import (
-    NO_OPS,
-    AnswerFields,
-    refuse_unsupported,
-    take_request_id,
-)
+from aioserve.server.openai.fields import NO_OPS, ChunkFields
 
 __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
 
@@ -24,14 +20,14 @@ COMPLETION_NAMES: dict[str, str] = {
 }
 """What the API calls arguments of the engine."""
 
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    **NO_OPS,
-    "add_special_tokens": (True,),
-    "suffix": ("",),
-}
 
+class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
+    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **NO_OPS,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+    }
 
-class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     """One or several, as text or as token ids."""
     max_tokens: int | None = 16
@@ -43,13 +39,8 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_
     suffix: Any = None
 
     def check(self, call: Call) -> None:
-        """Raise `ApiError` for what isn't supported, and what is above the server's limits."""
+        super().check(call)
         settings = call.settings
-        call.app_state.check_model(self.model)
-        refuse_unsupported(self, _HARMLESS)
-        take_request_id(call, self)
-        self.check_stream_options()
-        check_sampling(self, settings)
         check_at_most("best_of", "be at most {}", self.best_of or 1, settings.max_n)
         check_at_most("logprobs", "be at most {}", self.logprobs or 0, settings.max_top_logprobs)
         if self.stream and (self.best_of or 1) > (self.n or 1):

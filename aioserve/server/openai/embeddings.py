@@ -8,20 +8,18 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import CallFields
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import options_of, refuse_unsupported, take_request_id
+from aioserve.server.openai.fields import CallFields
 
 __all__ = ["Embedding", "EmbeddingList", "EmbeddingRequest", "embeddings"]
 
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
-class EmbeddingRequest(CallFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
+class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     input: str | list[str | int | list[int]]
     """One or several, as text or as token ids."""
     encoding_format: Literal["float", "base64"] | None = None
@@ -31,9 +29,6 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True, forbid_unknown_fie
     pooling: Literal["last", "mean", "cls"] | None = None
     normalize: bool | None = None
     """To the Euclidean length 1, where it isn't said."""
-    request_id: str | None = None
-    rid: str | None = None
-    add_special_tokens: Any = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,16 +51,14 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 @endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
-    call.app_state.check_model(body.model)
-    refuse_unsupported(body, {"add_special_tokens": (True,)})
-    take_request_id(call, body)
+    body.check(call)
     prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
             prompts,
             pooling=body.pooling or "last",
             normalize=body.normalize is not False,
-            **options_of(call, body),
+            **body.options(call),
         )
     call.call_log.counts.append(usage)
     size = vectors.shape[1]

@@ -1,5 +1,5 @@
-"""Fields of bodies that endpoints of the OpenAI API share, beside those of sampling, and fields of
-what they answer: token counts, and the chunks of a stream.
+"""Fields of bodies that endpoints of the OpenAI API share, and fields of what they answer: token
+counts, and the chunks of a stream.
 
 Some fields of that API ask for things that aren't here. A value by which nothing is asked is let
 through; any other is refused by the name of the field.
@@ -15,16 +15,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
 from aioserve.hints import SchedulingHints
-from aioserve.request import Usage
+from aioserve.request import SamplingParams, Usage
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import CallFields, SamplingFields
+from aioserve.server.bodies import Strict
+from aioserve.server.chat_parts.sampling import (
+    StructuredOutputs,
+    check_at_most,
+    check_schema,
+    sampling_params,
+)
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
@@ -32,13 +38,12 @@ __all__ = [
     "DONE",
     "NO_OPS",
     "AnswerFields",
+    "CallFields",
+    "ChunkFields",
     "Chunks",
     "StreamOptions",
     "UsageBody",
     "combined_salt",
-    "options_of",
-    "refuse_unsupported",
-    "take_request_id",
     "usage_of",
 ]
 
@@ -136,66 +141,130 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
 """What clients of other servers ask for, and have here anyway, in every API of completions."""
 
 
-class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of every request for an answer."""
+class CallFields(Strict, frozen=True, kw_only=True):
+    """Fields of every request, beside what is asked."""
+
+    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
+    """Values, beside none, by which these fields ask for nothing that isn't done anyway."""
 
     model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
-    """Choices have the ids of prompt and answer."""
+    user: str | None = None
+    """The tenant of a call without a key."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    deadline_seconds: float | None = None
+    """The request is ended so long after it came, if it hasn't before."""
+    priority: int | None = None
+    session_id: str | None = None
+    ttft_target_seconds: float | None = None
     request_id: str | None = None
     """What the call goes by, as `x-request-id` says, where its head has none."""
     rid: str | None = None
     """The same."""
+    add_special_tokens: Any = None
+
+    def check(self, call: Call) -> None:
+        """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
+        server's limits. The call goes by what the body says from here on."""
+        call.app_state.check_model(self.model)
+        _refuse_unsupported(self, self.no_ops)
+        for field in ("request_id", "rid"):
+            if (given := getattr(self, field)) is None:
+                continue
+            if not is_request_id(given):
+                most = MAX_REQUEST_ID_CHARS
+                raise refuse(
+                    field, f"must be 1 to {most} printable ASCII characters without spaces"
+                )
+            call.call_log.goes_by(given)
+
+    def options(self, call: Call, **more: Any) -> dict[str, Any]:
+        """What a request to the engine carries of its body and its call. Raises
+        `InvalidRequestError` for a salt that the engine wouldn't take either."""
+        salt = check(InvalidRequestError, "cache_salt", self.cache_salt, optional(name))
+        hints = {hint: getattr(self, hint, None) for hint in SchedulingHints.__struct_fields__}
+        return call.options(
+            **{hint: value for hint, value in hints.items() if value is not None},
+            tenant=call.tenant or self.user or None,
+            cache_salt=combined_salt(call.cache_salt, salt),
+            **more,
+        )
+
+
+class AnswerFields(CallFields, frozen=True, kw_only=True):
+    """Fields of every request for an answer, by the names of the OpenAI API, and of vLLM where that
+    has none. None is the same as nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 and -1 keep all."""
+    min_p: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    """Negative ones too: taken modulo 2**64."""
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    predicted_output_tokens: int | None = None
+    tpot_target_seconds: float | None = None
+    stream: bool | None = None
+    stream_options: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
-    add_special_tokens: Any = None
     service_tier: Any = None
     include_reasoning: Any = None
     separate_reasoning: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
 
-    def check_stream_options(self) -> None:
+    def check(self, call: Call) -> None:
+        super().check(call)
+        settings = call.settings
+        check_at_most("n", "be at most {}", self.n or 1, settings.max_n)
+        stops = self.stop if isinstance(self.stop, list) else ()
+        num_stops = 1 if isinstance(self.stop, str) else len(stops)
+        check_at_most("stop", "have at most {} strings", num_stops, settings.max_stops)
+        if self.structured_outputs is not None:
+            check_schema("structured_outputs", self.structured_outputs.json, settings)
+
+    def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+        """`more` are fields that other parts of the body gave. Raises `InvalidSamplingError`."""
+        given = {field: getattr(self, field) for field in _SAMPLING}
+        if self.structured_outputs is not None:
+            given["structured_output"] = self.structured_outputs.form
+        return sampling_params(defaults, given | more)
+
+
+_SAMPLING = [
+    field for field in AnswerFields.__struct_fields__ if field in SamplingParams.__struct_fields__
+]
+
+
+class ChunkFields(AnswerFields, frozen=True, kw_only=True):
+    """Fields of requests that are answered in choices, or chunks of them."""
+
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """Choices have the ids of prompt and answer."""
+
+    def check(self, call: Call) -> None:
+        super().check(call)
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "goes with stream=true alone")
 
 
-class NamedFields(Protocol):
-    @property
-    def request_id(self) -> str | None: ...
-    @property
-    def rid(self) -> str | None: ...
-
-
-def take_request_id(call: Call, body: NamedFields) -> None:
-    """Let the call go by what its body says. Raises `ApiError` for what no header could say."""
-    for field, given in (("request_id", body.request_id), ("rid", body.rid)):
-        if given is None:
-            continue
-        if not is_request_id(given):
-            raise refuse(
-                field,
-                f"must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces",
-            )
-        call.call_log.goes_by(given)
-
-
-def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
-    """What a request to the engine carries of its body and its call. Raises `InvalidRequestError`
-    for a salt that the engine wouldn't take either."""
-    salt = check(InvalidRequestError, "cache_salt", body.cache_salt, optional(name))
-    hints = {hint: getattr(body, hint, None) for hint in SchedulingHints.__struct_fields__}
-    return call.options(
-        **{hint: value for hint, value in hints.items() if value is not None},
-        tenant=call.tenant or body.user or None,
-        cache_salt=combined_salt(call.cache_salt, salt),
-        **more,
-    )
-
-
-def refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:
+def _refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise `ApiError` for a field that has none of the values, beside None, by which nothing is
     asked."""
     for field, harmless in fields.items():

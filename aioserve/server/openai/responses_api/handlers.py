@@ -22,7 +22,6 @@ from aioserve.server.openai.responses_api.request import (
     ResponseRequest,
     TextConfig,
     asked_of,
-    checked,
     context_of,
 )
 from aioserve.server.openai.responses_api.response import (
@@ -238,7 +237,7 @@ class ResponseWriter(Writer[list[Piece]]):
     OPENAI_ERRORS, "/v1/responses", "Answer a conversation in items", method="POST", answer=Response
 )
 async def responses(call: Call, body: ResponseRequest) -> object:
-    checked(call, body)
+    body.check(call)
     before, given = context_of(call, body)
     asked = await asked_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -24,22 +24,15 @@ from aioserve.server.chat_parts.plan import (
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     Effort,
-    SamplingFields,
     check_at_most,
     check_chars,
     check_metadata,
-    check_sampling,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError, as_named
-from aioserve.server.openai.fields import (
-    NO_OPS,
-    options_of,
-    refuse_unsupported,
-    take_request_id,
-)
+from aioserve.server.openai.fields import NO_OPS, AnswerFields
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
@@ -58,7 +51,6 @@ __all__ = [
     "TextConfig",
     "TextFormat",
     "asked_of",
-    "checked",
     "context_of",
 ]
 
@@ -73,21 +65,6 @@ NAMES = {
     "tenant": "user",
     "strict_tools": "tools",
 }
-
-NOTHING: dict[str, tuple[Any, ...]] = {
-    **NO_OPS,
-    "add_special_tokens": (False,),
-    "background": (False,),
-    "conversation": (),
-    "max_tool_calls": (),
-    "prompt": (),
-    "prompt_cache_retention": ("in_memory",),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "n": (1,),
-    "top_logprobs": (0,),
-}
-"""Values, beside none, with which these fields ask for nothing that isn't done anyway."""
-
 
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -148,8 +125,20 @@ class TextConfig(Strict, frozen=True, kw_only=True):
     """Others aren't supported; this is the default."""
 
 
-class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
-    model: str
+class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
+    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **NO_OPS,
+        "add_special_tokens": (False,),
+        "background": (False,),
+        "conversation": (),
+        "max_tool_calls": (),
+        "prompt": (),
+        "prompt_cache_retention": ("in_memory",),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "n": (1,),
+        "top_logprobs": (0,),
+    }
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -164,7 +153,6 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     include: list[Includable] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
-    stream: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
@@ -173,31 +161,13 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     max_tool_calls: Any = None
     prompt: Any = None
     prompt_cache_retention: Any = None
-    request_id: str | None = None
-    """What the call goes by, as `x-request-id` says, where its head has none."""
-    rid: str | None = None
-    """The same."""
-    skip_special_tokens: Any = None
-    spaces_between_special_tokens: Any = None
-    add_special_tokens: Any = None
-    include_reasoning: Any = None
-    separate_reasoning: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
     top_logprobs: Any = None
 
-
-def checked(call: Call, body: ResponseRequest) -> None:
-    """Raises `ApiError` for what isn't supported, or is too much."""
-    call.app_state.check_model(body.model)
-    refuse_unsupported(body, NOTHING)
-    take_request_id(call, body)
-    check_sampling(body, call.settings)
-    for field in ("user", "safety_identifier", "prompt_cache_key"):
-        check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
-    check_metadata(body.metadata, call.settings)
+    def check(self, call: Call) -> None:
+        super().check(call)
+        for field in ("user", "safety_identifier", "prompt_cache_key"):
+            check_chars(field, getattr(self, field) or "", MAX_NAME_CHARS)
+        check_metadata(self.metadata, call.settings)
 
 
 def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
@@ -286,7 +256,7 @@ async def asked_of(
             max_tokens=body.max_output_tokens,
             structured_output=plan.form,
         )
-    options = options_of(call, body, chat_template_kwargs=variables)
+    options = body.options(call, chat_template_kwargs=variables)
     return Asked(turns.messages, params, plan, options, names, turns.placed)
 
 
