@@ -18,6 +18,7 @@ from aioserve.engine.chat import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
 from aioserve.server import ServerSettings
 from aioserve.server.app_state import AppState, Call
+from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.openai.chat import ChatWriter
 from aioserve.server.openai.chat_request import ChatRequest
@@ -81,7 +82,7 @@ async def main() -> None:
     top = tuple(TopLogprob(i, -float(i)) for i in range(5))
     token, likely = Token(5, " word", 0), Token(5, " word", 0, logprobs=Logprobs(-1.0, top))
     async with Engine(num_pages=16) as engine:
-        call = Call(AppState(engine, ServerSettings()), "0")
+        call = Call(AppState(engine, ServerSettings()), CallLog())
         await micros("completions", lambda: completions(call, token, plain))
         await micros("completions, counts in each", lambda: completions(call, token, counted))
         await micros(

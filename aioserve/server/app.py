@@ -13,17 +13,14 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
-from starlette.types import Scope
 
-from aioserve import Observer
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.messages import count_tokens, messages
-from aioserve.server.app_state import AppState, Call
-from aioserve.server.call_log import CallLog
+from aioserve.server.app_state import AppState
 from aioserve.server.call_reports import AccessLog, Spans
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.metrics import Metrics
-from aioserve.server.middleware import CALL_LOG, NOT_FOUND, CallMiddleware, Listener
+from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
 from aioserve.server.openai.chat import chat
 from aioserve.server.openai.completions import completions
 from aioserve.server.openai.embeddings import embeddings
@@ -44,35 +41,7 @@ from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.endpoints import live, live_now, trace
 from aioserve.server.steps.recorder import StepRecorder
 
-__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "Watching", "create_app"]
-
-
-class Watching:
-    """The observers of one app."""
-
-    def __init__(self, engine: Engine, observers: Sequence[Observer]) -> None:
-        self._engine = engine
-        self._observers = tuple(observers)
-        self._stops: list[Callable[[], None]] = []
-
-    def begin(self) -> None:
-        """Nothing happens where it has begun."""
-        if not self._stops:
-            self._stops += [self._engine.observe(observer) for observer in self._observers]
-
-    def end(self) -> None:
-        """Nothing happens where it has ended."""
-        while self._stops:
-            self._stops.pop()()
-
-    @asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Watch for a lifespan of the app, which may run again."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
+__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
@@ -98,14 +67,8 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     endpoints.append(describing(endpoints))
     app_state = AppState(engine, settings, steps)
 
-    def call_of(scope: Scope) -> Call:
-        call_log: CallLog = scope[CALL_LOG]
-        return Call(
-            app_state, call_log.call_id, call_log.tenant, call_log.cache_salt, call_log=call_log
-        )
-
     routes: list[Route | Mount] = [
-        Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
+        Route(endpoint.path, EndpointApp(endpoint, app_state), methods=[endpoint.method])
         for endpoint in endpoints
     ]
     listeners = _listeners(app_state)
@@ -125,24 +88,31 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         calls=app_state.calls,
         max_calls=settings.max_concurrent_calls,
     )
-    watching = _watching(app_state, listeners)
+    observers = [one.observer for one in listeners if isinstance(one, Metrics)]
+    if steps is not None:
+        observers.append(steps)
+    stops: list[Callable[[], None]] = [engine.observe(observer) for observer in observers]
+
+    @asynccontextmanager
+    async def watching(_: Starlette) -> AsyncIterator[None]:
+        """For a lifespan of the app, which may run again."""
+        if not stops:
+            stops.extend([engine.observe(observer) for observer in observers])
+        try:
+            yield
+        finally:
+            while stops:
+                stops.pop()()
+
     app = Starlette(
         routes=routes,
         middleware=[middleware],
         exception_handlers=NOT_FOUND,
-        lifespan=watching.lifespan,
+        lifespan=watching,
     )
-    watching.begin()
     app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
     app.state.app_state = app_state
     return app
-
-
-def _watching(app_state: AppState, listeners: Sequence[Listener]) -> Watching:
-    observers = [one.observer for one in listeners if isinstance(one, Metrics)]
-    if app_state.steps is not None:
-        observers.append(app_state.steps)
-    return Watching(app_state.engine, observers)
 
 
 def _named(route: Route | Mount) -> object:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import anyio
@@ -81,38 +82,30 @@ def name_of(model: str) -> str:
     """What a model is called that was loaded as `model`: by the last part of a path, which a link
     has as it is called; by a name or a hub id as they are."""
     path = os.path.expanduser(model)
-    if os.path.isabs(path) or path.startswith(".") or _is_model(path):
+    is_model = os.path.isfile(os.path.join(path, "config.json"))  # whatever else has the name
+    if os.path.isabs(path) or path.startswith(".") or is_model:
         return os.path.basename(os.path.abspath(path)) or model
     return model
 
 
-def _is_model(path: str) -> bool:
-    """Whether a model is loaded from there, whatever else has the name."""
-    return os.path.isfile(os.path.join(path, "config.json"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class AppState:
     """One engine, as one app shows it."""
 
-    engine: Engine
-    settings: ServerSettings
-    steps: StepRecorder | None = None
-    """What the page shows, where there is one."""
-    calls: Calls = field(default_factory=Calls)
-    """Requests that haven't ended."""
-    created_seconds: int = field(default_factory=lambda: int(time.time()))
-    """Since 1970: what the list of models says."""
-    responses: ResponseStore = field(init=False)
-    _own_name: str | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        store = ResponseStore(
-            max_entries=self.settings.max_stored_responses,
-            max_bytes=self.settings.max_stored_bytes,
-            seconds=self.settings.stored_response_seconds,
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, steps: StepRecorder | None = None
+    ) -> None:
+        """`steps` are what the page shows, where there is one."""
+        self.engine: Engine = engine
+        self.settings: ServerSettings = settings
+        self.steps: StepRecorder | None = steps
+        self.calls: Calls = Calls()
+        self.created_seconds: int = int(time.time())
+        """Since 1970: what the list of models says."""
+        self.responses: ResponseStore = ResponseStore(
+            max_entries=settings.max_stored_responses,
+            max_bytes=settings.max_stored_bytes,
+            seconds=settings.stored_response_seconds,
         )
-        object.__setattr__(self, "responses", store)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -121,12 +114,10 @@ class AppState:
             return tuple(self.settings.served_model_names)
         return (self.own_name,)
 
-    @property
+    @cached_property
     def own_name(self) -> str:
         """The name of the model by itself. The working directory may change later."""
-        if self._own_name is None:
-            object.__setattr__(self, "_own_name", name_of(self.engine.model_name))
-        return self._own_name or ""
+        return name_of(self.engine.model_name)
 
     @property
     def recorded_steps(self) -> StepRecorder:
@@ -150,16 +141,14 @@ class Call:
     """One request over HTTP, as far as it isn't its body."""
 
     app_state: AppState
-    request_id: str
-    """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
-    tenant: str | None = None
-    """Name of the key that it came with."""
-    cache_salt: str | None = None
-    """Cached prefixes are shared with calls of the same salt alone."""
+    call_log: CallLog
+    """What is told of it when it ends."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
-    call_log: CallLog = field(default_factory=CallLog)
-    """What is told of it when it ends."""
+
+    @property
+    def tenant(self) -> str | None:
+        return self.call_log.tenant
 
     @property
     def engine(self) -> Engine:
@@ -171,7 +160,7 @@ class Call:
 
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""
-        return {"tenant": self.tenant, "cache_salt": self.cache_salt, **more}
+        return {"tenant": self.tenant, "cache_salt": self.call_log.cache_salt, **more}
 
 
 SEND_SECONDS = 1.0

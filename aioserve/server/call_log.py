@@ -13,20 +13,23 @@ from typing import Any, Protocol
 
 from aioserve.request import FinishReason, Timings, Usage
 
-__all__ = ["CallLog", "Counted", "sum_of"]
+__all__ = ["CALL_LOG", "CallLog", "Counted", "sum_of"]
 
+CALL_LOG = "aioserve.call"
+"""Where the scope of a request has its `CallLog`."""
 MAX_MODEL_CHARS = 256
-ASKED = (
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "n",
-    "seed",
-)
-"""Fields of a body that are numbers, and say how the answer is drawn."""
+ASKED = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "n": "gen_ai.request.choice.count",
+    "seed": "gen_ai.request.seed",
+}
+"""Fields of a body that are numbers, and say how the answer is drawn, and what OpenTelemetry calls
+them."""
 
 
 class Counted(Protocol):
@@ -57,7 +60,7 @@ class CallLog:
     """What is noted of one request over HTTP: each part that learns something writes it here."""
 
     call_id: str = ""
-    """Unique in this process."""
+    """Unique, whatever its client calls it: for ids of answers."""
     request_id: str = ""
     """What its client calls it, or else the same."""
     method: str = ""
@@ -82,6 +85,7 @@ class CallLog:
     """The name that was asked for: any text, up to `MAX_MODEL_CHARS`."""
     stream: bool | None = None
     asked: dict[str, int | float] = field(default_factory=dict)
+    """How its answer is to be drawn, by attributes of OpenTelemetry."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Unknown fields of its messages, by where they were."""
     span: Any = None
@@ -101,10 +105,10 @@ class CallLog:
         model, stream = getattr(body, "model", None), getattr(body, "stream", None)
         self.model = model[:MAX_MODEL_CHARS] if isinstance(model, str) else None
         self.stream = stream if isinstance(stream, bool) else None
-        for name in ASKED:
+        for name, attribute in ASKED.items():
             value = getattr(body, name, None)
             if isinstance(value, int | float):
-                self.asked[name] = value
+                self.asked[attribute] = value
 
     @property
     def usage(self) -> Usage | None:

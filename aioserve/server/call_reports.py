@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from aioserve.server.call_log import CallLog
+from aioserve.server.middleware import Listener
 from aioserve.server.request_checks import Arrival
 
 __all__ = ["AccessLog", "Spans"]
@@ -28,15 +29,12 @@ logger: logging.Logger = logging.getLogger("aioserve.access")
 PLAIN = re.compile(r"[A-Za-z0-9_.:/{}+-]+")
 
 
-class AccessLog:
+class AccessLog(Listener):
     """Calls, and all that were refused or failed, are of level INFO; the rest, such as what load
     balancers ask all the time, of DEBUG."""
 
     def __init__(self, form: Literal["json", "key_value"]) -> None:
         self._write = _json if form == "json" else _key_value
-
-    def began(self, arrival: Arrival) -> None:
-        pass
 
     def ended(self, call_log: CallLog) -> None:
         failed = call_log.status is None or call_log.status >= 400
@@ -91,18 +89,9 @@ OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
 }
-ASKED = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "max_completion_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "n": "gen_ai.request.choice.count",
-    "seed": "gen_ai.request.seed",
-}
 
 
-class Spans:
+class Spans(Listener):
     """Makes spans of calls, and of no other requests."""
 
     def __init__(self, trace: Any, propagate: Any) -> None:
@@ -166,7 +155,7 @@ def _attributes(call_log: CallLog, operation: str | None) -> Mapping[str, Any]:
     if operation is not None:
         found |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "aioserve"}
         found |= {"gen_ai.request.model": call_log.model, "gen_ai.request.stream": call_log.stream}
-        found |= {ASKED[name]: value for name, value in call_log.asked.items()}
+        found |= call_log.asked
     if usage is not None:
         found["gen_ai.response.model"] = call_log.model
         found["gen_ai.response.finish_reasons"] = call_log.finish_reasons or None

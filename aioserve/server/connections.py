@@ -3,11 +3,11 @@ it unbounded.
 
 A client may send a request while an earlier one is being answered. uvicorn then stops reading from
 the connection until it has answered, and so doesn't see its client leave: what was asked for would
-be computed to its end for nobody. No client in use does this, so such a connection is closed, which
+be computed to its end in vain. No client in use does this, so such a connection is closed, which
 ends what it asked for.
 
 A parser keeps what it has of a head until that is whole, and of trailers and chunk extensions too:
-all that comes of a request beside its body is counted as it comes, before anybody looks at it.
+all that comes of a request beside its body is counted as it comes, before the app sees it.
 
 A connection on which no request begins, or one that doesn't get past its headers, would stay open
 for as long as its client likes, until no other finds room. It is closed, too. So is one whose

@@ -2,7 +2,7 @@
 
     body ──► parse ──► handle ──► a value, sent as JSON
                           │    └► Events, sent one by one
-       whoever asked leaves: the handler is cancelled, and with it the request in the engine
+       the client leaves: the handler is cancelled, and with it the request in the engine
 
 Knows how answers are sent, and nothing of what is asked.
 """
@@ -20,8 +20,9 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
-from aioserve.server.app_state import Call
+from aioserve.server.app_state import AppState, Call
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
+from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, api_error_of, called
 
 __all__ = [
@@ -55,7 +56,7 @@ class Events:
 
     source: AsyncGenerator[bytes, None]
     """Whole events, each with its blank line; several at once will do."""
-    owner: Closable
+    owner: Closable | None = None
     """The stream that they come from, which is closed however the answer ends."""
     kind: bytes = EVENT_STREAM
     """Media type of the content."""
@@ -147,15 +148,15 @@ def endpoint(
 
 
 class EndpointApp(Generic[B]):
-    """An endpoint that runs. `call_of` says on whose behalf a request comes."""
+    """An endpoint that runs."""
 
-    def __init__(self, endpoint: Endpoint[B], call_of: Callable[[Scope], Call]) -> None:
+    def __init__(self, endpoint: Endpoint[B], app_state: AppState) -> None:
         self._endpoint = endpoint
-        self._call_of = call_of
+        self._app_state = app_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = _Sending(send, can_close=scope["http_version"].startswith("1"))
-        call = self._call_of(scope)
+        call = Call(self._app_state, scope[CALL_LOG])
         if self._endpoint.kind is None or self._endpoint.method == "POST":
             await self._answer_call(call, scope, receive, sending)
             return
@@ -252,7 +253,8 @@ class _Sending:
                     )
             await self._send({"type": "http.response.body", "body": b""})
         finally:
-            events.owner.close()
+            if events.owner is not None:
+                events.owner.close()
 
     async def last_event(self, event: bytes) -> None:
         await self._send({"type": "http.response.body", "body": event})

@@ -67,9 +67,9 @@ class ApiError(Exception):
         return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
-def refuse(field: str, why: str) -> ApiError:
-    """About a field of a body."""
-    return ApiError(400, f"{field} {why}", param=field)
+def refuse(field: str, why: str, code: str | None = None) -> ApiError:
+    """Return the error of a field of a body."""
+    return ApiError(400, f"{field} {why}", param=field, code=code)
 
 
 STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (

@@ -11,13 +11,14 @@ the names that its endpoint picker reads unless it is told otherwise: those of v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import aioserve
@@ -27,7 +28,7 @@ from aioserve.errors import EngineClosedError
 from aioserve.server.app_state import AppState
 from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.unknown_fields import PLACES
-from aioserve.server.request_checks import Arrival
+from aioserve.server.middleware import Listener
 
 __all__ = ["EngineCollector", "Metrics"]
 
@@ -119,7 +120,7 @@ def _labelled(name: str, what: str, **labels: str) -> Metric:
 
 
 def _use_ratio(stats: EngineStats) -> float:
-    """Cached pages that nobody holds are given to whoever needs them: they count as free."""
+    """Cached pages that no request holds are given to the next that needs some: they are free."""
     used = stats.pages_held_by_requests + stats.pages_fenced
     return used / stats.pages_total if stats.pages_total else 0.0
 
@@ -136,11 +137,24 @@ FIRST_TOKEN_SECONDS = (
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5)
 TOTAL_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 960)
 NUM_TOKENS = tuple(2**power for power in range(18))
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Until the first token", FIRST_TOKEN_SECONDS),
+    "inter_token_seconds": ("Mean time between two tokens of one request", GAP_SECONDS),
+    "inter_token_p99_seconds": (
+        "99 % of the times between two tokens of one request are no longer",
+        GAP_SECONDS,
+    ),
+    "seconds": ("Until the end", TOTAL_SECONDS),
+    "queue_seconds": ("Until its first step", TOTAL_SECONDS),
+    "prefill_seconds": ("From its first step to its first token", FIRST_TOKEN_SECONDS),
+    "prompt_tokens": ("Tokens of the prompt", NUM_TOKENS),
+    "generated_tokens": ("Tokens generated, of all samples together", NUM_TOKENS),
+}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 
-class Metrics:
+class Metrics(Listener):
     """A listener of calls, and an ASGI app that shows what it counts. `tenants` are the names that
     become labels; all others are counted together, as ""."""
 
@@ -173,9 +187,6 @@ class Metrics:
         self.observer: Observer = _Histograms(registry, tenants)
         """To be told of what the engine does."""
 
-    def began(self, arrival: Arrival) -> None:
-        """Nothing: `Calls` counts what hasn't ended."""
-
     def ended(self, call_log: CallLog) -> None:
         method = call_log.method if call_log.method in METHODS else "other"
         self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
@@ -185,14 +196,9 @@ class Metrics:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
         encode, content_type = _encoder(accept.decode("latin-1"))
-        body = encode(self.registry)
-        headers = [
-            (b"content-type", content_type.encode()),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", b"no-store"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if _is_head(scope) else body})
+        quiet = {"cache-control": "no-store"}
+        answer = Response(encode(self.registry), media_type=content_type, headers=quiet)
+        await answer(scope, receive, send)
 
 
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
@@ -205,19 +211,10 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     return encode, content_type
 
 
-def _is_head(scope: Scope) -> bool:
-    return scope["method"] == "HEAD"
-
-
 class _Histograms(Observer):
     """Is told of every request that ends."""
 
     def __init__(self, registry: CollectorRegistry, tenants: Collection[str]) -> None:
-        def histogram(name: str, what: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(
-                f"aioserve_request_{name}", what, buckets=tuple(buckets), registry=registry
-            )
-
         self._tenants = frozenset(tenants)
         self._ended = Counter(
             "aioserve_requests",
@@ -231,26 +228,10 @@ class _Histograms(Observer):
             ["kind", "tenant"],
             registry=registry,
         )
-        self._first = histogram(
-            "time_to_first_token_seconds", "Until the first token", FIRST_TOKEN_SECONDS
-        )
-        self._gap = histogram(
-            "inter_token_seconds", "Mean time between two tokens of one request", GAP_SECONDS
-        )
-        self._late = histogram(
-            "inter_token_p99_seconds",
-            "99 % of the times between two tokens of one request are no longer",
-            GAP_SECONDS,
-        )
-        self._total = histogram("seconds", "Until the end", TOTAL_SECONDS)
-        self._queued = histogram("queue_seconds", "Until its first step", TOTAL_SECONDS)
-        self._prefill = histogram(
-            "prefill_seconds", "From its first step to its first token", FIRST_TOKEN_SECONDS
-        )
-        self._prompt = histogram("prompt_tokens", "Tokens of the prompt", NUM_TOKENS)
-        self._generated = histogram(
-            "generated_tokens", "Tokens generated, of all samples together", NUM_TOKENS
-        )
+        self._histograms = {
+            name: Histogram(f"aioserve_request_{name}", what, buckets=buckets, registry=registry)
+            for name, (what, buckets) in HISTOGRAMS.items()
+        }
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
         for request in requests:
@@ -265,17 +246,18 @@ class _Histograms(Observer):
             ("generated", request.completion_tokens),
         ):
             self._tokens.labels(kind, tenant).inc(tokens)
-        self._total.observe(request.total_seconds)
-        self._prompt.observe(request.prompt_tokens)
-        self._generated.observe(request.completion_tokens)
         queued, first = request.queued_seconds, request.first_token_seconds
-        if queued is not None:
-            self._queued.observe(queued)
-        if first is not None:
-            self._first.observe(first)
-            if queued is not None:
-                self._prefill.observe(first - queued)
         gaps = request.inter_token_latency
-        if gaps is not None:
-            self._gap.observe(gaps.mean_seconds)
-            self._late.observe(gaps.p99_seconds)
+        values = {
+            "time_to_first_token_seconds": first,
+            "inter_token_seconds": None if gaps is None else gaps.mean_seconds,
+            "inter_token_p99_seconds": None if gaps is None else gaps.p99_seconds,
+            "seconds": request.total_seconds,
+            "queue_seconds": queued,
+            "prefill_seconds": None if first is None or queued is None else first - queued,
+            "prompt_tokens": request.prompt_tokens,
+            "generated_tokens": request.completion_tokens,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._histograms[name].observe(value)

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.server.app_state import Calls
-from aioserve.server.call_log import CallLog
+from aioserve.server.call_log import CALL_LOG, CallLog
 from aioserve.server.endpoint import ErrorShape, send_json
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.request_checks import (
@@ -33,12 +32,9 @@ from aioserve.server.request_checks import (
     path_of,
 )
 
-__all__ = ["CALL_LOG", "NOT_FOUND", "CallMiddleware", "Listener"]
+__all__ = ["NOT_FOUND", "CallMiddleware", "Listener"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-CALL_LOG = "aioserve.call"
-"""Where the scope has the `CallLog`."""
 
 OF_ALL_ANSWERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -50,14 +46,14 @@ OF_OTHERS_PAGES = tuple(one for one in OF_ALL_ANSWERS if one[0] != b"cross-origi
 BUSY_RETRY_SECONDS = 1.0
 
 
-class Listener(Protocol):
+class Listener:
     """Tells others of calls. What it raises is logged and harms no call."""
 
-    def began(self, arrival: Arrival) -> None: ...
+    def began(self, arrival: Arrival) -> None:
+        """A request has come."""
 
     def ended(self, call_log: CallLog) -> None:
         """However it ended: answered, refused, failed or left."""
-        ...
 
 
 class CallMiddleware:

@@ -39,6 +39,8 @@ class Outgoing(Transport):
     ) -> None:
         super().__init__()
         self._transport = transport
+        for same in ("abort", "pause_reading", "resume_reading", "get_write_buffer_size"):
+            setattr(self, same, getattr(transport, same))
         self._loop = loop
         self._stall_seconds = stall_seconds
         self._written_bytes = 0
@@ -72,7 +74,7 @@ class Outgoing(Transport):
         self._watch()
 
     def drops(self, num_bytes: int) -> bool:
-        """Whether so many bytes that have come are nobody's any more."""
+        """Whether so many bytes that have come are to be dropped."""
         if self._lingering is None:
             return False
         self._dropped_bytes += num_bytes
@@ -113,18 +115,6 @@ class Outgoing(Transport):
 
     def is_closing(self) -> bool:
         return self._lingering is not None or self._transport.is_closing()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

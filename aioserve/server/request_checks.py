@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Arrival:
-    """A request whose body nobody has read."""
+    """A request whose body isn't read yet."""
 
     __slots__ = ("call_log", "headers", "method", "path", "scope")
 
@@ -293,7 +293,7 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
 
 
 class KeyCheck:
-    """Lets everybody in where there are no keys."""
+    """Lets every caller in where there are no keys."""
 
     def __init__(
         self, keys: Sequence[ApiKey], open_paths: Iterable[str], operators: Collection[str] = ()

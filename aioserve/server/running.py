@@ -1,4 +1,4 @@
-"""Runs an app under uvicorn, from sockets that are bound until somebody says stop, and drains it.
+"""Runs an app under uvicorn, from sockets that are bound until it is told to stop, and drains it.
 
 Installs no signal handler: `stop` is an event of the caller's.
 """

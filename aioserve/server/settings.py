@@ -45,7 +45,7 @@ KEY = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One that opens the server. Its name may be seen by anybody who reads logs and metrics."""
+    """One that opens the server. Its name is in logs and metrics."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -155,8 +155,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `ApiKey`, from which no key can be read."""
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
     """Names of `api_keys` whose holders may see `/metrics`, `/live` and `/trace`, which show the
-    requests of all keys together; up to 1024. None: where there is one key, its holder, and nobody
-    where there are several. Without keys everybody may."""
+    requests of all keys together; up to 1024. None: where there is one key, its holder, and
+    no holder where there are several. Without keys every caller may."""
     open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = ("/health", "/ready")
     """Paths that need no key: load balancers ask them, and they say nothing of who asks for what.
     Up to 16, as they are written in a URL."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidRequestError
 from aioserve.server.app_state import AppState, Call
+from aioserve.server.call_log import CallLog
 from aioserve.server.openai.fields import AnswerFields, combined_salt
 from aioserve.server.settings import ServerSettings
 from tests.server.serving import served
@@ -34,18 +35,18 @@ def test_the_salt_of_a_body_never_is_that_of_a_key() -> None:
 def test_the_tenant_is_the_keys_before_the_bodys() -> None:
     about = AppState(Engine(), ServerSettings())
     body = AnswerFields(model="m", user="me", cache_salt="x")
-    assert body.options(Call(about, "id"))["tenant"] == "me"
-    keyed = body.options(Call(about, "id", tenant="key", cache_salt="salt"))
+    assert body.options(Call(about, CallLog()))["tenant"] == "me"
+    keyed = body.options(Call(about, CallLog(tenant="key", cache_salt="salt")))
     assert keyed["tenant"] == "key"
     assert keyed["cache_salt"] == combined_salt("salt", "x")
-    assert AnswerFields(model="m", user="").options(Call(about, "id"))["tenant"] is None
+    assert AnswerFields(model="m", user="").options(Call(about, CallLog()))["tenant"] is None
 
 
 @pytest.mark.parametrize(
     ("salt", "is_taken"), [("", False), ("x", True), ("x" * 256, True), ("x" * 257, False)]
 )
 def test_a_bodys_salt_has_the_engines_bounds(salt: str, is_taken: bool) -> None:
-    call = Call(AppState(Engine(), ServerSettings()), "id")
+    call = Call(AppState(Engine(), ServerSettings()), CallLog())
     body = AnswerFields(model="m", cache_salt=salt)
     if is_taken:
         assert body.options(call)["cache_salt"] == combined_salt(None, salt)

@@ -13,6 +13,7 @@ import pytest
 from aioserve import Engine, RequestInfo, SamplingParams
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import AppState, Call
+from aioserve.server.call_log import CallLog
 from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Reader
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.testing import FakeModel
@@ -109,7 +110,7 @@ async def test_the_live_view_ends_with_the_engine() -> None:
 
 
 async def reader_of(tenant: str | None, steps: StepRecorder, engine: Engine) -> Reader:
-    call = Call(AppState(engine, ServerSettings(), steps), "id", tenant)
+    call = Call(AppState(engine, ServerSettings(), steps), CallLog(tenant=tenant))
     return Reader(call, steps)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aioserve.server.app_state import Calls
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
-from aioserve.server.middleware import CallMiddleware
+from aioserve.server.middleware import CallMiddleware, Listener
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.request_checks import Arrival
 
@@ -37,7 +37,7 @@ OUTCOMES = {
 """Status, and whether all of the answer was sent."""
 
 
-class Ears:
+class Ears(Listener):
     """Hears of calls, and now and then breaks."""
 
     def __init__(self, *, broken: bool) -> None:

@@ -14,6 +14,7 @@ from aioserve import Engine
 from aioserve.errors import RequestFailedError
 from aioserve.server import ServerSettings
 from aioserve.server.app_state import AppState, Call
+from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.answering import Content
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api import handlers
@@ -245,7 +246,7 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         shared = AppState(engine, ServerSettings())
 
         def call(tenant: str | None) -> Call:
-            return Call(shared, "id", tenant=tenant)
+            return Call(shared, CallLog(call_id="id", tenant=tenant))
 
         body = ResponseRequest(model="scripted", input="a")
         mine = await handlers.responses.handle(call("a"), body)

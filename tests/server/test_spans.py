@@ -75,6 +75,24 @@ async def test_a_call_is_a_span_of_its_callers_trace(exporter: InMemorySpanExpor
 
 
 @pytest.mark.asyncio
+async def test_each_api_says_its_limit_of_tokens_by_one_attribute(
+    exporter: InMemorySpanExporter,
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    async with served(num_pages=256) as (_, client):
+        for path, body in (
+            ("/v1/chat/completions", {"messages": messages, "max_completion_tokens": 3}),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 3}),
+        ):
+            answer = await client.post(path, json={"model": "pyhelp", **body})
+            assert answer.status_code == 200, answer.text
+        await until(lambda: len(exporter.get_finished_spans()) == 3)
+    for span in exporter.get_finished_spans():
+        assert (span.attributes or {})["gen_ai.request.max_tokens"] == 3
+
+
+@pytest.mark.asyncio
 async def test_spans_end_with_calls_that_fail_or_are_left(exporter: InMemorySpanExporter) -> None:
     async with served(num_pages=256) as (engine, client):
         await client.post("/v1/completions", json=BODY | {"model": "x" * 300})

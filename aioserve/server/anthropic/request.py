@@ -131,7 +131,7 @@ def message_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Inp
 
 
 def system_text_of(given: str | list[Any] | None, unknown: UnknownFields) -> str:
-    """The same of what stands before all messages."""
+    """Return the text before all messages, without `unknown` fields. Raises `ApiError`."""
     if given is None or isinstance(given, str):
         return given or ""
     return text_of(converted(_SYSTEM.of(given, unknown), list[InputText], "system"))

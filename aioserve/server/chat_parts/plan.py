@@ -196,21 +196,17 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Functions that the model calls if it likes, with arguments that have their form."""
 
     @property
-    def tool_parser(self) -> Any:
-        """Argument of `Engine.chat`."""
-        return "json" if self.reads_list else "auto" if self.reads_calls else "none"
-
-    @property
     def options(self) -> dict[str, Any]:
         """Arguments of `Engine.chat`, beside those of every request."""
-        options = {"tools": self.tools, "tool_parser": self.tool_parser}
+        parser = "json" if self.reads_list else "auto" if self.reads_calls else "none"
+        options: dict[str, Any] = {"tools": self.tools, "tool_parser": parser}
         if self.strict:
             options |= {"strict_tools": self.strict, "parallel_tool_calls": not self.one_call}
         return options
 
 
 def check_tools(engine: Engine, plan: AnswerPlan) -> None:
-    """Raise `ApiError` for tools that the model can't be told of, or whose calls nobody could read:
+    """Raise `ApiError` for tools that the model can't be told of, or whose calls can't be read:
     with what a caller can do, and who runs the server."""
     if plan.tools is None:
         return

@@ -17,7 +17,7 @@ import msgspec
 
 from aioserve.engine.engine import Engine
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
-from aioserve.server.errors import ApiError
+from aioserve.server.errors import refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
@@ -81,12 +81,8 @@ def _token_id(key: str) -> int | str:
 def check_at_most(field: str, must: str, value: int, limit: int) -> None:
     """Raise `ApiError` where `value` is above the server's `limit`, which `must` has braces for."""
     if value > limit:
-        raise ApiError(
-            400,
-            f"{field} must {must.format(limit)}, which is this server's limit, got {value}",
-            param=field,
-            code="limit_exceeded",
-        )
+        why = f"must {must.format(limit)}, which is this server's limit, got {value}"
+        raise refuse(field, why, "limit_exceeded")
 
 
 def check_chars(field: str, text: str, most: int, of: str = "") -> None:
@@ -122,10 +118,5 @@ def variables_of(engine: Engine, effort: str | None, field: str) -> dict[str, An
         return {"reasoning_effort": effort}
     if engine.template_reads("enable_thinking") and effort in get_args(Effort):
         return {"enable_thinking": effort != "none"}
-    raise ApiError(
-        400,
-        f"{field} isn't supported: the model's chat template reads neither reasoning_effort nor "
-        "enable_thinking",
-        param=field,
-        code="unsupported_parameter",
-    )
+    why = "isn't supported: the model's chat template reads neither reasoning_effort nor "
+    raise refuse(field, why + "enable_thinking", "unsupported_parameter")

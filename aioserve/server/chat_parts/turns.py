@@ -2,7 +2,7 @@
 
 APIs that tell a turn of the assistant in items (its reasoning, its text, its tool calls, one by
 one) become one message of it here. Each message remembers which part of the body it came from, so
-that what is wrong with it is told in the words of whoever sent it.
+that an error about it names the place that the client knows.
 """
 
 from __future__ import annotations

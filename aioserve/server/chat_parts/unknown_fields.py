@@ -81,8 +81,9 @@ class KnownFields:
     def __init__(
         self, kind: Any, place: Place, unread: Sequence[str] = (), places: Mapping[str, Place] = {}
     ) -> None:
-        """`unread`: names of fields that structs have and nobody reads, so that nothing in them is
-        refused. `places`: where what has a field of that name is, which is elsewhere `place`."""
+        """`unread`: names of fields that structs have and that aren't read, so that nothing in
+        them is refused. `places`: where what has a field of that name is, which is elsewhere
+        `place`."""
         self._unread = frozenset(unread)
         self._places = places
         self._place: Place = place
@@ -90,8 +91,8 @@ class KnownFields:
         self._fields: dict[type, dict[str, inspect.Type]] = {}
 
     def of(self, value: Any, unknown: UnknownFields) -> Any:
-        """`value` without others, at any depth. What has another shape stays as it is, for whoever
-        converts it to refuse."""
+        """`value` without others, at any depth. What has another shape stays as it is, and is
+        refused where it is converted."""
         return self._of(value, self._kind, self._place, unknown)
 
     def _of(self, value: Any, kind: inspect.Type, place: Place, unknown: UnknownFields) -> Any:

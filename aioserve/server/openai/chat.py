@@ -127,7 +127,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._stream = answering.stream
         self.batches = answering.deltas
         self._about = {
-            "id": f"chatcmpl-{call.request_id}",
+            "id": f"chatcmpl-{call.call_log.call_id}",
             "created": call.created_seconds,
             "model": body.model,
         }

@@ -124,7 +124,7 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    """The same under its newer name."""
+    """`max_tokens` under its newer name."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None

@@ -245,7 +245,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         self._merged = merged
         self.batches = merged.batches
         self._about = AboutCompletion(
-            id=f"cmpl-{call.request_id}", created=call.created_seconds, model=body.model
+            id=f"cmpl-{call.call_log.call_id}", created=call.created_seconds, model=body.model
         )
         self._chunks = Chunks(self._about, body.stream_options)
         self._makers = [

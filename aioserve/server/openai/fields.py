@@ -31,7 +31,7 @@ from aioserve.server.chat_parts.sampling import (
     check_schema,
     sampling_params,
 )
-from aioserve.server.errors import ApiError, refuse
+from aioserve.server.errors import refuse
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
 __all__ = [
@@ -160,7 +160,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
     request_id: str | None = None
     """What the call goes by, as `x-request-id` says, where its head has none."""
     rid: str | None = None
-    """The same."""
+    """`request_id`, as other servers call it."""
     add_special_tokens: Any = None
 
     def check(self, call: Call) -> None:
@@ -186,7 +186,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
         return call.options(
             **{hint: value for hint, value in hints.items() if value is not None},
             tenant=call.tenant or self.user or None,
-            cache_salt=combined_salt(call.cache_salt, salt),
+            cache_salt=combined_salt(call.call_log.cache_salt, salt),
             **more,
         )
 
@@ -274,6 +274,4 @@ def _refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ..
         ):
             only = ", ".join(msgspec.json.encode(one).decode() for one in harmless)
             but = f"; only {only} is" if harmless else ""
-            raise ApiError(
-                400, f"{field} isn't supported{but}", param=field, code="unsupported_parameter"
-            )
+            raise refuse(field, f"isn't supported{but}", "unsupported_parameter")

@@ -89,7 +89,7 @@ class Merged:
 
     @property
     def given_usage(self) -> Usage:
-        """The same with the tokens alone that were in a batch."""
+        """Usage so far, of the tokens that were in a batch."""
         return msgspec.structs.replace(self.usage, completion_tokens=self._num_given)
 
     async def started(self) -> None:
@@ -135,6 +135,6 @@ class Merged:
 
 
 def _unheard(task: asyncio.Task[Batch]) -> None:
-    """What it raises has nobody to hear it."""
+    """Drop what a task raises that is no longer awaited."""
     if not task.cancelled():
         task.exception()

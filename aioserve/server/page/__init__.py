@@ -26,7 +26,7 @@ _FILES = {
     "/page/gantt.js": ("gantt.js", "text/javascript; charset=utf-8"),
 }
 PAGE_PATHS: frozenset[str] = frozenset(_FILES)
-"""What a browser asks for before anybody can have given it a key."""
+"""Paths that a browser asks for before it has a key."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -28,16 +28,11 @@ MAX_AT_ONCE = 2000
 """Entries and parts of steps that are written between two turns of the event loop: a few ms."""
 
 
-class _Nothing:
-    def close(self) -> None:
-        """Nothing is held for a download."""
-
-
 @endpoint(OPENAI_ERRORS, "/trace", "The last steps, in Chrome's trace format")
 async def trace(call: Call, _: None) -> Events:
     name = b'attachment; filename="aioserve-trace.json"'
     headers = ((b"content-disposition", name),)
-    return Events(_lines(call), _Nothing(), kind=b"application/json", headers=headers)
+    return Events(_lines(call), kind=b"application/json", headers=headers)
 
 
 async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
@@ -171,8 +166,7 @@ async def live(call: Call, _: None) -> Events:
 
 
 async def _updates(call: Call, reader: Reader) -> AsyncGenerator[bytes, None]:
-    """Until the engine takes no more requests, so that nobody who looks keeps a server from
-    ending."""
+    """Until the engine takes no more requests, so that no reader keeps a server from ending."""
     clock = asyncio.get_running_loop().time
     told = 0.0
     while True:

@@ -23,6 +23,8 @@ from aioserve.server.openai.responses_api.request import (
     TextConfig,
     asked_of,
     context_of,
+    missing,
+    stored_of,
 )
 from aioserve.server.openai.responses_api.response import (
     IncompleteDetails,
@@ -77,13 +79,13 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "A stored response", answer=Response)
 async def response(call: Call, path: ResponsePath) -> object:
-    return msgspec.Raw(_found(call, path.response_id).body)
+    return msgspec.Raw(stored_of(call, path.response_id).body)
 
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "Forget a stored response", method="DELETE")
 async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
     if not call.app_state.responses.delete(call.tenant, path.response_id):
-        raise _missing(path.response_id)
+        raise missing(path.response_id)
     return DeletedResponse(id=path.response_id)
 
 
@@ -94,7 +96,7 @@ async def input_items(call: Call, path: ListPath) -> ItemList:
     """List the items that came with the request, the last first."""
     if not 1 <= path.limit <= MAX_LISTED:
         raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
-    stored = _found(call, path.response_id)
+    stored = stored_of(call, path.response_id)
     items = msgspec.json.decode(stored.before, type=list[Item])[-stored.num_given :]
     if path.order == "desc":
         items.reverse()
@@ -109,22 +111,6 @@ async def input_items(call: Call, path: ListPath) -> ItemList:
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=len(items) > len(data),
-    )
-
-
-def _found(call: Call, response_id: str) -> Stored:
-    stored = call.app_state.responses.get(call.tenant, response_id)
-    if stored is None:
-        raise _missing(response_id)
-    return stored
-
-
-def _missing(response_id: str) -> ApiError:
-    return ApiError(
-        404,
-        f"there is no response {response_id!r:.300}",
-        param="response_id",
-        code="response_not_found",
     )
 
 

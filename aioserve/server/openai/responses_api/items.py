@@ -23,7 +23,7 @@ import msgspec
 from aioserve.server.bodies import converted
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
-from aioserve.server.errors import ApiError
+from aioserve.server.errors import refuse
 
 __all__ = [
     "FunctionCall",
@@ -59,9 +59,8 @@ class InputText(_Part, frozen=True, kw_only=True, tag="input_text"):
 class OutputText(_Part, frozen=True, kw_only=True, tag="output_text"):
     text: str
     annotations: list[None] = []
-    """There are none."""
+    """Always empty, as `logprobs`."""
     logprobs: list[None] | None = []
-    """Likewise."""
 
 
 class SummaryText(_Part, frozen=True, kw_only=True, tag="summary_text"):
@@ -136,12 +135,8 @@ def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item:
     if kind is None and "role" in given:
         given = {**given, "type": "message"}
     elif not isinstance(kind, str) or kind not in _KINDS:
-        raise ApiError(
-            400,
-            f"{place}.type must be one of {', '.join(_KINDS)}, got {kind!r:.100}",
-            param=f"{place}.type",
-            code="unsupported_parameter",
-        )
+        why = f"must be one of {', '.join(_KINDS)}, got {kind!r:.100}"
+        raise refuse(f"{place}.type", why, "unsupported_parameter")
     return converted(_KNOWN.of(given, unknown), Item, place)
 
 

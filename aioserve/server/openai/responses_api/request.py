@@ -43,6 +43,7 @@ from aioserve.server.openai.responses_api.items import (
     kept,
     shortened,
 )
+from aioserve.server.openai.responses_api.store import Stored
 
 __all__ = [
     "FunctionTool",
@@ -52,6 +53,8 @@ __all__ = [
     "TextFormat",
     "asked_of",
     "context_of",
+    "missing",
+    "stored_of",
 ]
 
 MAX_NAME_CHARS = MAX_TENANT_CHARS
@@ -170,18 +173,29 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         check_metadata(self.metadata, call.settings)
 
 
+def stored_of(call: Call, response_id: str, previous: str = "") -> Stored:
+    """Raises `ApiError`."""
+    stored = call.app_state.responses.get(call.tenant, response_id)
+    if stored is None:
+        raise missing(response_id, previous)
+    return stored
+
+
+def missing(response_id: str, previous: str = "") -> ApiError:
+    """`previous` stands before the names of field and error where the response is gone on from."""
+    return ApiError(
+        404,
+        f"there is no response {response_id!r:.300}",
+        param=f"{previous}response_id",
+        code=f"{previous}response_not_found",
+    )
+
+
 def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
     """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
-        stored = call.app_state.responses.get(call.tenant, body.previous_response_id)
-        if stored is None:
-            raise ApiError(
-                404,
-                f"there is no response {body.previous_response_id!r:.300}",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
+        stored = stored_of(call, body.previous_response_id, "previous_")
         before = msgspec.json.decode(stored.before, type=list[Item])
         earlier = msgspec.json.decode(stored.body, type=_Earlier)
         _check_whole(earlier, body.previous_response_id)

@@ -2,7 +2,7 @@
 
 Each tenant has its own, bounded in number and bytes: the least recently used goes first. All go
 when they are old enough. They are kept in memory as JSON, so that what they take is known and
-nobody changes them.
+no caller changes them.
 """
 
 from __future__ import annotations
