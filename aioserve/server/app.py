@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
+from aioserve import Observer
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.messages import count_tokens, messages
 from aioserve.server.app_state import AppState
@@ -88,7 +89,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         calls=app_state.calls,
         max_calls=settings.max_concurrent_calls,
     )
-    observers = [one.observer for one in listeners if isinstance(one, Metrics)]
+    observers: list[Observer] = [one for one in listeners if isinstance(one, Metrics)]
     if steps is not None:
         observers.append(steps)
     stops: list[Callable[[], None]] = [engine.observe(observer) for observer in observers]

@@ -154,9 +154,9 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 
-class Metrics(Listener):
-    """A listener of calls, and an ASGI app that shows what it counts. `tenants` are the names that
-    become labels; all others are counted together, as ""."""
+class Metrics(Listener, Observer):
+    """Hears of calls, and of what the engine does; an ASGI app that shows what it counts. `tenants`
+    are the names that become labels; all others are counted together, as ""."""
 
     def __init__(self, app_state: AppState, tenants: Collection[str]) -> None:
         registry = CollectorRegistry()
@@ -184,37 +184,6 @@ class Metrics(Listener):
         )
         for place in PLACES:
             self._dropped.labels(place)
-        self.observer: Observer = _Histograms(registry, tenants)
-        """To be told of what the engine does."""
-
-    def ended(self, call_log: CallLog) -> None:
-        method = call_log.method if call_log.method in METHODS else "other"
-        self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
-        for place, count in call_log.dropped.items():
-            self._dropped.labels(place).inc(count)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-        encode, content_type = _encoder(accept.decode("latin-1"))
-        quiet = {"cache-control": "no-store"}
-        answer = Response(encode(self.registry), media_type=content_type, headers=quiet)
-        await answer(scope, receive, send)
-
-
-def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """All names here are those that every Prometheus reads. prometheus_client 0.26 puts underscores
-    for the colons of some samples in OpenMetrics nevertheless, unless any name is allowed."""
-    encode, content_type = choose_encoder(accept)
-    if content_type.startswith("application/openmetrics-text"):
-        encode, _ = choose_encoder(OPENMETRICS + "; escaping=allow-utf-8")
-        content_type = OPENMETRICS + "; charset=utf-8"
-    return encode, content_type
-
-
-class _Histograms(Observer):
-    """Is told of every request that ends."""
-
-    def __init__(self, registry: CollectorRegistry, tenants: Collection[str]) -> None:
         self._tenants = frozenset(tenants)
         self._ended = Counter(
             "aioserve_requests",
@@ -232,6 +201,12 @@ class _Histograms(Observer):
             name: Histogram(f"aioserve_request_{name}", what, buckets=buckets, registry=registry)
             for name, (what, buckets) in HISTOGRAMS.items()
         }
+
+    def ended(self, call_log: CallLog) -> None:
+        method = call_log.method if call_log.method in METHODS else "other"
+        self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
+        for place, count in call_log.dropped.items():
+            self._dropped.labels(place).inc(count)
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
         for request in requests:
@@ -261,3 +236,20 @@ class _Histograms(Observer):
         for name, value in values.items():
             if value is not None:
                 self._histograms[name].observe(value)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+        encode, content_type = _encoder(accept.decode("latin-1"))
+        quiet = {"cache-control": "no-store"}
+        answer = Response(encode(self.registry), media_type=content_type, headers=quiet)
+        await answer(scope, receive, send)
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """All names here are those that every Prometheus reads. prometheus_client 0.26 puts underscores
+    for the colons of some samples in OpenMetrics nevertheless, unless any name is allowed."""
+    encode, content_type = choose_encoder(accept)
+    if content_type.startswith("application/openmetrics-text"):
+        encode, _ = choose_encoder(OPENMETRICS + "; escaping=allow-utf-8")
+        content_type = OPENMETRICS + "; charset=utf-8"
+    return encode, content_type

@@ -98,21 +98,19 @@ def path_of(scope: Scope) -> str:
 
 
 MAX_REQUEST_ID_CHARS = 128
-PRINTABLE = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARS)
+PRINTABLE = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 
 def given_request_id(headers: dict[bytes, list[bytes]]) -> str | None:
     """The client's, if there is one of 1 to `MAX_REQUEST_ID_CHARS` printable ASCII characters; what
     isn't that is replaced, and no error."""
-    values: Sequence[bytes] = headers.get(b"x-request-id", ())
-    if len(values) != 1 or not PRINTABLE.fullmatch(values[0]):
-        return None
-    return values[0].decode("ascii")
+    texts = [value.decode("latin-1") for value in headers.get(b"x-request-id", ())]
+    return texts[0] if len(texts) == 1 and is_request_id(texts[0]) else None
 
 
 def is_request_id(text: str) -> bool:
     """Whether it could be one that a header gives."""
-    return PRINTABLE.fullmatch(text.encode(errors="replace")) is not None and text.isascii()
+    return PRINTABLE.fullmatch(text) is not None
 
 
 class HeaderCheck:

@@ -56,8 +56,8 @@ class Tool(Strict, frozen=True, kw_only=True):
     function: Function
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the model hears of it."""
+    def as_dict(self) -> dict[str, Any]:
+        """The tool as the chat template reads it."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -282,10 +282,10 @@ def _calls(
         raise refuse("tools", "must have functions of different names")
     if choice == "none":
         return None
-    told = [tool.told for tool in tools]
+    shown = [tool.as_dict for tool in tools]
     if choice == "auto":
         return AnswerPlan(
-            tools=told,
+            tools=shown,
             reads_calls=True,
             one_call=one_call,
             strict=tuple([name for name, tool in by_name.items() if tool.function.strict]),
@@ -296,10 +296,10 @@ def _calls(
             raise refuse("tool_choice", f"names the function {name!r:.300}, which isn't in tools")
         schema = parameters_of(by_name[name])
         check_schema("tools", schema, settings)
-        return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, function=name)
+        return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, function=name)
     schema = calls_schema(tools, one=one_call)
     check_schema("tools", schema, settings)
-    return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, reads_list=True)
+    return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, reads_list=True)
 
 
 def _form(

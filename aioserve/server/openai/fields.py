@@ -96,15 +96,11 @@ class Chunks:
         self.counts_always: bool = bool(options.continuous_usage_stats)
         """Every chunk tells those so far."""
 
-    def chunk(self, choice: msgspec.Struct, usage: Usage | None = None) -> bytes:
-        """One event. `usage` where every chunk tells it."""
-        if usage is None:
-            return self._head + _encode(choice) + self._tail
-        return self._head + _encode(choice) + self._counted(usage)
-
     def joined(self, choices: Sequence[msgspec.Struct], usage: Usage | None = None) -> bytes:
-        """The events of several, to be sent at once."""
-        return b"".join([self.chunk(choice, usage) for choice in choices])
+        """Return an event for each choice, to be sent at once. `usage` where every chunk tells
+        it."""
+        tail = self._tail if usage is None else self._counted(usage)
+        return b"".join([self._head + _encode(choice) + tail for choice in choices])
 
     def end(self, usage: Usage) -> bytes:
         """The last events of an answer that is whole."""

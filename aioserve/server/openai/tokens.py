@@ -78,7 +78,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
             "tools", "have at most {} entries", len(body.tools or ()), call.settings.max_tools
         )
         if body.tools is not None:
-            given["tools"] = [tool.told for tool in body.tools]
+            given["tools"] = [tool.as_dict for tool in body.tools]
         with as_named({"prompt": "messages"}):
             messages = messages_of(body.messages, call)
             if not messages:
