@@ -5,6 +5,11 @@
 Which settings there are is read from the structs that check them: a new field becomes a flag, a
 variable and a key of the file by itself, and its docstring their help. This module knows names,
 types and sources; what a value may be is known by the structs.
+
+cyclopts' own sources of configuration don't do in its place: `Env` passes over a variable that no
+flag has, which is refused here. `Toml` takes a key of either table for any flag, and makes a text
+of each value, so that `page_size = "16"` would be as good as a number, and a list needs a flag for
+each entry.
 """
 
 from __future__ import annotations
@@ -29,7 +34,16 @@ from aioserve.cli._numbers import MAX_DIGITS, is_count, is_float
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 
-__all__ = ["DEFAULT", "Setting", "Value", "gather", "made", "settings_of", "shown_settings"]
+__all__ = [
+    "DEFAULT",
+    "Setting",
+    "Value",
+    "docstrings",
+    "gather",
+    "made",
+    "settings_of",
+    "shown_settings",
+]
 
 T = TypeVar("T")
 
@@ -112,7 +126,7 @@ def settings_of(
 ) -> tuple[Setting, ...]:
     """One for each field of a struct. Raises `TypeError` for a field whose type has no text."""
     hints = typing.get_type_hints(kind)
-    texts = _docstrings(kind)
+    texts = docstrings(kind)
     found = []
     for field in msgspec.structs.fields(kind):
         if field.name in leave_out:
@@ -133,20 +147,21 @@ def settings_of(
     return tuple(found)
 
 
-def _docstrings(kind: type) -> dict[str, str]:
-    """The string under each field of a class."""
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+def docstrings(kind: type) -> dict[str, str]:
+    """The string under each field of a class and of those that it inherits from."""
     texts = {}
-    body = definition.body if isinstance(definition, ast.ClassDef) else []
-    for field, below in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        ):
-            texts[field.target.id] = " ".join(below.value.value.split())
+    for base in reversed([base for base in kind.__mro__ if vars(base).get("__annotations__")]):
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, below in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                texts[field.target.id] = " ".join(below.value.value.split())
     return texts
 
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep, in processes of their own: which there are, and how they come back.
+"""The runs of a sweep: which there are, and how they come back from processes of their own.
 
 Processes are spawned: each imports what it needs anew, so that nothing of this one is copied half
 way. They hear of no Ctrl-C; this one ends them, and they end by themselves where it is gone.
@@ -6,6 +6,7 @@ way. They hear of no Ctrl-C; this one ends them, and they end by themselves wher
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,23 +16,60 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
+from aioserve.arguments import shown
 from aioserve.cli._progress import OnProgress
+from aioserve.cli._simulations import TRIAL_FLAGS, TrialFlags, source_of
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
+from aioserve.plugins import PluginRegistry
+from aioserve.plugins.files import named_policy
+from aioserve.simulation.cost import CostTable
+from aioserve.simulation.latency_profile import read_cost
+from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.options import TrialOptions
+from aioserve.simulation.request_rows import lines_of
+from aioserve.testing.trial import Trial
+from aioserve.traces.checks import check_number
+from aioserve.traces.request import MAX_RATE
 
-if TYPE_CHECKING:
-    from aioserve.simulation.metrics import Metrics
-    from aioserve.simulation.trial_options import TrialOptions
-
-__all__ = ["Cell", "Done", "Workers"]
+__all__ = ["Cell", "Done", "Grid", "SweepOptions", "Workers", "grid_of"]
 
 T = TypeVar("T")
 HEARS_SIGNALS_SECONDS = 0.5
+MAX_CELLS = 100_000
+DEFAULT_SEEDS = 3
+NOT_VARIED = ("num_requests", "arrivals", "closed_loop", "priority", "predictor")
+"""What makes another workload: of which one can't say that it comes at another rate."""
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(TrialFlags):
+    """What to run."""
+
+    rates: str | None = None
+    """Rates with commas between them, as 2,4,8. Not given: as recorded, or 4."""
+    seeds: int | None = None
+    """So many seeds, from 0 on. Not given: 3 where something is drawn, and else 1."""
+    vary: Sequence[str] = ()
+    """NAME=VALUE,VALUE: an option of the engine or the machine that is tried with each value, as
+    max_num_seqs=64,256. May be given several times."""
+    slo: str | None = None
+    """What is promised, as ttft_p99=2,tpot_p99=0.1 in seconds, or attainment=0.9 for the share of
+    requests that meet their targets: adds the largest rate up to which all seeds keep it."""
+    refine: int = 0
+    """So many times, try the rate halfway between the largest that keeps --slo and the next one,
+    for each policy and each set of options."""
+    jobs: int | None = None
+    """Processes that run at once. Not given: as many as there are processors."""
+    csv: Path | None = None
+    """Write a line for each run to this file."""
+    report: Path | None = None
+    """Write a page with charts to this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +94,138 @@ class Done(NamedTuple):
     arrived_rate: float
     """Requests that came in a second."""
     lines: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What there is to choose a run from."""
+
+    source: str | Path
+    options: SweepOptions
+    variants: dict[str, dict[str, Any]]
+    """By what tells them, as `max_num_seqs=64`; empty without."""
+    rates: list[float | None]
+    seeds: int
+    draws: bool
+    """Whether a seed changes anything."""
+
+    def cells(self) -> list[Cell]:
+        return [
+            cell
+            for policy in self.options.policy
+            for varied in self.variants
+            for rate in self.rates
+            for cell in self.at(policy, varied, rate)
+        ]
+
+    def at(self, policy: str, varied: str, rate: float | None) -> list[Cell]:
+        """A run for each seed."""
+        chosen = self.variants[varied]
+        return [
+            Cell(
+                self.source,
+                policy,
+                rate,
+                seed,
+                varied,
+                replace(self.options, rate=rate, seed=seed if self.draws else None, **chosen),
+                self.options.requests,
+            )
+            for seed in range(self.seeds)
+        ]
+
+    def tables(self) -> list[tuple[CostTable, TrialOptions]]:
+        """Each cost table that is tried, with the longest context that it is tried with."""
+        longest: dict[str, TrialOptions] = {}
+        for chosen in self.variants.values():
+            tried = replace(self.options, **chosen)
+            table, context = tried.cost_table, tried.max_model_len
+            if table is None or context is None:
+                continue
+            if table not in longest or context > (longest[table].max_model_len or 0):
+                longest[table] = tried
+        return [(read_cost(table), tried) for table, tried in longest.items()]
+
+
+def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
+    """All runs, and the first one's workload, made here: what is wrong with it is said at once."""
+    source = source_of(trace, options)
+    registry = PluginRegistry()
+    registry.check_selected()
+    for name in options.policy:
+        named_policy(registry, name)
+    rates, variants = _rates(options.rates), _variants(options.vary)
+    first = replace(options, rate=rates[0], **next(iter(variants.values())))
+    trial = Trial(source, first, registry)
+    trial.eviction()
+    draws = options.draws(source) or trial.machine.scatter_seed is not None
+    if options.seeds is not None and options.seeds > 1 and not draws:
+        raise ConfigError(
+            f"seeds: nothing of a trace is drawn, and no step scatters, got {options.seeds}: all "
+            "runs would be the same"
+        )
+    seeds = options.seeds or (DEFAULT_SEEDS if draws else 1)
+    count = len(options.policy) * len(variants) * (len(rates) + options.refine) * seeds
+    if count > MAX_CELLS:
+        raise ConfigError(f"a sweep may have at most {MAX_CELLS:,} runs, and these are {count:,}")
+    grid = Grid(
+        source=source,
+        options=options,
+        variants=variants,
+        rates=rates,
+        seeds=seeds,
+        draws=draws,
+    )
+    return grid, trial
+
+
+def _rates(text: str | None) -> list[float | None]:
+    if text is None:
+        return [None]
+    rates: list[float | None] = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            raise ConfigError(
+                f"rates must be numbers with commas between them, got {shown(text)}"
+            ) from None
+        check_number(f"rates: {part.strip()!r}", rate, MAX_RATE)
+        if rate in rates:
+            raise ConfigError(f"rates: {part.strip()} is given twice")
+        rates.append(rate)
+    return rates
+
+
+def _variants(vary: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Every combination of the values, by what tells it. Raises `ConfigError`."""
+    hints = get_type_hints(TrialOptions)
+    known = [name for name in TRIAL_FLAGS if name in hints and name not in NOT_VARIED]
+    values: dict[str, list[Any]] = {}
+    for one in vary:
+        name, equals, texts = one.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in known or name in values:
+            raise ConfigError(
+                f"vary must be NAME=VALUE,VALUE, once for each of {', '.join(known)}, got {one!r}"
+            )
+        values[name] = [_value(name, text.strip(), hints[name]) for text in texts.split(",")]
+        if len(set(values[name])) < len(values[name]):
+            raise ConfigError(f"vary: a value of {name} is given twice, got {texts!r}")
+    variants = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+    return {",".join(f"{n}={value}" for n, value in one.items()): one for one in variants}
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    kinds = (hint, *get_args(hint))
+    kind: Any = next((one for one in (bool, int, float) if one in kinds), str)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        what = {bool: "true or false", int: "an int"}.get(kind, f"a {kind.__name__}")
+        raise ConfigError(f"vary: {name} must be {what}, got {text!r}") from None
 
 
 class _Failed(NamedTuple):
@@ -130,9 +300,6 @@ class Workers:
 
 def run_cell(cell: Cell) -> Done:
     """One run, here and now."""
-    from aioserve.simulation.request_rows import lines_of
-    from aioserve.testing.trial import Trial
-
     trial = Trial(cell.source, cell.options)
     result, metrics = trial.run(cell.policy)
     lines = ""

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from aioserve.cli._flags import setting_flags, takes_flags
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._keys import Keys, keys_of
-from aioserve.cli._setting_flags import takes_flags
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
@@ -86,12 +86,9 @@ def serve(
         runner.run(Serving(what, engine, server, listening, sockets).run())
 
 
-takes_flags(
-    serve,
-    {
-        "Listening and keys": (*_LISTENING, *_KEYS),
-        "Limits of the server": _SERVER,
-        "Engine": (*_WHAT[1:], *_ENGINE),
-    },
-    into="flags",
-)
+_GROUPS = {
+    "Listening and keys": (*_LISTENING, *_KEYS),
+    "Limits of the server": _SERVER,
+    "Engine": (*_WHAT[1:], *_ENGINE),
+}
+takes_flags(serve, setting_flags(_GROUPS))

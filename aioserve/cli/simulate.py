@@ -5,53 +5,50 @@ The simulator itself is in `aioserve.simulation`; this module reads options and 
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any  # noqa: F401  (types of inherited flags)
-
-from cyclopts import Parameter
+from typing import Any
 
 from aioserve.arguments import counted
+from aioserve.cli._flags import option_flags, takes_flags
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
-from aioserve.cli._simulated_machine import (
+from aioserve.cli._simulations import (
+    TRIAL_FLAGS,
+    TrialFlags,
+    as_json,
+    check_files,
+    check_policies,
+    command_line,
+    facts_of,
     say_what_is_unknown,
+    source_of,
     warn,
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
 from aioserve.cli._streams import json_text, table_console
-from aioserve.cli._trial_flags import (
-    TrialFlags,
-    check_files,
-    check_policies,
-    facts_of,
-    source_of,
-    trial_options,
-)
-
-if TYPE_CHECKING:
-    from aioserve.simulation.machine import Machine
-    from aioserve.simulation.metrics import Metrics
-    from aioserve.simulation.report import PolicyRun
-    from aioserve.testing.trial import Trial
+from aioserve.errors import ConfigError
+from aioserve.plugins import PluginRegistry
+from aioserve.plugins.files import named_policy
+from aioserve.simulation.figures import client_rows, rows, unanswered
+from aioserve.simulation.machine import Machine
+from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.report import PolicyRun, report_page
+from aioserve.simulation.request_rows import RequestFile
+from aioserve.simulation.timeline import Timeline
+from aioserve.testing.trial import Trial
 
 __all__ = ["SimulateOptions", "simulate"]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulateOptions(TrialFlags):
     """What to run."""
 
-    rate: float | None = None
-    """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
-    seed: int | None = None
-    """Key of all that is drawn: of a made-up workload, of arrivals, of a noisy predictor, and of
-    the scatter of a cost table's steps; 0 when not given."""
     report: Path | None = None
     """Write a page with charts to this file."""
     gantt_window: str | None = None
@@ -59,19 +56,21 @@ class SimulateOptions(TrialFlags):
     given: the 60 during which most requests are there."""
 
 
-def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = None) -> None:
+FLAGS = (*TRIAL_FLAGS, "rate", "seed", "report", "gantt_window")
+
+
+def simulate(trace: Path | None = None, /, **flags: Any) -> None:
     """Run scheduling policies over a trace on a virtual clock, with the engine's own scheduler.
 
     Args:
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
-    from aioserve.cli._simulation_report import check_window, write_report
-    from aioserve.simulation.unanswered import unanswered
-
-    options = options or SimulateOptions()
+    options = SimulateOptions(**flags)
     check_policies(options.policy)
-    check_window(options.gantt_window, options.report)
+    window = window_of(options.gantt_window)
+    if window is not None and options.report is None:
+        raise ConfigError("gantt_window is of the report: give --report too")
     check_files(trace, report=options.report, requests=options.requests)
     # What policies print belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
@@ -79,7 +78,15 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     facts = facts_of(trace, options, trial.requests)
     try:
         if options.report is not None:
-            write_report(options.report, drawn, facts, trace, options, trial)
+            page = report_page(
+                drawn,
+                title=f"{facts['name']}: {', '.join(found)}",
+                command=command_line("simulate", trace, options, FLAGS),
+                facts=_told(drawn, facts, options, trial),
+                targets=trial.targets,
+                window=window,
+            )
+            options.report.write_text(page, encoding="utf-8")
     finally:  # what was simulated for minutes isn't lost with the page
         _print(facts, options, trial.machine, found)
         warn_of_steps_outside(options, found.items())
@@ -87,23 +94,35 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
             warn(told)
 
 
+takes_flags(simulate, option_flags(SimulateOptions, FLAGS))
+
+
+def window_of(text: str | None) -> tuple[float, float] | None:
+    """Seconds from `START:END`. Raises `ConfigError` unless they are two that come in order."""
+    if text is None:
+        return None
+    start, _, end = text.partition(":")
+    try:
+        window = (float(start), float(end))
+    except ValueError:
+        window = (math.nan, math.nan)
+    if not -math.inf < window[0] < window[1] < math.inf:
+        raise ConfigError(
+            f"gantt_window must be START:END in seconds, START before END, got {text!r}"
+        )
+    return window
+
+
 def _tried(
     trace: Path | None, options: SimulateOptions
 ) -> tuple[Trial, dict[str, Metrics], list[PolicyRun]]:
     """The workload, the figures of each policy, and what a report is drawn of, where one is."""
-    from aioserve.plugins import PluginRegistry
-    from aioserve.plugins.files import named_policy
-    from aioserve.simulation.report import PolicyRun
-    from aioserve.simulation.request_rows import RequestFile
-    from aioserve.simulation.timeline import Timeline
-    from aioserve.testing.trial import Trial
-
     registry = PluginRegistry()
     registry.check_selected()
-    trial = Trial(source_of(trace, options), trial_options(options), registry)
+    trial = Trial(source_of(trace, options), options, registry)
     # All are made before the first is run, so that a name that is none costs nothing.
     chosen = {name: named_policy(registry, name) for name in options.policy}
-    registry.eviction(options.eviction)
+    trial.eviction()
     say_what_is_unknown(trial.machine, options)
     warn_of_long_contexts(trial.machine.cost, options)
     found: dict[str, Metrics] = {}
@@ -130,10 +149,7 @@ def _print(
     if not options.json:
         _print_tables(facts, options, machine, found)
         return
-    given = dataclasses.asdict(options)
-    for name in ("report", "requests"):
-        given[name] = None if given[name] is None else str(given[name])
-    printed = {"trace": facts, "options": given, "policies": found}
+    printed = {"trace": facts, "options": as_json(options, FLAGS), "policies": found}
     known = machine._asdict()
     del known["cost"]
     known["device"] = machine.device and machine.device._asdict()
@@ -145,8 +161,6 @@ def _print_tables(
     facts: dict[str, Any], options: SimulateOptions, machine: Machine, found: dict[str, Metrics]
 ) -> None:
     from rich.table import Table
-
-    from aioserve.simulation.figures import client_rows, rows
 
     console = table_console()
     metrics = next(iter(found.values()))
@@ -177,3 +191,37 @@ def _print_tables(
         for client, cells in lines:
             table.add_row(f"  {client}", *cells)
     console.print(table)
+
+
+def _told(
+    runs: list[PolicyRun], facts: dict[str, Any], options: SimulateOptions, trial: Trial
+) -> list[tuple[str, str]]:
+    targets = trial.targets
+    seconds = facts["seconds"]
+    rate = f", {facts['requests'] / seconds:,.3g} a second" if seconds else ""
+    steps = f"as in {options.cost_table}"
+    if options.cost_table is None:
+        steps = f"roofline of {trial.machine.device}"
+    result = runs[0].result
+    limit = ", without a limit" if options.unbounded_cache else ""
+    cache = f"prefix cache, {options.eviction}" if options.prefix_caching else "no prefix cache"
+    arrive = counted(facts["requests"], "that arrives", "that arrive", form=",")
+    pages = counted(result.num_pages, "page", form=",")
+    tokens = counted(options.max_num_batched_tokens, "token", form=",")
+    told = [
+        ("Trace", facts["name"]),
+        ("Requests", f"{arrive} in {seconds:,.1f} s{rate}"),
+        ("Tokens", f"{facts['prompt_tokens']:,} in prompts, {facts['output_tokens']:,} in answers"),
+        ("Step times", steps),
+        ("KV memory", f"{pages} of {counted(result.page_size, 'token')}{limit}; {cache}"),
+        (
+            "A step has at most",
+            f"{counted(options.max_num_seqs, 'sequence', form=',')}, {tokens}",
+        ),
+    ]
+    asked = []
+    if targets is not None and targets.ttft_seconds is not None:
+        asked.append(f"first token within {targets.ttft_seconds:,.6g} s")
+    if targets is not None and targets.tpot_seconds is not None:
+        asked.append(f"further tokens every {targets.tpot_seconds * 1000:,.6g} ms")
+    return [*told, ("Targets", ", ".join(asked))] if asked else told

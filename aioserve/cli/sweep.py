@@ -10,38 +10,51 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from aioserve.arguments import counted
 from aioserve.cli._busy import usable_processors
+from aioserve.cli._flags import option_flags, takes_flags
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
-from aioserve.cli._simulated_machine import (
+from aioserve.cli._simulations import (
+    TRIAL_FLAGS,
+    as_json,
+    check_files,
+    check_policies,
+    command_line,
+    facts_of,
     say_what_is_unknown,
     warn,
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
 from aioserve.cli._streams import json_text, table_console
-from aioserve.cli._sweep_cells import Grid, SweepOptions, grid_of
-from aioserve.cli._sweep_runs import Cell, Done, Workers
-from aioserve.cli._trial_flags import (
-    check_files,
-    check_policies,
-    facts_of,
-)
+from aioserve.cli._sweep_runs import Cell, Done, Grid, SweepOptions, Workers, grid_of
 from aioserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from aioserve.simulation.metrics import Metrics
-    from aioserve.simulation.sweeps import Estimate, Objective
-    from aioserve.testing.trial import Trial
+from aioserve.simulation.figures import NEVER, unanswered_at_rates
+from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.report import RateRun, rate_page
+from aioserve.simulation.request_rows import RequestFile, to_csv
+from aioserve.simulation.sweeps import (
+    Estimate,
+    Objective,
+    bounds_of,
+    estimate,
+    objectives,
+    rate_between,
+)
+from aioserve.testing.trial import Trial
+from aioserve.traces.checks import check_int
 
 __all__ = ["SweepOptions", "sweep"]
 
+FLAGS = (
+    *TRIAL_FLAGS,
+    *("rates", "seeds", "vary", "slo", "refine", "jobs", "csv", "report"),
+)
 MAX_JOBS = 1024
 MAX_REFINE = 20
 MAX_SEEDS = 10_000
@@ -64,17 +77,14 @@ class Row(NamedTuple):
         return f"{self.name} at {self.rate:,.6g} requests/s"
 
 
-def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) -> None:
+def sweep(trace: Path | None = None, /, **flags: Any) -> None:
     """Try policies at several rates, and say up to which rate each keeps what is promised.
 
     Args:
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
-    from aioserve.simulation.sweeps import objectives
-    from aioserve.simulation.unanswered import unanswered_at_rates
-
-    options = options or SweepOptions()
+    options = SweepOptions(**flags)
     promised = () if options.slo is None else objectives(options.slo)
     jobs = _checked(trace, options, promised)
     # What policies print belongs to no table.
@@ -83,7 +93,7 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
         say_what_is_unknown(trial.machine, options)
         for cost, tried in grid.tables():
             warn_of_long_contexts(cost, tried)
-        cells, done = _swept(grid, jobs, promised, options.refine)
+        cells, done = _swept(grid, jobs, promised)
     rows = _rows(cells, done)
     facts = facts_of(trace, options, trial.requests)
     try:
@@ -98,19 +108,19 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
             warn(told)
 
 
-def _swept(
-    grid: Grid, jobs: int, promised: Sequence[Objective], refine: int
-) -> tuple[list[Cell], list[Done]]:
-    """All runs and what came of them, in one order; lines about requests are in the file then."""
-    from aioserve.simulation.request_rows import RequestFile
+takes_flags(sweep, option_flags(SweepOptions, FLAGS))
 
+
+def _swept(grid: Grid, jobs: int, promised: Sequence[Objective]) -> tuple[list[Cell], list[Done]]:
+    """All runs and what came of them, in one order; lines about requests are in the file then."""
+    options, refine = grid.options, grid.options.refine
     cells: list[Cell] = []
     done: list[Done] = []
     with ExitStack() as stack:
         file = None
-        if grid.requests is not None:
+        if options.requests is not None:
             labels = ("policy", "varied", "rate", "seed")
-            file = stack.enter_context(RequestFile(grid.requests, labels))
+            file = stack.enter_context(RequestFile(options.requests, labels))
         on_progress = stack.enter_context(bar_on_terminal("runs"))
         workers = stack.enter_context(Workers(jobs))  # they end before bar and file
         further = grid.cells()
@@ -123,7 +133,7 @@ def _swept(
             if nth == refine or not (further := _between(grid, cells, done, promised)):
                 break
     if refine:
-        places = {place: n for n, place in enumerate(product(grid.policies, grid.variants))}
+        places = {place: n for n, place in enumerate(product(options.policy, grid.variants))}
         both = sorted(
             zip(cells, done, strict=True),
             key=lambda one: (places[one[0].policy, one[0].varied], one[0].rate),
@@ -136,8 +146,6 @@ def _between(
     grid: Grid, cells: Sequence[Cell], done: Sequence[Done], promised: Sequence[Objective]
 ) -> list[Cell]:
     """Runs at the rates that tell more of where each policy begins to break what is promised."""
-    from aioserve.simulation.sweeps import rate_between
-
     return [
         cell
         for policy, varied, kept in _kept_rates(_rows(cells, done), promised)
@@ -148,8 +156,6 @@ def _between(
 
 def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objective]) -> int:
     """Raise `ConfigError` for options that make no sense; how many processes to use."""
-    from aioserve.traces.checks import check_int
-
     check_policies(options.policy)
     check_files(trace, report=options.report, requests=options.requests, csv=options.csv)
     if options.seeds is not None:
@@ -192,8 +198,6 @@ def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
 
 def _estimates(row: Row) -> dict[str, Estimate | None]:
     """What is shown of a row; None where no seed had anything to measure."""
-    from aioserve.simulation.sweeps import estimate
-
     made: dict[str, Estimate | None] = {}
     for name, measure in MEASURES.items():
         values = [v for metrics in row.runs if (v := measure(metrics)) is not None]
@@ -252,8 +256,6 @@ def _kept_rates(
 
 
 def _write_runs(path: Path, cells: Sequence[Cell], done: Sequence[Done]) -> None:
-    from aioserve.simulation.csv_text import to_csv
-
     rows: list[list[Any]] = [
         ["policy", "varied", "rate", "seed", "requests", "finished", *MEASURES]
     ]
@@ -274,14 +276,11 @@ def _write_report(
     trial: Trial,
     promised: Sequence[Objective],
 ) -> None:
-    from aioserve.cli._simulation_report import command_line
-    from aioserve.simulation.report import RateRun, rate_page
-
     runs = [RateRun(row.name, row.rate, metrics) for row in rows for metrics in row.runs]
     page = rate_page(
         runs,
         title=f"{facts['name']}: {', '.join(options.policy)}",
-        command=command_line(trace, options, "sweep"),
+        command=command_line("sweep", trace, options, FLAGS),
         facts=[
             ("Trace", str(facts["name"])),
             ("Requests", f"{facts['requests']:,}"),
@@ -300,14 +299,9 @@ def _print(
     rows: Sequence[Row],
     promised: Sequence[Objective],
 ) -> None:
-    from aioserve.simulation.sweeps import bounds_of
-
     if not options.json:
         _print_tables(facts, options, rows, promised)
         return
-    given = asdict(options)
-    for name in ("report", "requests", "csv"):
-        given[name] = None if given[name] is None else str(given[name])
     largest = [
         {"policy": policy, "varied": varied, **dict(zip(RATES, bounds_of(kept), strict=True))}
         for policy, varied, kept in _kept_rates(rows, promised)
@@ -324,7 +318,7 @@ def _print(
         }
         for row in rows
     ]
-    printed = {"trace": facts, "options": given, "rows": found}
+    printed = {"trace": facts, "options": as_json(options, FLAGS), "rows": found}
     print(json_text(printed | ({"slo": largest} if promised else {})))
 
 
@@ -378,8 +372,6 @@ def _print_tables(
 
 def _told(rows: Sequence[Row], promised: Sequence[Objective]) -> list[tuple[str, str]]:
     """The largest rate of each policy, in words; nothing where nothing is promised."""
-    from aioserve.simulation.sweeps import bounds_of
-
     lines: list[tuple[str, str]] = []
     for policy, varied, kept in _kept_rates(rows, promised) if promised else ():
         largest, missed = bounds_of(kept)
@@ -397,7 +389,5 @@ def _is_shown(name: str, estimates: Sequence[dict[str, Estimate | None]]) -> boo
 def _cell(value: Estimate | None, factor: float) -> str:
     if value is None:
         return "-"
-    from aioserve.simulation.figures import NEVER
-
     text = NEVER if value.mean == math.inf else f"{value.mean * factor:,.2f}"
     return text if value.half_width is None else f"{text} ±{value.half_width * factor:,.2f}"

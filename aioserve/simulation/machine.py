@@ -13,7 +13,7 @@ from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
 from aioserve.simulation.cost import CostModel, CostTable, RooflineCost
 from aioserve.simulation.latency_profile import read_cost
-from aioserve.simulation.trial_options import TrialOptions
+from aioserve.simulation.options import TrialOptions
 from aioserve.traces.checks import check_int
 
 __all__ = ["Device", "Machine", "machine_of"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.simulation.gaps import Spread, spread_of
 from aioserve.simulation.options import MAX_TARGET_SECONDS
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
-from aioserve.simulation.spread import Spread, spread_of
 from aioserve.simulation.table_steps import StepsOutside
 from aioserve.traces.checks import check_number
 

@@ -1,35 +1,49 @@
-"""Checks options of the simulator and its trace before anything is simulated."""
+"""Options of simulated runs, each declared once, and checks of them before anything is simulated.
+
+Flags of `aioserve simulate` and `aioserve sweep`, with their help, and the arguments of `replay`
+and `simulate` are made of these fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from aioserve.arguments import counted
 from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS, Preemption
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
-from aioserve.kv.eviction import EvictionStrategy, StrategyCalls
+from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.simulation.cost import CostModel
 from aioserve.simulation.records import recorded_length
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import check_int, check_number, named
 from aioserve.traces.request import MAX_REQUESTS, TraceRequest, check_request
+from aioserve.traces.workload import WorkloadOptions
 
 __all__ = [
-    "check_counts",
-    "check_eviction",
-    "check_flags",
-    "check_host",
-    "check_objects",
-    "check_targets",
+    "SchedulerOptions",
+    "SimulationOptions",
+    "TrialOptions",
+    "by_name",
+    "check_options",
     "in_order",
     "large_pool",
     "pages_needed",
 ]
+
+P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
+Options = TypeVar("Options")
+R = TypeVar("R")
 
 LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
@@ -48,20 +62,120 @@ LIMITS = {
 MAY_BE_NONE = ("num_pages", "max_tokens", "max_model_len")
 
 
-def check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Options of the scheduler and its KV memory, and what requests ask of them."""
+
+    num_pages: int | None = None
+    """KV pages. Not given: as many as the memory of the devices holds, or of the machine that a
+    cost table was measured on."""
+    num_host_pages: int = 0
+    """Pages of the host's memory, to which cached pages and preempted requests are swapped."""
+    page_size: int = 16
+    """Tokens of one KV page."""
+    max_num_seqs: int = 256
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step."""
+    output_reserve_tokens: int = 64
+    """Tokens of answer that a request needs room for, beside its prompt, to be started."""
+    max_tokens: int | None = None
+    """Most tokens of an answer, where the trace has no such limit of the caller's. Not given: as
+    many as the KV memory holds."""
+    max_model_len: int | None = None
+    """Most tokens of a prompt and its answer. Not given: what a cost table says, or as many as the
+    KV memory holds."""
+    prefix_caching: bool = True
+    """Start requests from what is cached of their prefix."""
+    eviction: Eviction = "lru"
+    """Which cached pages go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
+    preemption: Preemption = "auto"
+    """What becomes of a preempted request's pages: swap, recompute, or auto."""
+    overlap: bool = True
+    """Plan a step while the one before is running."""
+    ttft_target_seconds: float | None = None
+    """A good answer's first token comes this soon: counts goodput, and policies see it."""
+    tpot_target_seconds: float | None = None
+    """A good answer's further tokens take no longer than this on average: likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions(SchedulerOptions):
+    """Options of `simulate`, which knows no machine: without `num_pages` memory has no limit."""
+
+    cost: CostModel
+    num_pages: int | None = field()
+    closed_loop: bool = False
+    scatter_seed: int | None = None
+    """Seed from which the scatter of a cost table's steps is drawn; None: each takes its mean."""
+    timeline: Timeline | None = None
+    """An empty one, which takes down every step."""
+    on_progress: Callable[[int, int], None] | None = None
+    """Told of requests that have ended and of all there are, at most once a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions(SchedulerOptions, WorkloadOptions):
+    """Options of a simulated run, but for its trace and its policy."""
+
+    model: str | None = None
+    """A preset, llama-3-8b when not given, a config.json, a model directory, an embedded model or a
+    cached hub id. Its weights aren't read."""
+    hardware: str | None = None
+    """h200, h100 (when not given), a100, l4, or cpu, which is a rough guess."""
+    num_devices: int | None = None
+    """That share model and memory evenly, 1 when not given; what they tell each other isn't
+    counted."""
+    cost_table: str | None = None
+    """A file of measured steps, in place of the roofline of model and hardware, which then say no
+    more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile
+    as FILE:MODEL,HARDWARE,TENSOR_PARALLEL."""
+    scatter: bool | None = None
+    """Steps of a cost table that was measured with it scatter as they did then, drawn from the
+    seed, unless told otherwise; without it each takes its mean."""
+    unbounded_cache: bool = False
+    """KV memory without a limit."""
+    cost: CostModel | None = None
+    """Cost model in place of a model and its hardware, or of a table's file."""
+
+
+def by_name(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[A, B, Options], R]], Callable[Concatenate[A, B, P], R]]:
+    """Let a function of a trace, a policy and options take the fields of its options by name."""
+
+    def decorated(function: Callable[[A, B, Options], R]) -> Callable[Concatenate[A, B, P], R]:
+        @wraps(function)
+        def named(trace: A, policy: B, *args: P.args, **values: P.kwargs) -> R:
+            return function(trace, policy, options(*args, **values))
+
+        own, fields = signature(function), signature(options)
+        first = list(own.parameters.values())[:2]
+        shown = own.replace(parameters=[*first, *fields.parameters.values()])
+        setattr(named, "__signature__", shown)  # noqa: B010
+        return named
+
+    return decorated
+
+
+def check_options(policy: Any, options: SimulationOptions) -> None:
+    """Raise `ConfigError` for an option outside its range, or without effect beside another."""
+    for name, (least, most) in LIMITS.items():
+        value = getattr(options, name)
         if value is not None or name not in MAY_BE_NONE:
-            check_int(name, value, *LIMITS[name])
+            check_int(name, value, least, most)
+    for name in ("ttft_target_seconds", "tpot_target_seconds"):
+        if (seconds := getattr(options, name)) is not None:
+            check_number(name, seconds, MAX_TARGET_SECONDS)
+    _check_objects(policy, options.cost, options.timeline, options.on_progress)
+    for name in ("prefix_caching", "overlap", "closed_loop"):
+        if type(flag := getattr(options, name)) is not bool:
+            raise ConfigError(f"{name} must be a bool, got {shown(flag)}")
+    _check_eviction(options.eviction, options.prefix_caching, options.num_pages)
+    _check_host(options)
 
 
-def check_targets(ttft_target_seconds: float | None, tpot_target_seconds: float | None) -> None:
-    if ttft_target_seconds is not None:
-        check_number("ttft_target_seconds", ttft_target_seconds, MAX_TARGET_SECONDS)
-    if tpot_target_seconds is not None:
-        check_number("tpot_target_seconds", tpot_target_seconds, MAX_TARGET_SECONDS)
-
-
-def check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> None:
+def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> None:
     with named("simulate"):
         if not isinstance(policy, SchedulingPolicy):
             raise ConfigError(f"policy must be a SchedulingPolicy, got {shown(policy)}")
@@ -73,17 +187,10 @@ def check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> No
             raise ConfigError(f"on_progress must be callable, got {shown(on_progress)}")
 
 
-def check_flags(**flags: Any) -> None:
-    for name, value in flags.items():
-        if type(value) is not bool:
-            raise ConfigError(f"{name} must be a bool, got {shown(value)}")
-
-
-def check_host(
-    num_host_pages: int, preemption: Any, prefix_caching: bool, num_pages: int | None
-) -> None:
+def _check_host(options: SimulationOptions) -> None:
     """Raise for a kind of preemption that is none or has nowhere to copy to, and for memory of the
     host that nothing is ever copied to."""
+    num_host_pages, preemption = options.num_host_pages, options.preemption
     if type(preemption) is not str or preemption not in get_args(Preemption):
         known = ", ".join(get_args(Preemption))
         raise ConfigError(f"preemption must be one of {known}, got {shown(preemption)}")
@@ -91,8 +198,8 @@ def check_host(
         if preemption == "swap":
             raise ConfigError("preemption='swap' needs num_host_pages of at least 1, got 0")
         return
-    idle = "without a limit of pages" if num_pages is None else None
-    if not prefix_caching and preemption == "recompute":
+    idle = "without a limit of pages" if options.num_pages is None else None
+    if not options.prefix_caching and preemption == "recompute":
         idle = "with prefix_caching=False and preemption='recompute'"
     if idle is not None:
         raise ConfigError(
@@ -101,7 +208,7 @@ def check_host(
         )
 
 
-def check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
+def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
     """Raise for what is no eviction strategy, and for one that has nothing to decide."""
     with named("eviction"):
         if type(eviction) is str:

@@ -1,74 +1,73 @@
-"""Writes a line for each simulated request, as CSV or JSON, to make other figures of."""
+"""Writes a line for each simulated request, as CSV or JSON, to make other figures of.
+
+A file replaces another one when it is whole, and not before: it is written beside, under a name of
+its own, and renamed at the end, so that a run that fails or is interrupted leaves what was there.
+What is no regular file, a pipe or a device, is written to at once.
+
+A spreadsheet takes a cell that begins with one of `=+-@` for a formula. Names come from the maker
+of the trace, so such names get an apostrophe in front, which spreadsheets don't show.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
-from aioserve.simulation.whole_file import whole_file
 
-__all__ = ["COLUMNS", "RequestFile", "check_requests_file", "is_same_file", "lines_of", "row_of"]
+__all__ = [
+    "COLUMNS",
+    "RequestFile",
+    "check_requests_file",
+    "is_same_file",
+    "lines_of",
+    "row_of",
+    "to_csv",
+    "whole_file",
+]
 
 SUFFIXES = (".csv", ".jsonl")
+NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*%?")
+MOST_NAME_CHARS = 40
+"""Most characters of the name that the file beside begins with: names have at most 255 bytes."""
+COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
+    "request": lambda record: record.request.number,
+    "client": lambda record: record.request.client,
+    "session": lambda record: record.request.session,
+    "priority": lambda record: record.request.priority,
+    "follows": lambda record: record.request.follows,
+    "arrival_seconds": lambda record: record.request.arrival_seconds,
+    "prompt_tokens": lambda record: record.request.prompt_tokens,
+    "cached_tokens": lambda record: record.cached_tokens,
+    "output_tokens": lambda record: record.output_tokens,
+    "recorded_output_tokens": lambda record: record.request.output_tokens,
+    "max_tokens": lambda record: record.request.max_tokens,
+    "predicted_output_tokens": lambda record: record.request.predicted_output_tokens,
+    "ending": lambda record: None if record.ending is None else record.ending.value,
+    "queue_seconds": queue_seconds,
+    "ttft_seconds": ttft_seconds,
+    "tpot_seconds": tpot_seconds,
+    "max_gap_seconds": lambda record: record.max_gap_seconds,
+    "e2e_seconds": e2e_seconds,
+    "wait_tokens": lambda record: record.wait_tokens,
+}
+"""Columns of a request's row; None where there was nothing to measure."""
 
 
 def row_of(record: RequestRecord) -> dict[str, Any]:
-    """Row of a request; None where there was nothing to measure."""
-    request = record.request
-    return {
-        "request": request.number,
-        "client": request.client,
-        "session": request.session,
-        "priority": request.priority,
-        "follows": request.follows,
-        "arrival_seconds": request.arrival_seconds,
-        "prompt_tokens": request.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "recorded_output_tokens": request.output_tokens,
-        "max_tokens": request.max_tokens,
-        "predicted_output_tokens": request.predicted_output_tokens,
-        "ending": None if record.ending is None else record.ending.value,
-        "queue_seconds": queue_seconds(record),
-        "ttft_seconds": ttft_seconds(record),
-        "tpot_seconds": tpot_seconds(record),
-        "max_gap_seconds": record.max_gap_seconds,
-        "e2e_seconds": e2e_seconds(record),
-        "wait_tokens": record.wait_tokens,
-    }
-
-
-COLUMNS = (
-    "request",
-    "client",
-    "session",
-    "priority",
-    "follows",
-    "arrival_seconds",
-    "prompt_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "recorded_output_tokens",
-    "max_tokens",
-    "predicted_output_tokens",
-    "ending",
-    "queue_seconds",
-    "ttft_seconds",
-    "tpot_seconds",
-    "max_gap_seconds",
-    "e2e_seconds",
-    "wait_tokens",
-)
-"""Columns of `row_of`."""
+    return {name: value(record) for name, value in COLUMNS.items()}
 
 
 def check_requests_file(path: Any) -> Path:
@@ -135,3 +134,66 @@ class RequestFile:
         if self._file is None:
             raise ValueError(f"{self.path} isn't open")
         self._file.write(lines)
+
+
+@contextmanager
+def whole_file(option: str, path: Path) -> Iterator[TextIO]:
+    """Open a text file to be written, which is at `path` if the block ends without an exception.
+    Raises `ConfigError` where none can be; `option` names the option that asked for it."""
+    place = Path(os.path.realpath(path))  # a link stays one
+    beside = place.with_name(f"{place.name[:MOST_NAME_CHARS]}.{token_hex(4)}.part")
+    try:
+        # Of the path as given: what a link to an open pipe leads to has no name.
+        is_replaced = path.is_file() or not path.exists()
+        file = _begun(place, beside) if is_replaced else _opened(path)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} can't be written: {error.strerror}") from error
+    if not is_replaced:
+        with file:
+            yield file
+        return
+    try:
+        with file:
+            yield file
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    try:
+        beside.replace(place)
+    except OSError as error:  # all that was written is kept
+        raise ConfigError(
+            f"{option}: {path} can't be replaced: {error.strerror}; what it would have is in "
+            f"{beside}"
+        ) from error
+
+
+def _begun(place: Path, beside: Path) -> TextIO:
+    """A file beside, as open to others as the one that it will replace, where that one may be
+    written to."""
+    mode = None
+    if place.exists():
+        place.open("ab").close()
+        mode = place.stat().st_mode & 0o777
+    file = _opened(beside, "x")
+    if mode is not None:
+        beside.chmod(mode)
+    return file
+
+
+def _opened(path: Path, mode: Literal["w", "x"] = "w") -> TextIO:
+    return path.open(mode, encoding="utf-8", errors="surrogateescape", newline="")
+
+
+def to_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Write rows as RFC 4180 has it, but with line ends of one character. None is an empty cell."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
+    return written.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    is_formula = value[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula and value != "-" else value

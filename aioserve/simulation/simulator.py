@@ -15,38 +15,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from aioserve.arguments import counted
-from aioserve.config import Preemption
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import shown
-from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.arrivals import Arrivals
-from aioserve.simulation.cost import CostModel
-from aioserve.simulation.fairness import ServiceGap
 from aioserve.simulation.fast_forward import MAX_CLOCK_SECONDS, Clock, pass_steps
+from aioserve.simulation.gaps import ServiceGap, TokenGaps
 from aioserve.simulation.options import (
-    check_counts,
-    check_eviction,
-    check_flags,
-    check_host,
-    check_objects,
-    check_targets,
+    SimulationOptions,
+    by_name,
+    check_options,
     in_order,
     large_pool,
     pages_needed,
 )
-from aioserve.simulation.records import Ending, RequestRecord, SimulationResult, recorded_length
+from aioserve.simulation.records import (
+    Arrivals,
+    Ending,
+    RequestRecord,
+    SimulationResult,
+    recorded_length,
+)
 from aioserve.simulation.table_steps import TableSteps, steps_of
 from aioserve.simulation.timeline import Timeline
-from aioserve.simulation.token_gaps import TokenGaps
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.traces.checks import named
@@ -60,29 +58,9 @@ MAX_TOKENS_AT_ONCE = 1 << 29
 """Most tokens in prompts of requests that wait or run: 2 GiB."""
 
 
+@by_name(SimulationOptions)
 def simulate(
-    trace: Sequence[TraceRequest],
-    policy: SchedulingPolicy,
-    *,
-    cost: CostModel,
-    num_pages: int | None,
-    page_size: int = 16,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
-    output_reserve_tokens: int = 64,
-    max_tokens: int | None = None,
-    max_model_len: int | None = None,
-    prefix_caching: bool = True,
-    eviction: Eviction = "lru",
-    overlap: bool = True,
-    num_host_pages: int = 0,
-    preemption: Preemption = "auto",
-    closed_loop: bool = False,
-    ttft_target_seconds: float | None = None,
-    tpot_target_seconds: float | None = None,
-    scatter_seed: int | None = None,
-    timeline: Timeline | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    trace: Sequence[TraceRequest], policy: SchedulingPolicy, options: SimulationOptions
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
@@ -99,73 +77,42 @@ def simulate(
     Raises `ConfigError` for options that make no sense or need more memory than is reasonable, and
     `TraceError` for a request that is none.
     """
-    check_counts(
-        num_pages=num_pages,
-        page_size=page_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        output_reserve_tokens=output_reserve_tokens,
-        max_tokens=max_tokens,
-        max_model_len=max_model_len,
-        num_host_pages=num_host_pages,
-    )
-    targets = (ttft_target_seconds, tpot_target_seconds)
-    check_targets(*targets)
-    check_objects(policy, cost, timeline, on_progress)
-    check_flags(prefix_caching=prefix_caching, overlap=overlap, closed_loop=closed_loop)
-    check_eviction(eviction, prefix_caching, num_pages)
-    check_host(num_host_pages, preemption, prefix_caching, num_pages)
-    ordered = in_order(trace)
-    needed = None if num_pages is not None else pages_needed(ordered, page_size)
+    check_options(policy, options)
+    ordered, num_pages = in_order(trace), options.num_pages
+    needed = None if num_pages is not None else pages_needed(ordered, options.page_size)
     scheduler = Scheduler(
         KVMemory.of(
             num_pages or large_pool(needed or 1),
-            page_size,
-            num_host_pages=num_host_pages,
-            prefix_caching=prefix_caching,
-            eviction=eviction,
-            preemption=preemption,
+            options.page_size,
+            num_host_pages=options.num_host_pages,
+            prefix_caching=options.prefix_caching,
+            eviction=options.eviction,
+            preemption=options.preemption,
         ),
         policy,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        output_reserve_tokens=output_reserve_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        output_reserve_tokens=options.output_reserve_tokens,
     )
-    fits = scheduler.memory.capacity_tokens
-    longest = fits if max_model_len is None else min(fits, max_model_len)
-    arrivals, steps = Arrivals(ordered, closed_loop=closed_loop), steps_of(cost, scatter_seed)
-    run = _Run(
-        arrivals, scheduler, steps, overlap, longest, max_tokens, targets, timeline, on_progress
-    )
-    return run.result(needed)
+    return _Run(ordered, scheduler, options).result(needed)
 
 
 class _Run:
     """One trace on its way through one scheduler."""
 
     def __init__(
-        self,
-        arrivals: Arrivals,
-        scheduler: Scheduler,
-        cost: CostModel,
-        overlap: bool,
-        longest: int,
-        max_tokens: int | None,
-        targets: tuple[float | None, float | None],
-        timeline: Timeline | None,
-        on_progress: Callable[[int, int], None] | None,
+        self, ordered: list[TraceRequest], scheduler: Scheduler, options: SimulationOptions
     ) -> None:
         self.scheduler = scheduler
-        self.cost = cost
-        self.longest = longest
+        self.options = options
+        self.arrivals = arrivals = Arrivals(ordered, closed_loop=options.closed_loop)
+        self.cost = steps_of(options.cost, options.scatter_seed)
+        fits, most = scheduler.memory.capacity_tokens, options.max_model_len
+        self.longest = fits if most is None else min(fits, most)
         """Most tokens of a prompt and its completion."""
-        self.max_tokens = max_tokens
-        self.ttft_target_seconds, self.tpot_target_seconds = targets
-        self.timeline = timeline
-        self.on_progress = on_progress
-        self.arrivals = arrivals
+        self.timeline = options.timeline
         self.now = arrivals.next_seconds or 0.0
-        self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if overlap else 1)
+        self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if options.overlap else 1)
         """Steps in flight; their handles are the times at which they end."""
         self.last_end = self.now
         """End of the last step launched."""
@@ -219,8 +166,8 @@ class _Run:
                 break
             else:
                 raise InvariantError(f"{len(self.active)} requests wait, and nothing is planned")
-            if self.on_progress is not None:
-                self.on_progress(self.ended, len(self.arrivals.records))
+            if self.options.on_progress is not None:
+                self.options.on_progress(self.ended, len(self.arrivals.records))
         if self.timeline is not None:
             self.timeline.token_gaps = self.token_gaps.counted()
         counters, memory = self.scheduler.counters, self.scheduler.memory
@@ -279,8 +226,8 @@ class _Run:
                         priority=request.priority,
                         session_id=request.session or None,
                         predicted_output_tokens=request.predicted_output_tokens,
-                        ttft_target_seconds=self.ttft_target_seconds,
-                        tpot_target_seconds=self.tpot_target_seconds,
+                        ttft_target_seconds=self.options.ttft_target_seconds,
+                        tpot_target_seconds=self.options.tpot_target_seconds,
                     ),
                 )
             )
@@ -379,7 +326,7 @@ class _Run:
 
     def _max_length(self, request: TraceRequest) -> int:
         """Most tokens of prompt and completion, as the engine's intake would say."""
-        most = self.max_tokens if request.max_tokens is None else request.max_tokens
+        most = self.options.max_tokens if request.max_tokens is None else request.max_tokens
         return self.longest if most is None else min(self.longest, request.prompt_tokens + most)
 
     def _end_of(self, plan: StepPlan, started: float) -> float:

@@ -22,9 +22,9 @@ from aioserve.testing.plugin_checks import (
     check_observer,
 )
 from aioserve.testing.policy_check import check_policy
-from aioserve.testing.replay import replay
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, run_simulated
 from aioserve.testing.stream_checker import StreamChecker
+from aioserve.testing.trial import replay
 
 __all__ = [
     "DeadlockError",

@@ -1,28 +1,39 @@
-"""One policy on one workload: what `aioserve simulate`, `aioserve sweep` and `replay` have in
-common, from options to metrics."""
+"""One policy on one workload, from options to metrics: what `aioserve simulate`, `aioserve sweep`
+and `replay`, their like in a test, have in common."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
-from aioserve.plugins import PluginRegistry
+from aioserve.kv.eviction import Eviction
+from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.plugins.files import named_policy
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.machine import Machine, machine_of
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.options import SchedulerOptions, TrialOptions, by_name
 from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.request_rows import RequestFile, check_requests_file, is_same_file
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
-from aioserve.simulation.trial_options import TrialOptions
 from aioserve.traces.checks import named
 from aioserve.traces.request import TraceRequest
-from aioserve.traces.workload import seed_draws, workload
+from aioserve.traces.synthetic import WORKLOADS
+from aioserve.traces.workload import workload
 
-__all__ = ["Trial", "targets_of"]
+__all__ = ["Trial", "replay"]
+
+
+class Tried(NamedTuple):
+    result: SimulationResult
+    metrics: Metrics
 
 
 class Trial:
@@ -41,27 +52,24 @@ class Trial:
         self.options = options
         self.registry: PluginRegistry = registry or PluginRegistry()
         with named("options"):
-            self.targets: Targets | None = targets_of(options)
+            ttft, tpot = options.ttft_target_seconds, options.tpot_target_seconds
+            self.targets: Targets | None = None
+            """Targets that make goodput; None without any."""
+            if (ttft, tpot) != (None, None):
+                self.targets = Targets(ttft_seconds=ttft, tpot_seconds=tpot)
             self.machine: Machine = machine_of(options)
-            draws = self.machine.scatter_seed is not None or seed_draws(
-                source, arrivals=options.arrivals, predictor=options.predictor
-            )
+            draws = self.machine.scatter_seed is not None or options.draws(source)
             if options.seed is not None and not draws:
                 raise ConfigError(
                     "seed: nothing of a trace is drawn, and no step scatters, got "
                     f"{shown(options.seed)}"
                 )
-            self.requests: list[TraceRequest] = workload(
-                source,
-                num_requests=options.num_requests,
-                arrivals=options.arrivals,
-                rate=options.rate,
-                seed=options.seed,
-                closed_loop=options.closed_loop,
-                scale_lengths=options.scale_lengths,
-                predictor=options.predictor,
-                priority=options.priority,
-            )
+            self.requests: list[TraceRequest] = workload(source, options)
+
+    def eviction(self) -> Eviction:
+        """Make the strategy, a new object for each run, like a policy."""
+        given = self.options.eviction
+        return self.registry.eviction(str.__str__(given)) if isinstance(given, str) else given
 
     def run(
         self,
@@ -74,28 +82,18 @@ class Trial:
         options, machine = self.options, self.machine
         if isinstance(policy, str):
             policy = named_policy(self.registry, str.__str__(policy))
-        eviction = options.eviction
-        if isinstance(eviction, str):  # a new object for each run, like a policy
-            eviction = self.registry.eviction(str.__str__(eviction))
+        given = {one.name: getattr(options, one.name) for one in fields(SchedulerOptions)}
+        given |= {
+            "num_pages": machine.num_pages,
+            "max_model_len": machine.max_model_len,
+            "eviction": self.eviction(),
+        }
         result = simulate(
             self.requests,
             policy,
+            **given,
             cost=machine.cost,
-            num_pages=machine.num_pages,
-            page_size=options.page_size,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            output_reserve_tokens=options.output_reserve_tokens,
-            max_tokens=options.max_tokens,
-            max_model_len=machine.max_model_len,
-            prefix_caching=options.prefix_caching,
-            eviction=eviction,
-            overlap=options.overlap,
-            num_host_pages=options.num_host_pages,
-            preemption=options.preemption,
             closed_loop=options.closed_loop,
-            ttft_target_seconds=options.ttft_target_seconds,
-            tpot_target_seconds=options.tpot_target_seconds,
             scatter_seed=machine.scatter_seed,
             timeline=timeline,
             on_progress=on_progress,
@@ -103,14 +101,62 @@ class Trial:
         return Tried(result, metrics_of(result, self.targets))
 
 
-class Tried(NamedTuple):
-    result: SimulationResult
-    metrics: Metrics
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(TrialOptions):
+    """Options of `replay`: those of a trial, and where what happens is written."""
+
+    requests: str | Path | None = None
+    timeline: Timeline | None = None
+    on_progress: Callable[[int, int], None] | None = None
 
 
-def targets_of(options: TrialOptions) -> Targets | None:
-    """Those that make goodput; None without any."""
-    ttft, tpot = options.ttft_target_seconds, options.tpot_target_seconds
-    if ttft is None and tpot is None:
-        return None
-    return Targets(ttft_seconds=ttft, tpot_seconds=tpot)
+@by_name(ReplayOptions)
+def replay(
+    trace: str | Path | Sequence[TraceRequest],
+    policy: str | SchedulingPolicy,
+    options: ReplayOptions,
+) -> Metrics:
+    """Run a trace through the real scheduler on a virtual clock and measure it.
+
+    trace: a file of any format that `aioserve simulate` reads, the name of one of its made-up
+        workloads, or requests.
+    policy: a fresh policy object, the name of one that is installed, or `FILE.py:CLASS`, options
+        behind it.
+    cost: how long a step takes, in place of what `model` and `hardware` or `cost_table` say.
+    eviction: a strategy object, or the name of a strategy that is native or installed.
+    requests: a file, `*.csv` or `*.jsonl`, that gets a line for each request.
+    timeline: an empty one, which takes down every step.
+
+    The others are the options of `aioserve simulate`, with the same defaults. With a target, which
+    the policy sees of every request, the metrics have a goodput. Raises `TraceError` and
+    `ConfigError`.
+    """
+    if not isinstance(policy, str):
+        policy = check_policy_object(policy)
+    path = None if options.requests is None else check_requests_file(options.requests)
+    source = _source(trace)
+    if path is not None and isinstance(source, Path) and is_same_file(path, source):
+        raise ConfigError(f"requests: {path} is the trace, which would be lost")
+    trial = Trial(source, options)
+    with nullcontext() if path is None else RequestFile(path) as file:
+        result, metrics = trial.run(
+            policy, timeline=options.timeline, on_progress=options.on_progress
+        )
+        if file is not None:
+            file.add(result.requests, {})
+    return metrics
+
+
+def _source(trace: str | Path | Sequence[TraceRequest]) -> str | Path | Sequence[TraceRequest]:
+    """A name of a made-up workload, or the path of a file, told apart."""
+    if not isinstance(trace, str):
+        return trace
+    name = str.__str__(trace)
+    if name in WORKLOADS:
+        return name
+    if not os.path.exists(name):
+        raise TraceError(
+            f"no trace file {shown(name)}, and no made-up workload of that name; there are: "
+            f"{', '.join(WORKLOADS)}"
+        )
+    return Path(name)

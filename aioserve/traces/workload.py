@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,72 +25,80 @@ from aioserve.traces.request import (
 )
 from aioserve.traces.synthetic import synthetic_trace
 
-__all__ = ["seed_draws", "workload"]
+__all__ = ["WorkloadOptions", "workload"]
 
 SYNTHETIC_REQUESTS = 500
 SYNTHETIC_RATE = 4.0
 
 
-def seed_draws(source: object, *, arrivals: str = "recorded", predictor: str | None = None) -> bool:
-    """Whether something of such a workload is drawn from its seed."""
-    made_up = isinstance(source, str)
-    noisy = isinstance(predictor, str) and predictor.startswith("noisy:")
-    return made_up or noisy or is_drawn(arrivals)
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """Options of the requests of a run."""
+
+    num_requests: int | None = None
+    """Requests of a made-up workload (500 when not given), or the first so many of a trace, by
+    their times."""
+    arrivals: str = "recorded"
+    """When requests come: recorded, poisson, or gamma:CV with a coefficient of variation of the
+    pauses. What isn't recorded is drawn from the seed, at the rate; lengths alone will do then."""
+    closed_loop: bool = False
+    """A turn comes its caller's time to think after the answer before it has ended, where the trace
+    tells which follows which. Arrivals that are drawn are then those of sessions."""
+    predictor: str | None = None
+    """A forecast of each answer's length for policies to see: oracle, noisy:ERROR, constant:TOKENS
+    or by-tenant. Not given: that of the trace, if any."""
+    priority: Sequence[str] = ()
+    """CLIENT=NUMBER: the priority of a client's requests, for policies to see; 0 when not given.
+    May be given several times."""
+    scale_lengths: float = 1.0
+    """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
+    rate: float | None = None
+    """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
+    seed: int | None = None
+    """Key of all that is drawn: of a made-up workload, of arrivals, of a noisy predictor, and of
+    the scatter of a cost table's steps; 0 when not given."""
+
+    def draws(self, source: object) -> bool:
+        """Whether something of such a workload is drawn from its seed."""
+        made_up = isinstance(source, str)
+        noisy = isinstance(self.predictor, str) and self.predictor.startswith("noisy:")
+        return made_up or noisy or is_drawn(self.arrivals)
 
 
 def workload(
-    source: str | Path | Sequence[TraceRequest],
-    *,
-    num_requests: int | None = None,
-    arrivals: str = "recorded",
-    rate: float | None = None,
-    seed: int | None = None,
-    closed_loop: bool = False,
-    scale_lengths: float = 1.0,
-    predictor: str | None = None,
-    priority: Sequence[str] = (),
+    source: str | Path | Sequence[TraceRequest], options: WorkloadOptions
 ) -> list[TraceRequest]:
-    """The requests of a made-up workload, by its name, of a file, by its path, or those given.
-
-    num_requests: the first so many by their times, 500 of a made-up workload unless given.
-    arrivals, rate: one of `ARRIVALS`; so many requests a second, and where arrivals are drawn in a
-        `closed_loop` so many sessions. Not given: as recorded, or 4.
-    seed: of all that is drawn; 0 unless given.
-    predictor: one of `PREDICTORS`.
-    priority: CLIENT=NUMBER for each client that has one.
+    """Requests of a made-up workload, by its name, of a file, by its path, or those given.
 
     Raises `TraceError` for a file, and `ConfigError` for options that make no sense together.
     """
+    num_requests, rate, seed = options.num_requests, options.rate, options.seed
     if num_requests is not None:
         check_int("num_requests", num_requests, 1, MAX_REQUESTS)
     if seed is not None:
         check_int("seed", seed, 0, MAX_SEED)
-    drawn = is_drawn(arrivals)
+    drawn, closed_loop = is_drawn(options.arrivals), options.closed_loop
+    drawn_rate = SYNTHETIC_RATE if rate is None else rate
     if isinstance(source, str):
-        count, made_rate = num_requests or SYNTHETIC_REQUESTS, _or(rate, SYNTHETIC_RATE)
-        requests = synthetic_trace(source, count, rate=made_rate, seed=seed or 0)
+        count = num_requests or SYNTHETIC_REQUESTS
+        requests = synthetic_trace(source, count, rate=drawn_rate, seed=seed or 0)
     else:
         requests = _first(source, num_requests, timed=not drawn)
         if drawn and rate is None:
-            raise ConfigError(f"arrivals: {shown(arrivals)} needs a rate")
+            raise ConfigError(f"arrivals: {shown(options.arrivals)} needs a rate")
         if rate is not None and not drawn:
             requests = at_rate(requests, rate)
     if closed_loop:
         _check_turns(requests, rate, drawn or isinstance(source, str))
     if drawn:
-        drawn_rate = _or(rate, SYNTHETIC_RATE)
         requests = with_arrivals(
-            requests, arrivals, rate=drawn_rate, seed=seed or 0, closed_loop=closed_loop
+            requests, options.arrivals, rate=drawn_rate, seed=seed or 0, closed_loop=closed_loop
         )
-    if scale_lengths != 1.0:
-        requests = with_scaled_lengths(requests, scale_lengths)
-    if predictor is not None:
-        requests = with_predictions(requests, predictor, seed=seed or 0)
-    return _with_priorities(requests, priority)
-
-
-def _or(rate: float | None, otherwise: float) -> float:
-    return otherwise if rate is None else rate
+    if options.scale_lengths != 1.0:
+        requests = with_scaled_lengths(requests, options.scale_lengths)
+    if options.predictor is not None:
+        requests = with_predictions(requests, options.predictor, seed=seed or 0)
+    return _with_priorities(requests, options.priority)
 
 
 def _first(

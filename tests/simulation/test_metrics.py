@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.fairness import ServiceGap
+from aioserve.simulation.gaps import ServiceGap
 from aioserve.simulation.metrics import Targets, block_hits, metrics_of
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
 from aioserve.traces.request import TraceRequest

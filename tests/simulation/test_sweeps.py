@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aioserve.errors import ConfigError
+from aioserve.simulation.gaps import Spread
 from aioserve.simulation.metrics import Goodput
-from aioserve.simulation.spread import Spread
 from aioserve.simulation.sweeps import (
     Estimate,
     Objective,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.simulation.spread import Spread, spread_of, weighted_spread
-from aioserve.simulation.token_gaps import TokenGaps
+from aioserve.simulation.gaps import Spread, TokenGaps, spread_of, weighted_spread
 
 answers = st.lists(st.integers(0, 4), unique=True, max_size=4)
 stretches = st.lists(

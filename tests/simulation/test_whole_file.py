@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from aioserve.simulation.whole_file import whole_file
+from aioserve.simulation.request_rows import whole_file
 
 
 def test_what_a_link_to_an_open_pipe_leads_to_is_written_to_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""`aioserve simulate`, `aioserve sweep` and `replay` are asked for the same, with the same
-defaults."""
+"""`aioserve simulate`, `aioserve sweep` and `replay` are asked for the same: each option is
+declared once, and flags and arguments are made of it."""
 
 from __future__ import annotations
 
@@ -9,52 +9,43 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.cli.simulate import SimulateOptions
-from aioserve.cli.sweep import SweepOptions
+from aioserve.cli.simulate import FLAGS as SIMULATED
+from aioserve.cli.sweep import FLAGS as SWEPT
 from aioserve.errors import ConfigError
+from aioserve.simulation.options import TrialOptions
 from aioserve.simulation.simulator import simulate
-from aioserve.simulation.trial_options import TrialOptions
 from aioserve.testing import replay
-from aioserve.traces.workload import workload
 
-OF_PRINTING = {"json", "report", "gantt_window", "csv"}
-REPLAYED = {
-    name: parameter.default
-    for name, parameter in inspect.signature(replay).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-}
+DECLARED = {field.name for field in fields(TrialOptions)}
 
 
-def test_replay_has_the_options_and_defaults_of_the_command() -> None:
-    asked = {field.name: field.default for field in fields(SimulateOptions)}
-    # The trace and the policy are given first; objects and callbacks can't be typed.
-    assert REPLAYED.keys() - {"cost", "timeline", "on_progress"} == asked.keys() - {
-        *OF_PRINTING,
-        "synthetic",
-        "policy",
+def test_every_option_of_a_trial_has_a_flag_but_for_objects() -> None:
+    assert DECLARED - set(SIMULATED) == {"cost"}
+    assert set(SIMULATED) - DECLARED == {
+        *("policy", "synthetic", "requests", "json", "report", "gantt_window")
     }
-    for name in REPLAYED.keys() & asked.keys():
-        assert REPLAYED[name] == asked[name], name
+    assert len(set(SIMULATED)) == len(SIMULATED)
 
 
-def test_a_sweep_has_the_options_of_a_simulation_but_for_rates_and_seeds() -> None:
-    simulated = {field.name: field.default for field in fields(SimulateOptions)}
-    swept = {field.name: field.default for field in fields(SweepOptions)}
-    assert simulated.keys() - swept.keys() == {"rate", "seed", "gantt_window"}
+def test_a_sweep_has_the_flags_of_a_simulation_but_for_rates_and_seeds() -> None:
+    assert set(SIMULATED) - set(SWEPT) == {"rate", "seed", "gantt_window"}
     new = {"rates", "seeds", "vary", "slo", "refine", "jobs", "csv"}
-    assert swept.keys() - simulated.keys() == new
-    assert all(swept[name] == simulated[name] for name in swept.keys() & simulated.keys())
+    assert set(SWEPT) - set(SIMULATED) == new
+    assert len(set(SWEPT)) == len(SWEPT)
 
 
-def test_the_one_place_of_defaults_agrees_with_all_others() -> None:
-    options = {field.name: field.default for field in fields(TrialOptions)}
-    assert REPLAYED.keys() - options.keys() == {"requests", "timeline", "on_progress"}
-    for name, default in options.items():
-        assert REPLAYED[name] == default, name
-    for function in (simulate, workload):
-        for name, parameter in inspect.signature(function).parameters.items():
-            if name in options and parameter.default is not parameter.empty:
-                assert parameter.default == options[name], (function.__name__, name)
+def test_a_signature_shows_the_options() -> None:
+    replayed = inspect.signature(replay).parameters
+    assert list(replayed)[:2] == list(inspect.signature(simulate).parameters)[:2]
+    assert list(replayed)[:2] == ["trace", "policy"]
+    assert set(replayed) - DECLARED == {*("trace", "policy", "requests", "timeline", "on_progress")}
+    assert replayed["page_size"].default == 16
+    assert replayed["page_size"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_an_option_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="page_siz"):
+        replay("bursts", "fcfs", page_siz=4)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

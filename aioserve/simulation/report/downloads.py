@@ -10,10 +10,10 @@ from urllib.parse import quote
 import msgspec
 
 from aioserve.arguments import counted
-from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import Targets, e2e_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.report.runs import PolicyRun, Table
+from aioserve.simulation.request_rows import to_csv
 
 __all__ = ["COLUMNS", "MOST_BYTES", "Download", "csv_link", "requests_file"]
 

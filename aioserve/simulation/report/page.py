@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aioserve.simulation.figures import unanswered
 from aioserve.simulation.metrics import Targets
 from aioserve.simulation.report.downloads import requests_file
 from aioserve.simulation.report.fairness_charts import clients_chart, slowest_table, targets_chart
@@ -13,7 +14,6 @@ from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_ch
 from aioserve.simulation.report.runs import PolicyRun
 from aioserve.simulation.report.summary import figures_table, summary_rows
 from aioserve.simulation.report.tails import tails_chart
-from aioserve.simulation.unanswered import unanswered
 
 __all__ = ["report_page"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from operator import itemgetter
 
-from aioserve.simulation.figures import NEVER
+from aioserve.simulation.figures import NEVER, unanswered_at_rates
 from aioserve.simulation.metrics import Metrics, Targets
 from aioserve.simulation.report.layout import legend_of, rendered
 from aioserve.simulation.report.looks import look_of
@@ -19,7 +19,6 @@ from aioserve.simulation.report.plot import Plot
 from aioserve.simulation.report.runs import Chart, Panel, RateRun, Table
 from aioserve.simulation.report.scales import Linear, fitting, plain
 from aioserve.simulation.sweeps import Estimate, estimate
-from aioserve.simulation.unanswered import unanswered_at_rates
 
 __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "rate_table"]
 

@@ -1,0 +1,209 @@
+"""Parts of `simulate` and `sweep` alike: flags, checks of them, and what is said of a run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aioserve.arguments import counted, shown
+from aioserve.cli._streams import check_output
+from aioserve.errors import ConfigError
+from aioserve.simulation.cost import CostModel, CostTable
+from aioserve.simulation.options import SchedulerOptions, TrialOptions
+from aioserve.simulation.request_rows import check_requests_file, is_same_file
+from aioserve.traces.workload import WorkloadOptions
+
+if TYPE_CHECKING:
+    from aioserve.simulation.machine import Machine
+    from aioserve.simulation.metrics import Metrics
+    from aioserve.traces.request import TraceRequest
+
+__all__ = [
+    "TRIAL_FLAGS",
+    "TrialFlags",
+    "as_json",
+    "check_files",
+    "check_policies",
+    "command_line",
+    "facts_of",
+    "say_what_is_unknown",
+    "source_of",
+    "warn",
+    "warn_of_long_contexts",
+    "warn_of_steps_outside",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFlags(TrialOptions):
+    """What is tried."""
+
+    policy: Sequence[str] = ("fcfs",)
+    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE, or a class of
+    yours as FILE.py:CLASS. May be given several times."""
+    synthetic: str | None = None
+    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
+    heavy-tails."""
+    requests: Path | None = None
+    """Write a line for each request to this file, *.csv or *.jsonl."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def _own(kind: type, *left_out: str) -> list[str]:
+    return [field.name for field in fields(kind) if field.name not in left_out]
+
+
+TRIAL_FLAGS = (
+    *("policy", "synthetic"),
+    *_own(WorkloadOptions, "rate", "seed"),
+    *("model", "hardware", "num_devices", "cost_table", "scatter"),
+    *("num_pages", "num_host_pages", "unbounded_cache"),
+    *_own(SchedulerOptions, "num_pages", "num_host_pages"),
+    *("requests", "json"),
+)
+"""Flags of both verbs, in the order in which help shows them."""
+
+
+def as_json(options: TrialFlags, flags: Sequence[str]) -> dict[str, Any]:
+    """Values of all flags, for the results."""
+    values = {name: getattr(options, name) for name in flags}
+    return {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
+
+
+def command_line(verb: str, trace: Path | None, options: TrialFlags, flags: Sequence[str]) -> str:
+    """The command that gives these options, those left out that are as by default."""
+    words = ["aioserve", verb, *([] if trace is None else [str(trace)])]
+    defaults = {field.name: field.default for field in fields(options)}
+    for field in flags:
+        value, name = getattr(options, field), f"--{field.replace('_', '-')}"
+        if value == defaults[field]:
+            continue
+        if isinstance(value, bool):
+            words.append(name if value else f"--no-{name[2:]}")
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [name, str(one)]
+    return shlex.join(words)
+
+
+def source_of(trace: Path | None, flags: TrialFlags) -> Path | str:
+    """The trace's file, or the name of a made-up workload. Raises `ConfigError` unless one is
+    given."""
+    if trace is not None and flags.synthetic is None:
+        return trace
+    if trace is None and flags.synthetic is not None:
+        return flags.synthetic
+    if trace is None:
+        raise ConfigError("give a trace, or a made-up workload with --synthetic")
+    raise ConfigError(
+        f"give either a trace or --synthetic, and not both: {shown(str(trace))} is taken for a "
+        "trace; give --policy anew for each policy, and rates with commas between them"
+    )
+
+
+def check_policies(policies: Sequence[str]) -> None:
+    """Raise `ConfigError` for one that is given twice."""
+    for name in policies:
+        if policies.count(name) > 1:
+            raise ConfigError(f"policy {name!r} is given {policies.count(name)} times")
+
+
+def check_files(trace: Path | None, **wanted: Path | None) -> None:
+    """Raise `ConfigError` unless these files, by their options, can be written where they are
+    wanted, and none of them is the trace or another one. A file that is there stays as it is."""
+    others = {} if trace is None else {"the trace": trace}
+    for option, path in wanted.items():
+        if path is None:
+            continue
+        if option == "requests":
+            check_requests_file(path)
+        check_output(option, path)
+        if option == "report" and path.is_fifo():
+            raise ConfigError(f"report: {path} is a pipe; give a file")
+        for what, other in others.items():
+            if is_same_file(path, other):
+                raise ConfigError(f"{option}: {path} is {what}, which would be lost")
+        others[f"that of {option}"] = path
+
+
+def facts_of(trace: Path | None, flags: TrialFlags, requests: list[TraceRequest]) -> dict[str, Any]:
+    arrivals = [request.arrival_seconds for request in requests]
+    return {
+        "name": flags.synthetic if trace is None else trace.name,
+        "requests": len(requests),
+        "prompt_tokens": sum(request.prompt_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
+        "seconds": max(arrivals) - min(arrivals),
+    }
+
+
+def say_what_is_unknown(machine: Machine, options: TrialOptions) -> None:
+    """A line on stderr about what a cost table doesn't tell, and what is done about it."""
+    table = machine.cost
+    if not isinstance(table, CostTable):
+        return
+    unknown: list[tuple[str, str]] = []
+    if table.scatter is None:
+        unknown.append(("how steps scatter", "each takes its mean"))
+    if machine.device is not None:
+        unknown.append(("the KV memory", f"pages are those of {machine.device}"))
+    if table.kv is None and options.max_model_len is None:
+        unknown.append(("the model's longest context", "none is too long for it"))
+    if unknown:
+        missing, instead = zip(*unknown, strict=True)
+        print(
+            f"aioserve: {_name_of(options)} doesn't tell {', '.join(missing)}: "
+            f"{', '.join(instead)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def warn_of_long_contexts(cost: CostModel, options: TrialOptions) -> None:
+    """A line on stderr where requests may be longer than those that a cost table was measured
+    with."""
+    given = options.max_model_len
+    if given is None or not isinstance(cost, CostTable):
+        return
+    limits = {
+        "kv.max_model_len": None if cost.kv is None else cost.kv.max_model_len,
+        "max_context_tokens": cost.max_context_tokens,
+    }
+    known = [(limit, name) for name, limit in limits.items() if limit is not None]
+    if known and given > min(known)[0]:
+        limit, name = min(known)
+        warn(
+            f"max_model_len: {given:,} tokens are more than {_name_of(options)} was measured with "
+            f"({name} is {limit:,}), and what steps with such contexts take is a guess"
+        )
+
+
+def warn_of_steps_outside(options: TrialOptions, found: Iterable[tuple[str, Metrics]]) -> None:
+    """A line on stderr, where there are any, about the run with the largest share of steps that the
+    table wasn't measured for. Each comes with its name."""
+    outsides = [
+        (metrics.steps_outside, metrics.steps, name)
+        for name, metrics in found
+        if metrics.steps_outside is not None and metrics.steps_outside.steps
+    ]
+    if not outsides:
+        return
+    outside, steps, name = max(outsides, key=lambda one: one[0].share)
+    warn(
+        f"{_name_of(options)} was not measured for {outside.share:.1%} of the "
+        f"{counted(steps, 'step', form=',')} of {name}, and what they take is a guess; the first: "
+        f"{outside.first}"
+    )
+
+
+def warn(text: str) -> None:
+    print(f"aioserve: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _name_of(options: TrialOptions) -> str:
+    return options.cost_table or "a cost table"  # of several where a sweep varies it

@@ -1,0 +1,280 @@
+"""Counts gaps while a run goes on: between the tokens of each completion, and between the service
+of one client and another's.
+
+The completions in a step get their tokens at its end, so that those which were in the step before
+too share one gap. Stored are that gap and how many had it: two numbers a step, and two for each
+completion that is being made.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import ConfigError
+
+__all__ = ["ServiceGap", "Spread", "TokenGaps", "spread_of", "weighted_spread"]
+
+MAX_PAIRS = 1 << 26
+"""Most pairs of clients, of 8 bytes each."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Spread of some values; percentiles are interpolated linearly."""
+
+    mean: float
+    """Mean of the values that came."""
+    p50: float
+    p90: float
+    p99: float
+    max: float
+    never: int = 0
+    """Number of values that never came, since their requests were refused. Percentiles and `max`
+    count each as infinite, so that refusing makes none of them better."""
+
+
+def spread_of(values: Iterable[float | None], *, never: int = 0) -> Spread | None:
+    """Spread of the values that aren't None, and of `never` that never came; None without any."""
+    known = np.array([value for value in values if value is not None], np.float64)
+    return weighted_spread(known, np.ones(len(known), np.int64), never=never)
+
+
+def weighted_spread(
+    values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], *, never: int = 0
+) -> Spread | None:
+    """Spread, as of `spread_of`, where each value came so many times."""
+    order = np.argsort(values)
+    ordered, upto = values[order], np.cumsum(counts[order])
+    came = int(upto[-1]) if len(upto) else 0
+
+    def at(place: int) -> float:
+        """Value at that place among all of them in order."""
+        if place >= came:
+            return math.inf
+        return float(ordered[np.searchsorted(upto, place, side="right")])
+
+    def percentile(share: float) -> float:
+        place = share * (came + never - 1)
+        below, above = at(math.floor(place)), at(math.ceil(place))
+        return below if below == above else below + (above - below) * (place % 1)
+
+    if not came + never:
+        return None
+    mean = float(values @ counts) / came if came else math.inf
+    most = at(came + never - 1)
+    return Spread(mean, percentile(0.5), percentile(0.9), percentile(0.99), most, never)
+
+
+class TokenGaps:
+    """Gaps of one run. Several steps with the same completions may be added at once or one by
+    one."""
+
+    def __init__(self) -> None:
+        self._seconds = array("d")
+        self._counts = array("q")
+        """Number of times that each of `_seconds` was a gap."""
+        self._last: dict[int, float] = {}
+        """Time of the last token of each completion that isn't in `_since`."""
+        self._longest: dict[int, float] = {}
+        """Longest gap of each completion; of those in `_since`, until they joined it."""
+        self._since: dict[int, int] = {}
+        """Completions of the last step, with the number of the first gap that each has shared."""
+        self._together: Sequence[int] = ()
+        """Completions of the last step, in the order in which they were added."""
+        self._end = 0.0
+        """End of the last step."""
+        self._num_shared = 0
+        """Number of gaps that all but the new ones of a step shared."""
+        self._peaks: list[tuple[int, float]] = []
+        """Number and length of each of them that no later one has reached."""
+
+    def add(self, sequence_ids: Sequence[int], ends: Sequence[float]) -> None:
+        """Add one token for each of these at each of these times, which go up and follow those
+        added before."""
+        if not sequence_ids or not ends:
+            return
+        if sequence_ids != self._together:
+            self._change(list(sequence_ids), ends[0])
+            ends = ends[1:]
+        if ends:
+            gaps = [end - before for before, end in pairwise((self._end, *ends))]
+            self._seconds.extend(gaps)
+            self._counts.extend([len(self._together)] * len(gaps))
+            self._share(max(gaps))
+            self._end = ends[-1]
+
+    def ended(self, sequence_id: int) -> float | None:
+        """Return the longest gap of a completion that gets no more tokens; None with fewer than
+        two."""
+        if sequence_id in self._since:
+            self._part(sequence_id)
+            self._together = ()
+        self._last.pop(sequence_id, None)
+        return self._longest.pop(sequence_id, None)
+
+    def spread(self) -> Spread | None:
+        """Spread of all gaps of all completions."""
+        return weighted_spread(*self.counted())
+
+    def counted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Every gap of all completions in seconds, in no order, and how often each was one."""
+        return np.array(self._seconds, np.float64), np.array(self._counts, np.int64)
+
+    def _change(self, sequence_ids: list[int], end: float) -> None:
+        """Let these come together, of which some may have had tokens before."""
+        since, last = self._since, self._last
+        for sequence_id in since.keys() - set(sequence_ids):
+            self._part(sequence_id)
+        before = Counter([self._end if one in since else last.get(one) for one in sequence_ids])
+        for came, count in before.items():
+            if came is not None:
+                self._count(end - came, count)
+        if since:
+            self._share(end - self._end)
+        for sequence_id in sequence_ids:
+            if sequence_id not in since:
+                since[sequence_id] = self._num_shared
+                came = last.pop(sequence_id, end)
+                if came < end:
+                    longest = self._longest.get(sequence_id, 0.0)
+                    self._longest[sequence_id] = max(longest, end - came)
+        self._together, self._end = sequence_ids, end
+
+    def _part(self, sequence_id: int) -> None:
+        """Write down for a completion of the last step the gaps that it shared with others."""
+        since = self._since.pop(sequence_id)
+        self._last[sequence_id] = self._end
+        if since < self._num_shared:
+            _, shared = self._peaks[bisect_left(self._peaks, (since, 0.0))]
+            self._longest[sequence_id] = max(self._longest.get(sequence_id, 0.0), shared)
+
+    def _share(self, seconds: float) -> None:
+        peaks = self._peaks
+        while peaks and peaks[-1][1] <= seconds:
+            peaks.pop()
+        peaks.append((self._num_shared, seconds))
+        self._num_shared += 1
+
+    def _count(self, seconds: float, count: int) -> None:
+        self._seconds.append(seconds)
+        self._counts.append(count)
+
+
+class ServiceGap:
+    """The largest difference in tokens computed for two clients over any span of time in which both
+    had a request waiting all the time: what Sheng et al. ("Fairness in Serving LLMs", OSDI 2024)
+    bound for backlogged clients.
+
+    A client that waits for nothing gets less because it asks for less, so such times don't count.
+
+    Time and memory are those of the clients that wait at once, in pairs of which one has been
+    served since it began to wait. The lead of a client over another is least now while the first is
+    served nothing, so that nothing has to be kept of it.
+    """
+
+    def __init__(self) -> None:
+        self.most: int = 0
+        self._columns = _Slots()
+        """Clients that wait."""
+        self._rows = _Slots()
+        """Clients among them that were served something since."""
+        self._tokens = np.zeros(1, np.int64)
+        """Tokens computed for a client since it began to wait, by column."""
+        self._least = np.zeros((1, 1), np.int64)
+        """Least lead of one client over the other while both waited, up to the last step that
+        served the first, by row and column."""
+
+    def step(
+        self, served: Iterable[tuple[str, int]], waiting: Iterable[str], times: int = 1
+    ) -> None:
+        """Count `steps` steps, each of which computed as many tokens for each client. Those
+        `waiting` still wait after them.
+
+        Raises `ConfigError` for more than `MAX_PAIRS` pairs of clients at once.
+        """
+        waits = frozenset(waiting)
+        for client in self._columns.keys() - waits:
+            self._columns.give_back(client)
+            if client in self._rows:
+                self._rows.give_back(client)
+        for client in waits - self._columns.keys():
+            self._begin_to_wait(client)
+        gained = Counter[str]()
+        for client, tokens in served:
+            if client in waits and tokens:
+                gained[client] += tokens
+        for client in gained.keys() - self._rows.keys():
+            self._be_served(client)
+        if not gained:
+            return
+        self._count(gained)
+        if times > 1:
+            # A lead that grows is largest after the last of them, one that falls after the first.
+            self._tokens[[self._columns[client] for client in gained]] += _array(
+                tokens * (times - 2) for tokens in gained.values()
+            )
+            self._count(gained)
+
+    def _begin_to_wait(self, client: str) -> None:
+        column = self._columns.take(client)
+        if column == len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.zeros_like(self._tokens)))
+            self._grow(axis=1)
+        self._tokens[column] = 0
+        served = _array(self._columns[client] for client in self._rows)
+        self._least[_array(self._rows.values()), column] = self._tokens[served]
+
+    def _be_served(self, client: str) -> None:
+        row = self._rows.take(client)
+        if row == len(self._least):
+            self._grow(axis=0)
+        self._least[row] = 0
+
+    def _grow(self, axis: int) -> None:
+        if 2 * self._least.size > MAX_PAIRS:
+            raise ConfigError(
+                f"trace: {len(self._columns)} clients wait at once, and {len(self._rows)} of them "
+                f"have been served; the gap is counted between at most {MAX_PAIRS} pairs: give "
+                "fewer clients, or a lower rate"
+            )
+        self._least = np.concatenate((self._least, np.zeros_like(self._least)), axis=axis)
+
+    def _count(self, gained: Counter[str]) -> None:
+        """Count what a step computed for clients that have rows. Since they were served last, their
+        leads have only fallen, so that they are least right before this step, if not earlier."""
+        tokens = self._tokens
+        columns = _array(self._columns.values())
+        mine = _array(self._columns[client] for client in gained)
+        pairs = np.ix_(_array(self._rows[client] for client in gained), columns)
+        before = np.subtract.outer(tokens[mine], tokens[columns])
+        least = self._least[pairs] = np.minimum(self._least[pairs], before)
+        tokens[mine] += _array(gained.values())
+        after = np.subtract.outer(tokens[mine], tokens[columns])
+        self.most = max(self.most, int((after - least).max()))
+
+
+class _Slots(dict[str, int]):
+    """Numbers of clients that come and go, each as small as is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free: list[int] = []
+
+    def take(self, name: str) -> int:
+        slot = self[name] = self._free.pop() if self._free else len(self)
+        return slot
+
+    def give_back(self, name: str) -> None:
+        self._free.append(self.pop(name))
+
+
+def _array(numbers: Iterable[int]) -> npt.NDArray[np.int64]:
+    return np.fromiter(numbers, np.int64)
