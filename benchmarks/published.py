@@ -26,8 +26,8 @@ from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import ClientMetrics, Metrics, Targets, metrics_of
 from aioserve.simulation.simulator import simulate
-from aioserve.traces.predictors import with_predictions
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.workload import with_predictions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "policies"))
 

@@ -6,7 +6,6 @@ runs them.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -34,15 +33,15 @@ from aioserve.cli._simulations import (
 from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._sweep_runs import Cell, Done, Grid, SweepOptions, Workers, grid_of
 from aioserve.errors import ConfigError
-from aioserve.simulation.figures import NEVER, unanswered_at_rates
-from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.figures import MISSING, text_of, unanswered_at_rates
+from aioserve.simulation.metrics import Metrics, measure_of
 from aioserve.simulation.report import RateRun, rate_page
 from aioserve.simulation.request_rows import RequestFile, to_csv
 from aioserve.simulation.sweeps import (
     Estimate,
     Objective,
     bounds_of,
-    estimate,
+    estimate_of,
     objectives,
     rate_between,
 )
@@ -198,41 +197,25 @@ def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
 
 def _estimates(row: Row) -> dict[str, Estimate | None]:
     """What is shown of a row; None where no seed had anything to measure."""
-    made: dict[str, Estimate | None] = {}
-    for name, measure in MEASURES.items():
-        values = [v for metrics in row.runs if (v := measure(metrics)) is not None]
-        made[name] = estimate(values) if values else None
-    return made
-
-
-def _of(field: str, percentile: str) -> Callable[[Metrics], float | None]:
-    def measure(metrics: Metrics) -> float | None:
-        spread = getattr(metrics, field)
-        return None if spread is None else getattr(spread, percentile)
-
-    return measure
-
-
-def _good(field: str) -> Callable[[Metrics], float | None]:
-    return lambda m: None if m.goodput is None else getattr(m.goodput, field)
+    return {name: estimate_of(row.runs, value_of) for name, value_of in MEASURES.items()}
 
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
-    "goodput_per_second": _good("requests_per_second"),
-    "attainment": _good("share"),
-    "ttft_p50_seconds": _of("ttft_seconds", "p50"),
-    "ttft_p99_seconds": _of("ttft_seconds", "p99"),
-    "tpot_p50_seconds": _of("tpot_seconds", "p50"),
-    "tpot_p99_seconds": _of("tpot_seconds", "p99"),
-    "gap_p99_seconds": _of("gap_seconds", "p99"),
-    "queue_p99_seconds": _of("queue_seconds", "p99"),
-    "e2e_p99_seconds": _of("e2e_seconds", "p99"),
-    "output_tokens_per_second": lambda m: m.output_tokens_per_second,
-    "busy_share": lambda m: m.busy_share,
+    "goodput_per_second": measure_of("goodput.requests_per_second"),
+    "attainment": measure_of("goodput.share"),
+    "ttft_p50_seconds": measure_of("ttft_seconds.p50"),
+    "ttft_p99_seconds": measure_of("ttft_seconds.p99"),
+    "tpot_p50_seconds": measure_of("tpot_seconds.p50"),
+    "tpot_p99_seconds": measure_of("tpot_seconds.p99"),
+    "gap_p99_seconds": measure_of("gap_seconds.p99"),
+    "queue_p99_seconds": measure_of("queue_seconds.p99"),
+    "e2e_p99_seconds": measure_of("e2e_seconds.p99"),
+    "output_tokens_per_second": measure_of("output_tokens_per_second"),
+    "busy_share": measure_of("busy_share"),
     "refused": lambda m: float(m.refused + m.too_long),
     "preemptions": lambda m: float(m.preemptions),
     "policy_faults": lambda m: float(m.policy_faults),
-    "steps_outside_share": lambda m: None if m.steps_outside is None else m.steps_outside.share,
+    "steps_outside_share": measure_of("steps_outside.share"),
 }
 """Measures of a run, by the names that JSON and CSV have."""
 
@@ -262,7 +245,7 @@ def _write_runs(path: Path, cells: Sequence[Cell], done: Sequence[Done]) -> None
     for cell, one in zip(cells, done, strict=True):
         rate = one.arrived_rate if cell.rate is None else cell.rate
         head = [cell.policy, cell.varied, rate, cell.seed]
-        values = [measure(one.metrics) for measure in MEASURES.values()]
+        values = [value_of(one.metrics) for value_of in MEASURES.values()]
         rows.append([*head, one.metrics.requests, one.metrics.finished, *values])
     path.write_bytes(to_csv(rows).encode(errors="surrogateescape"))
 
@@ -388,6 +371,6 @@ def _is_shown(name: str, estimates: Sequence[dict[str, Estimate | None]]) -> boo
 
 def _cell(value: Estimate | None, factor: float) -> str:
     if value is None:
-        return "-"
-    text = NEVER if value.mean == math.inf else f"{value.mean * factor:,.2f}"
+        return MISSING
+    text = text_of(value.mean * factor)
     return text if value.half_width is None else f"{text} ±{value.half_width * factor:,.2f}"

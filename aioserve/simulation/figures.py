@@ -8,22 +8,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
 
 from aioserve.arguments import counted
-from aioserve.simulation.metrics import ClientMetrics, Metrics
+from aioserve.simulation.metrics import ClientMetrics, Metrics, measure_of
 
 __all__ = [
     "CLIENT_FIGURES",
     "FIGURES",
+    "MISSING",
     "NEVER",
     "Figure",
     "client_rows",
     "rows",
     "shown_figures",
+    "text_of",
     "unanswered",
     "unanswered_at_rates",
 ]
@@ -50,18 +51,21 @@ class Figure(msgspec.Struct, frozen=True):
         return self.form.endswith("%}")
 
     def of(self, metrics: Metrics | ClientMetrics) -> Any:
-        """The value; None where there was nothing to measure."""
-        head, _, rest = self.field.partition(".")
-        value = getattr(metrics, head)
-        return value if value is None or not rest else attrgetter(rest)(value)
+        """The value; None where there was nothing to measure_of."""
+        return measure_of(self.field)(metrics)
 
     def text(self, metrics: Metrics | ClientMetrics) -> str:
         return self.show(self.of(metrics))
 
     def show(self, value: float | None) -> str:
-        if value is None:
-            return MISSING
-        return NEVER if value == math.inf else self.form.format(value * self.factor)
+        return text_of(None if value is None else value * self.factor, self.form)
+
+
+def text_of(value: float | None, form: str = "{:,.2f}", *, missing: str = MISSING) -> str:
+    """Text of a value; `missing` where there was nothing to measure_of."""
+    if value is None:
+        return missing
+    return NEVER if value == math.inf else form.format(value)
 
 
 def _percentiles(

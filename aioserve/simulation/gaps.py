@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from aioserve.errors import ConfigError
 
-__all__ = ["ServiceGap", "Spread", "TokenGaps", "spread_of", "weighted_spread"]
+__all__ = ["ServiceGap", "Spread", "TokenGaps", "quantile", "spread_of", "weighted_spread"]
 
 MAX_PAIRS = 1 << 26
 """Most pairs of clients, of 8 bytes each."""
@@ -52,25 +52,39 @@ def weighted_spread(
 ) -> Spread | None:
     """Spread, as of `spread_of`, where each value came so many times."""
     order = np.argsort(values)
-    ordered, upto = values[order], np.cumsum(counts[order])
-    came = int(upto[-1]) if len(upto) else 0
-
-    def at(place: int) -> float:
-        """Value at that place among all of them in order."""
-        if place >= came:
-            return math.inf
-        return float(ordered[np.searchsorted(upto, place, side="right")])
-
-    def percentile(share: float) -> float:
-        place = share * (came + never - 1)
-        below, above = at(math.floor(place)), at(math.ceil(place))
-        return below if below == above else below + (above - below) * (place % 1)
-
+    ordered, often = values[order], counts[order]
+    came = int(counts.sum())
     if not came + never:
         return None
     mean = float(values @ counts) / came if came else math.inf
-    most = at(came + never - 1)
-    return Spread(mean, percentile(0.5), percentile(0.9), percentile(0.99), most, never)
+    found = (quantile(ordered, s, counts=often, missing=never) for s in (0.5, 0.9, 0.99, 1.0))
+    return Spread(mean, *(math.inf if value is None else value for value in found), never=never)
+
+
+def quantile(
+    values: npt.NDArray[np.float64] | Sequence[float],
+    share: float,
+    *,
+    counts: npt.NDArray[np.int64] | None = None,
+    missing: int = 0,
+) -> float | None:
+    """Value that this share of all does not exceed, interpolated linearly as `numpy.percentile`
+    does.
+
+    values: in ascending order.
+    counts: how often each of them is there; once unless given.
+    missing: further values, larger than all. None where the result is among them.
+    """
+    upto = np.arange(1, len(values) + 1) if counts is None else np.cumsum(counts)
+    known = int(upto[-1]) if len(upto) else 0
+    place = share * (known + missing - 1)
+    low, high = math.floor(place), math.ceil(place)
+    if high >= known and place % 1 < 1e-9:  # only rounded up
+        high = low
+    if not known or high >= known:
+        return None
+    below, above = (float(values[np.searchsorted(upto, at, side="right")]) for at in (low, high))
+    return below if below == above else below + (above - below) * (place % 1)
 
 
 class TokenGaps:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -24,6 +26,7 @@ __all__ = [
     "block_hits",
     "e2e_seconds",
     "has_answer",
+    "measure_of",
     "metrics_of",
     "queue_seconds",
     "tpot_seconds",
@@ -140,6 +143,21 @@ class Metrics(msgspec.Struct, frozen=True):
     pages_swapped_out: int | None
     """Pages copied to the host; None where it has none."""
     pages_swapped_in: int | None
+
+
+def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
+    """A function of metrics: their value at `field`, with dots into the parts of a part, times
+    `factor`; None where there was nothing to measure."""
+    head, _, rest = field.partition(".")
+
+    def value_of(metrics: Any) -> Any:
+        value = getattr(metrics, head)
+        if value is None:
+            return None
+        value = attrgetter(rest)(value) if rest else value
+        return value if factor == 1 else value * factor
+
+    return value_of
 
 
 def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:

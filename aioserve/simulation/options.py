@@ -25,7 +25,7 @@ from aioserve.simulation.cost import CostModel
 from aioserve.simulation.records import recorded_length
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import check_int, check_number, named
-from aioserve.traces.request import MAX_REQUESTS, TraceRequest, check_request
+from aioserve.traces.request import TraceRequest, checked_requests
 from aioserve.traces.workload import WorkloadOptions
 
 __all__ = [
@@ -233,20 +233,14 @@ def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -
 
 def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
     """Requests by arrival. Raises `TraceError` for what is no trace."""
+    requests = checked_requests(trace)
     numbers: set[int] = set()
-    ordered: list[TraceRequest] = []
-    with named("trace", TraceError):
-        for request in trace:
-            place = f"trace[{len(ordered)}]"
-            if len(ordered) == MAX_REQUESTS:
-                raise TraceError(f"a trace may have at most {MAX_REQUESTS:,} requests")
-            check_request(place, request)
-            # What is of a request alone is made of its number.
-            if request.number in numbers:
-                raise TraceError(f"{place}: another request has the number {request.number}")
-            numbers.add(request.number)
-            ordered.append(request)
-    return sorted(ordered, key=attrgetter("arrival_seconds"))
+    for place, request in enumerate(requests):
+        # What is of a request alone is made of its number.
+        if request.number in numbers:
+            raise TraceError(f"trace[{place}]: another request has the number {request.number}")
+        numbers.add(request.number)
+    return sorted(requests, key=attrgetter("arrival_seconds"))
 
 
 def pages_needed(trace: list[TraceRequest], page_size: int) -> int:

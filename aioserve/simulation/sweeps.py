@@ -7,16 +7,24 @@ Knows metrics alone: neither how they are made nor how they are shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, stdev
 
 import msgspec
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.metrics import Metrics, measure_of
 
-__all__ = ["Estimate", "Objective", "bounds_of", "estimate", "objectives", "rate_between"]
+__all__ = [
+    "Estimate",
+    "Objective",
+    "bounds_of",
+    "estimate",
+    "estimate_of",
+    "objectives",
+    "rate_between",
+]
 
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -58,6 +66,14 @@ def estimate(values: Iterable[float]) -> Estimate:
     return Estimate(fmean(known), t * stdev(known) / math.sqrt(len(known)))
 
 
+def estimate_of(
+    runs: Iterable[Metrics], value_of: Callable[[Metrics], float | None]
+) -> Estimate | None:
+    """Estimate of a value over the runs that have it; None where none has."""
+    values = [value for metrics in runs if (value := value_of(metrics)) is not None]
+    return estimate(values) if values else None
+
+
 class Objective(msgspec.Struct, frozen=True):
     """One objective: `ttft_p99=2`."""
 
@@ -67,10 +83,9 @@ class Objective(msgspec.Struct, frozen=True):
     def value(self, metrics: Metrics) -> float | None:
         """Value to compare with the limit; None where there was nothing to measure."""
         if self.name == ATTAINMENT:
-            return None if metrics.goodput is None else metrics.goodput.share
+            return measure_of("goodput.share")(metrics)
         kind, _, percentile = self.name.partition("_")
-        spread = getattr(metrics, SPREADS[kind])
-        return None if spread is None else getattr(spread, percentile)
+        return measure_of(f"{SPREADS[kind]}.{percentile}")(metrics)
 
     def met(self, metrics: Metrics) -> bool:
         """Whether it was met. What was refused is infinitely late; where completions have no second

@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from aioserve.errors import AioserveError, ConfigError
 from aioserve.isolation import shown
 
-__all__ = ["check_int", "check_number", "named"]
+__all__ = ["check_int", "check_number", "named", "number_in"]
+
+T = TypeVar("T", int, float)
 
 
 def check_int(
@@ -50,6 +52,15 @@ def check_number(
     if not (number >= 0 if above is None else number > above):
         least = "from 0 on" if above is None else f"more than {above:g}"
         raise error(f"{name} must be {least}, got {shown(value)}")
+
+
+def number_in(text: str, name: str, kind: type[T]) -> T:
+    """The int or float that a text is. Raises `ConfigError`, the name before the message."""
+    try:
+        return kind(text)
+    except ValueError:
+        must = "an int" if kind is int else "a number"
+        raise ConfigError(f"{name} must be {must}, got {shown(text)}") from None
 
 
 @contextmanager

@@ -26,7 +26,7 @@ ever made of the recorded answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -36,7 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import TraceError
-from aioserve.traces.csv_rows import begins_with, columns_missing, csv_rows
+from aioserve.traces.csv_rows import CsvRow, begins_with, columns_missing, csv_rows
 from aioserve.traces.files import Lines, short
 from aioserve.traces.request import (
     MAX_ARRIVAL_SECONDS,
@@ -48,7 +48,6 @@ from aioserve.traces.request import (
     check_blocks,
     check_request,
 )
-from aioserve.traces.turns import with_turns
 
 __all__ = [
     "MOONCAKE_BLOCK_TOKENS",
@@ -57,6 +56,7 @@ __all__ = [
     "read_mooncake",
     "read_servegen",
     "read_trace",
+    "with_turns",
 ]
 
 FORMATS = "Mooncake JSONL, agentic sessions JSONL, Azure CSV, ServeGen CSV, a CSV of lengths"
@@ -171,6 +171,22 @@ class _Collected:
             raise TraceError(f"{place}: a trace of over {MAX_BLOCK_IDS:,} hash_ids")
         self.requests.append(request)
 
+    def add_row(self, row: CsvRow, arrival: float, prompt_column: str, output_column: str) -> None:
+        """A line of a CSV, whose request shares no blocks."""
+        prompt = row.count(prompt_column, 1)
+        request = TraceRequest(
+            len(self.requests),
+            arrival,
+            prompt,
+            row.count(output_column, 0),
+            (),
+            prompt,
+            client=row.values["client"] if "client" in row.header else "",
+            max_tokens=row.optional("max_tokens"),
+            predicted_output_tokens=row.optional("predicted_output_tokens"),
+        )
+        self.add(row.place, request)
+
 
 def _mooncake(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
@@ -233,55 +249,21 @@ def _azure(lines: Lines) -> list[TraceRequest]:
                 raise TraceError(f"{row.place}: TIMESTAMP {at} is before the first, {began}")
         else:
             arrival = row.seconds("arrival_s")
-        number, prompt = len(found.requests), row.count(row.header[1], 1)
-        request = TraceRequest(
-            number,
-            arrival,
-            prompt,
-            row.count(row.header[2], 0),
-            (),
-            prompt,
-            max_tokens=row.optional("max_tokens"),
-            predicted_output_tokens=row.optional("predicted_output_tokens"),
-        )
-        found.add(row.place, request)
+        found.add_row(row, arrival, row.header[1], row.header[2])
     return found.requests
 
 
 def _servegen(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
     for row in csv_rows(lines, (SERVEGEN_HEADER,)):
-        prompt = row.count("input_tokens", 1)
-        request = TraceRequest(
-            len(found.requests),
-            row.seconds("arrival_s"),
-            prompt,
-            row.count("output_tokens", 0),
-            (),
-            prompt,
-            client=row.values["client"],
-            max_tokens=row.optional("max_tokens"),
-            predicted_output_tokens=row.optional("predicted_output_tokens"),
-        )
-        found.add(row.place, request)
+        found.add_row(row, row.seconds("arrival_s"), *SERVEGEN_HEADER[2:])
     return found.requests
 
 
 def _lengths(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
     for row in csv_rows(lines, LENGTHS_HEADERS):
-        prompt = row.count(row.header[0], 1)
-        request = TraceRequest(
-            len(found.requests),
-            0.0,
-            prompt,
-            row.count(row.header[1], 0),
-            (),
-            prompt,
-            max_tokens=row.optional("max_tokens"),
-            predicted_output_tokens=row.optional("predicted_output_tokens"),
-        )
-        found.add(row.place, request)
+        found.add_row(row, 0.0, *row.header)
     return found.requests
 
 
@@ -385,3 +367,32 @@ def _json_rows(lines: Lines, row: type[Row]) -> Iterator[Row]:
         except RecursionError as error:
             raise TraceError(f"{lines.place}: nested too deeply") from error
         yield value
+
+
+def with_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The trace with what `follows` what, by arrival, and the time between the two as
+    `think_seconds`: how long the answer took isn't recorded, so that is in it.
+
+    A trace like Mooncake's names no conversations. But the id of a block stands for all tokens up
+    to its end, so that a prompt with the id of another's last whole block begins with that prompt.
+    Where that block was in no prompt before, it is that request's own words and not a text that
+    many begin with: who has it too goes on with the same conversation.
+    """
+    made = list(trace)
+    last_of: dict[int, int] = {}
+    """By the last whole block of a prompt that was the first to have it: its index."""
+    seen: set[int] = set()
+    for index in sorted(range(len(trace)), key=lambda index: trace[index].arrival_seconds):
+        request = trace[index]
+        ids = request.block_ids[: request.prompt_tokens // request.block_tokens]
+        before = next((last_of[id] for id in reversed(ids) if id in last_of), None)
+        if before is not None:
+            made[index] = replace(
+                request,
+                follows=trace[before].number,
+                think_seconds=request.arrival_seconds - trace[before].arrival_seconds,
+            )
+        if ids and (ids[-1] not in seen or ids[-1] in last_of):
+            last_of[ids[-1]] = index
+        seen.update(ids)
+    return made

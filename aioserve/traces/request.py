@@ -7,7 +7,7 @@ equal tokens: KV that can be reused. `prompt_ids` makes tokens out of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from aioserve.errors import ConfigError, TraceError
 from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import shown
-from aioserve.traces.checks import check_int, check_number
+from aioserve.traces.checks import check_int, check_number, named
 
 __all__ = [
     "END_TOKEN",
@@ -32,6 +32,7 @@ __all__ = [
     "at_rate",
     "check_blocks",
     "check_request",
+    "checked_requests",
     "repeated",
     "with_scaled_lengths",
 ]
@@ -218,6 +219,18 @@ def _whole_block(request: TraceRequest, factor: float) -> int:
             "give a factor that leaves whole ones"
         )
     return request.block_tokens
+
+
+def checked_requests(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """List the requests. Raises `TraceError` for what is no trace."""
+    requests: list[TraceRequest] = []
+    with named("trace", TraceError):
+        for index, request in enumerate(trace):
+            if index == MAX_REQUESTS:
+                raise TraceError(f"a trace may have at most {MAX_REQUESTS:,} requests")
+            check_request(f"trace[{index}]", request)
+            requests.append(request)
+    return requests
 
 
 def check_request(place: str, request: TraceRequest) -> None:

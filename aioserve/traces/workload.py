@@ -1,34 +1,53 @@
-"""The requests of a run: where they come from, and what is made of them before it begins."""
+"""The requests of a run: where they come from, and what is made of them before it begins: when they
+come, which forecasts and which priorities they have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from msgspec.structs import replace
 
-from aioserve.errors import ConfigError, TraceError
+from aioserve.arguments import counted
+from aioserve.errors import ConfigError
 from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
-from aioserve.traces.arrivals import is_drawn, with_arrivals
-from aioserve.traces.checks import check_int, named
+from aioserve.traces.checks import check_int, check_number, number_in
 from aioserve.traces.formats import read_trace
-from aioserve.traces.predictors import with_predictions
 from aioserve.traces.request import (
+    MAX_ARRIVAL_SECONDS,
+    MAX_ASKED_TOKENS,
+    MAX_RATE,
     MAX_REQUESTS,
     TraceRequest,
     at_rate,
-    check_request,
+    checked_requests,
     with_scaled_lengths,
 )
 from aioserve.traces.synthetic import synthetic_trace
 
-__all__ = ["WorkloadOptions", "workload"]
+__all__ = [
+    "ARRIVALS",
+    "PREDICTORS",
+    "WorkloadOptions",
+    "is_drawn",
+    "with_arrivals",
+    "with_predictions",
+    "workload",
+]
 
 SYNTHETIC_REQUESTS = 500
 SYNTHETIC_RATE = 4.0
+ARRIVALS = ("recorded", "poisson", "gamma:CV")
+MAX_VARIATION = 100.0
+PREDICTORS = ("oracle", "noisy:ERROR", "constant:TOKENS", "by-tenant")
+MAX_ERROR = 10.0
+"""Largest error of `noisy`: a factor of 22,000 either way is nothing out of the ordinary there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +125,7 @@ def _first(
 ) -> list[TraceRequest]:
     if isinstance(source, Path):
         return read_trace(source, timed=timed)[:count]
-    requests: list[TraceRequest] = []
-    with named("trace", TraceError):
-        for index, request in enumerate(source):
-            if index == MAX_REQUESTS:
-                raise TraceError(f"a trace may have at most {MAX_REQUESTS:,} requests")
-            check_request(f"trace[{index}]", request)
-            requests.append(request)
-    return requests[:count]
+    return checked_requests(source)[:count]
 
 
 def _check_turns(requests: Sequence[TraceRequest], rate: float | None, rate_counts: bool) -> None:
@@ -142,11 +154,149 @@ def _with_priorities(requests: list[TraceRequest], given: Sequence[str]) -> list
                 f"priority must be CLIENT=NUMBER, once for each client of the trace "
                 f"({', '.join(sorted(clients)[:8]) or 'it tells of none'}), got {shown(one)}"
             )
-        try:
-            priorities[client] = int(number)
-        except ValueError:
-            raise ConfigError(f"priority of {client} must be an int, got {number!r}") from None
+        priorities[client] = number_in(number, f"priority of {client}", int)
         check_int(f"priority of {client}", priorities[client], MIN_PRIORITY, MAX_PRIORITY)
     if not priorities:
         return requests
     return [replace(r, priority=priorities.get(r.client, 0)) for r in requests]
+
+
+def is_drawn(arrivals: str) -> bool:
+    """Whether they are drawn from a seed. Raises `ConfigError` for what is none of `ARRIVALS`."""
+    return _variation(arrivals) is not None
+
+
+def with_arrivals(
+    trace: Sequence[TraceRequest],
+    arrivals: str,
+    *,
+    rate: float,
+    seed: int = 0,
+    closed_loop: bool = False,
+) -> list[TraceRequest]:
+    """The trace with times that are drawn, in its order and from 0 on: about `rate` requests a
+    second. In a `closed_loop` only those that follow none have times, so that so many sessions
+    begin in a second.
+
+    - `recorded`: as the trace has it.
+    - `poisson`: with exponential pauses, as from many callers who know nothing of each other.
+    - `gamma:CV`: with pauses of a gamma distribution whose standard deviation is CV times its mean:
+      with 1 the same as `poisson`, with more in bursts, with less more evenly.
+
+    Raises `ConfigError` for a rate, a seed or arrivals that are none, and for a rate that makes the
+    trace too long.
+    """
+    variation = _variation(arrivals)
+    if variation is None:
+        return list(trace)
+    check_number("rate", rate, MAX_RATE)
+    check_int("seed", seed, 0, MAX_SEED)
+    shape = 1 / variation**2
+    drawn = [index for index, r in enumerate(trace) if not (closed_loop and r.follows is not None)]
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        times = np.cumsum(rng.gamma(shape, 1 / shape, len(drawn)) / rate)
+    times -= times[0] if len(times) else 0.0
+    if len(times) and not times[-1] <= MAX_ARRIVAL_SECONDS:
+        raise ConfigError(
+            f"rate {rate} makes {counted(len(drawn), 'request')} take {times[-1]:g} s; "
+            f"it may be at most {MAX_ARRIVAL_SECONDS:g}"
+        )
+    made = list(trace)
+    for index, seconds in zip(drawn, times.tolist(), strict=True):
+        made[index] = replace(trace[index], arrival_seconds=seconds)
+    return made
+
+
+def _variation(arrivals: str) -> float | None:
+    """Coefficient of variation of the pauses; None for `recorded`."""
+    if type(arrivals) is str:
+        name, colon, text = arrivals.partition(":")
+        if (name, colon) in (("recorded", ""), ("poisson", "")):
+            return None if name == "recorded" else 1.0
+        if (name, colon) == ("gamma", ":"):
+            variation = number_in(text, "arrivals: gamma", float)
+            check_number("arrivals: gamma", variation, MAX_VARIATION)
+            if variation < 0.01:
+                raise ConfigError(f"arrivals: gamma must be at least 0.01, got {variation}")
+            return variation
+    raise ConfigError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {shown(arrivals)}")
+
+
+def with_predictions(
+    trace: Sequence[TraceRequest], predictor: str, *, seed: int = 0
+) -> list[TraceRequest]:
+    """The trace with the forecasts of one of `PREDICTORS` in place of those that it had. The same
+    seed gives the same, whatever the arrivals are. Raises `ConfigError`.
+
+    A policy never sees the recorded length. What a service may have is a forecast of it, and
+    how much a policy gains depends on how good that is:
+
+    - `oracle`: the recorded length itself: an upper bound for what any forecast can bring.
+    - `noisy:ERROR`: the recorded length times `exp(ERROR * z)`, with `z` drawn from a standard
+      normal distribution: a log-normal error that is as often above 1 as below. With an error of
+      0.5 two of three forecasts are between 0.61 and 1.65 times the length.
+    - `constant:TOKENS`: the same for all.
+    - `by-tenant`: the mean length of the same client's answers before, in the trace's order; of all
+      answers before, for a client's first; and none for the first of all. Some of those answers may
+      not have ended yet when the request comes.
+    """
+    check_int("seed", seed, 0, MAX_SEED)
+    name, value = _split(predictor)
+    if name == "oracle":
+        made: Iterable[float | None] = [request.output_tokens for request in trace]
+    elif name == "constant":
+        made = [_tokens(value)] * len(trace)
+    elif name == "by-tenant":
+        made = _means_before(trace)
+    else:
+        errors = np.random.default_rng(seed).standard_normal(len(trace))
+        factors = np.exp(_error(value) * errors)
+        made = (factors * [request.output_tokens for request in trace]).tolist()
+    return [
+        replace(request, predicted_output_tokens=None if tokens is None else _whole(tokens))
+        for request, tokens in zip(trace, made, strict=True)
+    ]
+
+
+def _split(predictor: str) -> tuple[str, str]:
+    if type(predictor) is str:
+        name, colon, value = predictor.partition(":")
+        for kind in PREDICTORS:
+            known, needs_value, _ = kind.partition(":")
+            if (name, colon) == (known, needs_value):
+                return name, value
+    raise ConfigError(f"predictor must be one of {', '.join(PREDICTORS)}, got {shown(predictor)}")
+
+
+def _tokens(text: str) -> int:
+    tokens = number_in(text, "predictor: constant", int)
+    check_int("predictor: constant", tokens, 1, MAX_ASKED_TOKENS)
+    return tokens
+
+
+def _error(text: str) -> float:
+    error = number_in(text, "predictor: noisy", float)
+    check_number("predictor: noisy", error, MAX_ERROR, above=None)
+    return error
+
+
+def _means_before(trace: Sequence[TraceRequest]) -> list[float | None]:
+    tokens, counts = defaultdict[str, int](int), defaultdict[str, int](int)
+    means: list[float | None] = [None] * len(trace)
+    total = 0
+    by_arrival = sorted(range(len(trace)), key=lambda index: trace[index].arrival_seconds)
+    for before, index in enumerate(by_arrival):
+        client, length = trace[index].client, max(1, trace[index].output_tokens)
+        if counts[client]:
+            means[index] = tokens[client] / counts[client]
+        elif before:
+            means[index] = total / before
+        tokens[client] += length
+        counts[client] += 1
+        total += length
+    return means
+
+
+def _whole(tokens: float) -> int:
+    return int(min(max(1, math.floor(tokens + 0.5)), MAX_ASKED_TOKENS))

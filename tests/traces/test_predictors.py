@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.traces.predictors import with_predictions
 from aioserve.traces.request import TraceRequest, check_request, with_scaled_lengths
+from aioserve.traces.workload import with_predictions
 
 
 def trace_of(answers: list[tuple[str, int]]) -> list[TraceRequest]:

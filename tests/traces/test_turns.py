@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from aioserve.errors import TraceError
-from aioserve.traces.formats import read_trace
+from aioserve.traces.formats import read_trace, with_turns
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
-from aioserve.traces.turns import with_turns
 from tests import made_up_traces
 
 

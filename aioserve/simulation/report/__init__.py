@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aioserve.simulation.report.layout import PolicyRun, RateRun
 from aioserve.simulation.report.page import report_page
 from aioserve.simulation.report.rates import goodput_chart, rate_page
-from aioserve.simulation.report.runs import PolicyRun, RateRun
 
 __all__ = ["PolicyRun", "RateRun", "goodput_chart", "rate_page", "report_page"]

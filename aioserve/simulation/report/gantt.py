@@ -12,10 +12,10 @@ import numpy as np
 
 from aioserve.arguments import counted
 from aioserve.simulation.records import RequestRecord
-from aioserve.simulation.report.fairness_charts import short
+from aioserve.simulation.report.layout import PolicyRun
 from aioserve.simulation.report.plot import number, percent
-from aioserve.simulation.report.runs import PolicyRun
 from aioserve.simulation.report.scales import Linear
+from aioserve.simulation.report.summary import short
 from aioserve.simulation.timeline import Preempted, Span
 
 __all__ = ["Gantt", "Lane", "Lanes", "busiest_window", "choose_lanes", "gantt_chart"]

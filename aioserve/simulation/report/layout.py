@@ -1,25 +1,90 @@
-"""Layout of the pages of a report: one file, nothing fetched, and no script but its own.
+"""Parts of a report, and the page that they make: one file, nothing fetched, no script but its own.
 
 Templates, style and script are in `parts/`. A page's policy allows the style and the script whose
-hashes it names, so what came into a page by mistake wouldn't run.
+hashes it names, so what came into a page by mistake wouldn't run. Figures to download are CSV in
+links that hold all of it.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import msgspec
 from minijinja import Environment
 
-from aioserve.simulation.report.downloads import csv_link
-from aioserve.simulation.report.looks import look_of, symbols
+from aioserve.arguments import counted
+from aioserve.simulation.metrics import Metrics, Targets
+from aioserve.simulation.records import RequestRecord, SimulationResult
+from aioserve.simulation.report.plot import look_of, symbols
+from aioserve.simulation.request_rows import row_of, to_csv
+from aioserve.simulation.timeline import Timeline
 
-__all__ = ["legend_of", "rendered"]
+__all__ = [
+    "COLUMNS",
+    "MOST_BYTES",
+    "Chart",
+    "Download",
+    "Panel",
+    "PolicyRun",
+    "RateRun",
+    "Table",
+    "csv_link",
+    "legend_of",
+    "rendered",
+    "requests_file",
+]
+
+
+class PolicyRun(msgspec.Struct, frozen=True):
+    """One policy on the trace."""
+
+    name: str
+    result: SimulationResult
+    metrics: Metrics
+    timeline: Timeline
+
+
+class RateRun(msgspec.Struct, frozen=True):
+    """One policy at one rate of requests: all that is held of a run when there are many."""
+
+    name: str
+    """Name of the policy."""
+    rate: float
+    """Requests that arrive in a second."""
+    metrics: Metrics
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """One picture of a chart."""
+
+    title: str
+    svg: str
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Figures that a chart shows. The first cell of a row says what the row is about."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Pictures that belong together, with their caption and table."""
+
+    panels: tuple[Panel, ...]
+    caption: str
+    table: Table | None = None
+    title: str = ""
+
 
 PARTS = Path(__file__).with_name("parts")
 
@@ -58,3 +123,86 @@ def _part(name: str) -> str:
 
 def _hash_of(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+MOST_BYTES = 500_000
+"""Most bytes of the link of all requests, packed."""
+COLUMNS = (
+    "policy",
+    "request",
+    "client",
+    "session",
+    "priority",
+    "arrival_seconds",
+    "prompt_tokens",
+    "recorded_output_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "ending",
+    "started_seconds",
+    "first_token_seconds",
+    "end_seconds",
+    "ttft_seconds",
+    "tpot_seconds",
+    "e2e_seconds",
+    "wait_tokens",
+    "met_targets",
+)
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A file in a link."""
+
+    link: str
+    rows: int
+    left_out: int
+    """Rows left out for lack of room."""
+
+    @property
+    def rows_text(self) -> str:
+        """Text about the rows in it and those left out."""
+        text = f"{counted(self.rows, 'row', form=',')}, one for each request under each policy"
+        if not self.left_out:
+            return f"{text}."
+        return f"{text}, in order of arrival. Left out: the last {self.left_out:,}."
+
+
+def csv_link(table: Table) -> str:
+    """A link that holds the whole table."""
+    text = to_csv((table.head, *table.rows))
+    # A file's name need not be text, and a policy may be named by one.
+    return "data:text/csv;charset=utf-8," + quote(text, safe=",.-:/ ", errors="replace")
+
+
+def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Download:
+    """File with a row for each request under each policy, in order of arrival; what has no room in
+    `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
+    all_of_them = max(len(run.result.requests) for run in runs)
+    kept = all_of_them
+    while True:
+        rows = [_row(run, r, targets) for run in runs for r in run.result.requests[:kept]]
+        packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(errors="replace"), mtime=0)
+        link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
+        if len(link) <= MOST_BYTES or not kept:
+            left_out = sum(max(0, len(run.result.requests) - kept) for run in runs)
+            return Download(link, len(rows), left_out)
+        kept = min(kept - 1, int(kept * 0.95 * MOST_BYTES / len(link)))
+
+
+# -- parts
+
+
+def _row(run: PolicyRun, record: RequestRecord, targets: Targets | None) -> list[object]:
+    """Cells of a request; seconds to the microsecond."""
+    good = None if targets is None else "yes" if targets.met(record) else "no"
+    values = row_of(record) | {
+        "policy": run.name,
+        "started_seconds": record.started_seconds,
+        "first_token_seconds": record.first_token_seconds,
+        "end_seconds": record.end_seconds,
+        "met_targets": good,
+    }
+    return [
+        f"{value:.6f}" if name.endswith("_seconds") and value is not None else value
+        for name, value in ((name, values[name]) for name in COLUMNS)
+    ]

@@ -1,4 +1,6 @@
-"""Charts over time: the queue, and what filled the steps and the KV memory."""
+"""Charts over time: the queue, and what filled the steps and the KV memory. Many points of a long
+run become few, without changing what the picture says.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,53 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import counted
-from aioserve.simulation.report.looks import look_of
-from aioserve.simulation.report.plot import Plot
-from aioserve.simulation.report.runs import Chart, Panel, PolicyRun, Table
-from aioserve.simulation.report.sampling import means_of_steps, means_over_time, peaks_over_time
+from aioserve.simulation.report.layout import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Linear
 
-__all__ = ["queue_chart", "steps_and_memory_charts"]
+__all__ = [
+    "means_of_steps",
+    "means_over_time",
+    "peaks_over_time",
+    "queue_chart",
+    "steps_and_memory_charts",
+]
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+
+def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
+    """Mean over each span between `edges` of what is `values[i]` from `began[i]` to `ended[i]`, and
+    0 between one's end and the next one's beginning."""
+    if not len(values):
+        return np.zeros(len(edges) - 1)
+    times = np.column_stack((began, ended)).reshape(-1)
+    gained = np.column_stack((np.zeros_like(values), values * (ended - began))).reshape(-1)
+    return np.diff(np.interp(edges, times, np.cumsum(gained))) / np.diff(edges)
+
+
+def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
+    """Mean like `means_over_time`, over the time of steps alone; NaN where none ran."""
+    busy = means_over_time(edges, began, ended, np.ones_like(values))
+    ran = busy > 1e-6
+    means = np.full(len(busy), np.nan)
+    means[ran] = means_over_time(edges, began, ended, values)[ran] / busy[ran]
+    return means
+
+
+def peaks_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
+    """Largest of `values` in each span between `edges`; 0 where there is none."""
+    peaks = np.zeros(len(edges) - 1)
+    last = len(peaks) - 1
+    first_bins = np.clip(np.searchsorted(edges, began, side="right") - 1, 0, last)
+    last_bins = np.clip(np.searchsorted(edges, ended, side="left") - 1, first_bins, last)
+    np.maximum.at(peaks, first_bins, values)
+    for index in np.flatnonzero(last_bins > first_bins):
+        reach = slice(first_bins[index], last_bins[index] + 1)
+        peaks[reach] = np.maximum(peaks[reach], values[index])
+    return peaks
+
 
 MOST_BINS = 300
 MOST_BINS_OF_ALL = 1200

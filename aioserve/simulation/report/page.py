@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from aioserve.simulation.figures import unanswered
 from aioserve.simulation.metrics import Targets
-from aioserve.simulation.report.downloads import requests_file
-from aioserve.simulation.report.fairness_charts import clients_chart, slowest_table, targets_chart
 from aioserve.simulation.report.gantt import MOST_SPANS, Window, busiest_window, gantt_chart
-from aioserve.simulation.report.layout import legend_of, rendered
+from aioserve.simulation.report.layout import PolicyRun, legend_of, rendered, requests_file
 from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_charts
-from aioserve.simulation.report.runs import PolicyRun
-from aioserve.simulation.report.summary import figures_table, summary_rows
+from aioserve.simulation.report.summary import (
+    clients_chart,
+    figures_table,
+    slowest_table,
+    summary_rows,
+    targets_chart,
+)
 from aioserve.simulation.report.tails import tails_chart
 
 __all__ = ["report_page"]

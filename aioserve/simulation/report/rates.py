@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from math import inf
 from operator import itemgetter
 
-from aioserve.simulation.figures import NEVER, unanswered_at_rates
-from aioserve.simulation.metrics import Metrics, Targets
-from aioserve.simulation.report.layout import legend_of, rendered
-from aioserve.simulation.report.looks import look_of
-from aioserve.simulation.report.plot import Plot
-from aioserve.simulation.report.runs import Chart, Panel, RateRun, Table
+from aioserve.simulation.figures import MISSING, NEVER, unanswered_at_rates
+from aioserve.simulation.metrics import Metrics, Targets, measure_of
+from aioserve.simulation.report.layout import Chart, Panel, RateRun, Table, legend_of, rendered
+from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Linear, fitting, plain
-from aioserve.simulation.sweeps import Estimate, estimate
+from aioserve.simulation.sweeps import Estimate, estimate_of
 
 __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "rate_table"]
 
 Measure = Callable[[Metrics], float | None]
-MISSING = "-"
+GOOD_RATE: Measure = measure_of("goodput.requests_per_second")
+GOOD_SHARE: Measure = measure_of("goodput.share")
 MOST_DOTS = 2000
 """Most dots of seeds in one picture: a page stays below 2 MB."""
 LEAST_GOOD = 1e-9
@@ -76,14 +75,14 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
     share of all; None where a run has no goodput, which is counted where there are targets."""
     if any(run.metrics.goodput is None for run in runs):
         return None
-    served = [(run.rate, _good_rate(run.metrics) or 0.0) for run in runs]
+    served = [(run.rate, GOOD_RATE(run.metrics) or 0.0) for run in runs]
     rates = _rate_axis(runs)
     most = max((good for _, good in served), default=0.0)
     absolute = Plot(rates, Linear(0.0, 1.25 * most if most > LEAST_GOOD else 1.0), height=230)
     share = Plot(rates, Linear(0.0, 1.0, percent=True), height=230)
     absolute.diagonal("all that arrive")
-    _draw(absolute, runs, _good_rate, lambda value: f"{value:,.3f} good requests/s")
-    _draw(share, runs, _good_share, lambda value: f"{value:.1%} met their targets")
+    _draw(absolute, runs, GOOD_RATE, lambda value: f"{value:,.3f} good requests/s")
+    _draw(share, runs, GOOD_SHARE, lambda value: f"{value:.1%} met their targets")
     label = "requests that arrive in a second"
     return Chart(
         (
@@ -116,17 +115,17 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
 def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = None) -> Chart:
     """Chart of the median and the 99th percentile of latencies against the rate."""
     marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
-    measures: tuple[tuple[str, str, str, float, float | None], ...] = (
-        ("Time to first token, p50", "ttft_seconds", "p50", 1, marks[0]),
-        ("Time to first token, p99", "ttft_seconds", "p99", 1, marks[0]),
-        ("Time per output token, p50", "tpot_seconds", "p50", 1000, marks[1]),
-        ("Time per output token, p99", "tpot_seconds", "p99", 1000, marks[1]),
+    measures: tuple[tuple[str, str, float, float | None], ...] = (
+        ("Time to first token, p50", "ttft_seconds.p50", 1, marks[0]),
+        ("Time to first token, p99", "ttft_seconds.p99", 1, marks[0]),
+        ("Time per output token, p50", "tpot_seconds.p50", 1000, marks[1]),
+        ("Time per output token, p99", "tpot_seconds.p99", 1000, marks[1]),
     )
     rates = _rate_axis(runs)
     panels = []
-    for number, (title, field, name, factor, target) in enumerate(measures):
+    for number, (title, field, factor, target) in enumerate(measures):
         unit = "s" if factor == 1 else "ms"
-        measure = _spread(field, name, factor)
+        measure = measure_of(field, factor)
         values = [v for run in runs if (v := measure(run.metrics)) is not None]
         marked = values if target is None else [*values, target * factor]
         plot = Plot(rates, fitting(marked))
@@ -185,20 +184,22 @@ def _table(
     """Make a table. `heads` gives the heads of a measure by its label; `cells` of the texts of a
     mean and of half its interval, where it has one; `never` for a mean that is infinite."""
     columns: tuple[tuple[str, Measure, str], ...] = (
-        ("met their targets", _good_share, "{:.1%}"),
-        ("good requests/s", _good_rate, "{:,.3f}"),
-        ("TTFT p50, s", _spread("ttft_seconds", "p50"), "{:,.2f}"),
-        ("TTFT p99, s", _spread("ttft_seconds", "p99"), "{:,.2f}"),
-        ("TPOT p50, ms", _spread("tpot_seconds", "p50", 1000), "{:,.2f}"),
-        ("TPOT p99, ms", _spread("tpot_seconds", "p99", 1000), "{:,.2f}"),
-        ("output tokens/s", lambda metrics: metrics.output_tokens_per_second, "{:,.1f}"),
+        ("met their targets", GOOD_SHARE, "{:.1%}"),
+        ("good requests/s", GOOD_RATE, "{:,.3f}"),
+        ("TTFT p50, s", measure_of("ttft_seconds.p50"), "{:,.2f}"),
+        ("TTFT p99, s", measure_of("ttft_seconds.p99"), "{:,.2f}"),
+        ("TPOT p50, ms", measure_of("tpot_seconds.p50", 1000), "{:,.2f}"),
+        ("TPOT p99, ms", measure_of("tpot_seconds.p99", 1000), "{:,.2f}"),
+        ("output tokens/s", measure_of("output_tokens_per_second"), "{:,.1f}"),
     )
     if all(run.metrics.goodput is None for run in runs):
         columns = columns[2:]
     rows = []
     for name in _names(runs):
         for rate, seeds in _by_rate(runs, name):
-            told = [_texts(_mean(seeds, measure), form, never) for _, measure, form in columns]
+            told = [
+                _texts(estimate_of(seeds, measure), form, never) for _, measure, form in columns
+            ]
             rows.append((name, plain(rate), *(cell for texts in told for cell in cells(texts))))
     most = _num_seeds(runs)
     over = f", as a mean over {most} seeds with 95 % confidence" if most > 1 else ""
@@ -242,12 +243,6 @@ def _seeds_told(runs: Sequence[RateRun]) -> str:
     return f" Lines join the means over {_num_seeds(runs)} seeds{each}."
 
 
-def _mean(seeds: Sequence[Metrics], measure: Measure) -> Estimate | None:
-    """Mean over seeds; None where no seed had anything to measure."""
-    values = [value for metrics in seeds if (value := measure(metrics)) is not None]
-    return estimate(sorted(values)) if values else None
-
-
 def _draw(
     plot: Plot, runs: Sequence[RateRun], measure: Measure, told: Callable[[float], str]
 ) -> None:
@@ -260,7 +255,7 @@ def _draw(
             if len(seeds) > 1 and len(runs) <= MOST_DOTS:
                 values = sorted(v for one in seeds if (v := measure(one)) is not None)
                 plot.dots([(rate, value) for value in values], look)
-            mean = _mean(seeds, measure)
+            mean = estimate_of(seeds, measure)
             if mean is None:
                 continue
             if mean.mean < inf:
@@ -278,26 +273,10 @@ def _rate_axis(runs: Sequence[RateRun]) -> Linear:
     return Linear(0.0, 1.04 * (max((run.rate for run in runs), default=0.0) or 1.0))
 
 
-def _good_rate(metrics: Metrics) -> float | None:
-    return None if metrics.goodput is None else metrics.goodput.requests_per_second
-
-
-def _good_share(metrics: Metrics) -> float | None:
-    return None if metrics.goodput is None else metrics.goodput.share
-
-
-def _spread(field: str, name: str, factor: float = 1) -> Measure:
-    def measure(metrics: Metrics) -> float | None:
-        spread = getattr(metrics, field)
-        return None if spread is None else getattr(spread, name) * factor
-
-    return measure
-
-
 def _most_told(runs: Sequence[RateRun]) -> str:
     told = []
     for name in _names(runs):
-        means = [(_mean(seeds, _good_rate), rate) for rate, seeds in _by_rate(runs, name)]
+        means = [(estimate_of(seeds, GOOD_RATE), rate) for rate, seeds in _by_rate(runs, name)]
         good, rate = max((0.0 if mean is None else mean.mean, -rate) for mean, rate in means)
         told.append(f"{good:,.3f} with {name} at {plain(-rate)}")
     return f"Most good requests a second: {', '.join(told)} requests/s."

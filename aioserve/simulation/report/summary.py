@@ -1,18 +1,32 @@
-"""Shows the figures of all policies side by side, how each differs from the first, and which is
-best."""
+"""Figures of all policies side by side, how each differs from the first, and which is best;
+requests that met their targets, and how long each client waited.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from aioserve.simulation.figures import Figure, client_rows, shown_figures
-from aioserve.simulation.metrics import Metrics
-from aioserve.simulation.report.runs import Table
+from aioserve.arguments import counted
+from aioserve.simulation.figures import MISSING, NEVER, Figure, client_rows, shown_figures, text_of
+from aioserve.simulation.metrics import ClientMetrics, Metrics, measure_of
+from aioserve.simulation.report.layout import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.plot import Plot, look_of
+from aioserve.simulation.report.scales import Linear, fitting
 
-__all__ = ["Cell", "Row", "clients_table", "figures_table", "summary_rows"]
+__all__ = [
+    "Cell",
+    "Row",
+    "clients_chart",
+    "clients_table",
+    "figures_table",
+    "short",
+    "slowest_table",
+    "summary_rows",
+    "targets_chart",
+]
 
 MOST_CLIENTS = 200
 NAME_CHARS = 48
@@ -125,3 +139,159 @@ def _verdict(figure: Figure, is_more: bool) -> str:
     if figure.better is None:
         return ""
     return "better" if is_more == (figure.better == "more") else "worse"
+
+
+CHARTED_CLIENTS = 20
+MOST_SLOWEST = 10
+SHORT_CHARS = 15
+AXIS_CHARS = 12
+P99_TTFT = measure_of("ttft_seconds.p99")
+
+
+def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
+    """Chart of how many requests met their targets; None where none were given."""
+    if any(run.metrics.goodput is None for run in runs):
+        return None
+    rows = float(len(runs))
+    plot = Plot(
+        Linear(0.0, 1.0, percent=True), Linear(0.0, rows), height=46 * len(runs), css="bars"
+    )
+    table: list[tuple[str, ...]] = []
+    for number, run in enumerate(runs):
+        metrics, goodput = run.metrics, run.metrics.goodput
+        if goodput is None or not metrics.requests:
+            continue
+        parts = (
+            ("met their targets", goodput.requests, "good"),
+            ("finished, but missed a target", metrics.finished - goodput.requests, "late"),
+            ("refused, or too long", metrics.requests - metrics.finished, "never"),
+        )
+        place, left = rows - number - 0.5, 0.0
+        for name, count, css in parts:
+            if not count:
+                continue
+            right = left + count / metrics.requests
+            tip = (
+                f"{run.name}\n{count:,} of {counted(metrics.requests, 'request', form=',')}: {name}"
+            )
+            plot.bar((left, min(1.0, right)), (place - 0.45, place + 0.02), css, tip)
+            left = right
+        told = f"{goodput.share:.1%}, {goodput.requests_per_second:,.3f} good/s"
+        plot.note((0.0, place + 0.27), f"{short(run.name)}: {told}")
+        table.append((run.name, *(f"{count:,}" for _, count, _ in parts), told))
+    head = ("policy", "met their targets", "missed a target", "no completion", "goodput")
+    svg = plot.svg(
+        "targets",
+        "Share of requests that met their targets, under each policy",
+        "; ".join(f"{name}: {told}" for name, *_, told in table),
+        x_label="share of requests",
+        y_names=(),
+    )
+    return Chart(
+        (Panel("Share of all requests", svg),),
+        "What is written over a bar is of the good requests, those that met their targets.",
+        Table("Requests that met their targets under each policy", head, tuple(table)),
+    )
+
+
+def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
+    """Chart of how long each client waited; None where the trace names none."""
+    clients = runs[0].metrics.clients
+    if not clients:
+        return None
+    largest = sorted(clients, key=lambda name: (-clients[name].requests, name))[:CHARTED_CLIENTS]
+    panels = (
+        _dots(runs, largest, "Time to first token p99, s", "client-ttft", P99_TTFT, "{:,.2f} s"),
+        _dots(
+            runs,
+            largest,
+            "Longest wait, tokens computed for others",
+            "client-wait",
+            measure_of("max_wait_tokens"),
+            "{:,} tokens",
+        ),
+    )
+    caption = "The clients with the most requests first."
+    if any(P99_TTFT(run.metrics.clients[name]) == math.inf for run in runs for name in largest):
+        caption += f" At {NEVER!r}: of their requests more than one in a hundred got no completion."
+    if len(clients) > len(largest):
+        caption += f" Left out: {counted(len(clients) - len(largest), 'client')} with fewer."
+    gaps = [run.metrics.service_gap_tokens for run in runs]
+    if None not in gaps:
+        told = ", ".join(f"{gap:,} with {run.name}" for gap, run in zip(gaps, runs, strict=True))
+        caption += f" Largest gap in tokens between two clients that both had to wait: {told}."
+    return Chart(panels, caption, clients_table({run.name: run.metrics for run in runs}))
+
+
+def slowest_table(runs: Sequence[PolicyRun]) -> Table:
+    """Table of the requests of each policy that waited longest for their first token."""
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        waited = [
+            (r.first_token_seconds - r.request.arrival_seconds, r)
+            for r in run.result.requests
+            if r.first_token_seconds is not None
+        ]
+        waited.sort(key=lambda pair: -pair[0])
+        for seconds, record in waited[:MOST_SLOWEST]:
+            request, end = record.request, record.end_seconds
+            rows.append(
+                (
+                    f"#{request.number}",
+                    run.name,
+                    short(request.client, 40) or MISSING,
+                    f"{request.arrival_seconds:,.2f}",
+                    f"{request.prompt_tokens:,}",
+                    f"{record.cached_tokens:,}",
+                    f"{record.output_tokens:,}",
+                    f"{seconds:,.2f}",
+                    MISSING if end is None else f"{end - request.arrival_seconds:,.2f}",
+                )
+            )
+    head = ("request", "policy", "client", "arrives, s", "prompt tokens", "of those cached")
+    return Table(
+        f"The {MOST_SLOWEST} requests of each policy that waited longest for their first token",
+        (*head, "output tokens", "first token after, s", "ends after, s"),
+        tuple(rows),
+    )
+
+
+def short(name: str, most_chars: int = SHORT_CHARS) -> str:
+    """Shorten a name that may have 500 characters."""
+    return name if len(name) <= most_chars else name[: most_chars - 1] + "…"
+
+
+# -- parts
+
+
+def _dots(
+    runs: Sequence[PolicyRun],
+    names: Sequence[str],
+    title: str,
+    key: str,
+    value_of: Callable[[ClientMetrics], float | None],
+    form: str,
+) -> Panel:
+    """A row for each client, a dot for each policy."""
+    values = [[value_of(run.metrics.clients[name]) for name in names] for run in runs]
+    known = [float(v) for one in values for v in one if v is not None]
+    rows = float(len(names))
+    plot = Plot(fitting(known), Linear(0.0, rows), height=22 * len(names) + 6, css="named")
+    for row, name in enumerate(names):
+        place = rows - row - 0.5
+        lines = [name]
+        for index, run in enumerate(runs):
+            value = values[index][row]
+            lines.append(f"{run.name}: {text_of(value, form, missing='none')}")
+            if value is not None:
+                plot.mark((value, place), look_of(index))
+        plot.row((place - 0.5, place + 0.5), "\n".join(lines))
+    return Panel(
+        title,
+        plot.svg(
+            key,
+            f"{title}, of each client under each policy",
+            "The table below has all figures.",
+            y_names=[(rows - n - 0.5, short(name, AXIS_CHARS)) for n, name in enumerate(names)],
+        ),
+    )

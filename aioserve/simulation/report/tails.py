@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.simulation.figures import NEVER
+from aioserve.simulation.figures import NEVER, text_of
+from aioserve.simulation.gaps import quantile
 from aioserve.simulation.metrics import (
     Targets,
     e2e_seconds,
@@ -20,10 +21,8 @@ from aioserve.simulation.metrics import (
     ttft_seconds,
 )
 from aioserve.simulation.records import RequestRecord
-from aioserve.simulation.report.looks import look_of
-from aioserve.simulation.report.plot import Plot
-from aioserve.simulation.report.runs import Chart, Panel, PolicyRun, Table
-from aioserve.simulation.report.sampling import quantile
+from aioserve.simulation.report.layout import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Tail, fitting
 
 __all__ = ["Latencies", "latencies_of", "tails_chart"]
@@ -31,7 +30,6 @@ __all__ = ["Latencies", "latencies_of", "tails_chart"]
 NUM_POINTS = 240
 SHARES_TOLD = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
 SHARES_MARKED = (0.5, 0.9, 0.99, 0.999)
-MISSING = "-"
 CAPTION = (
     "Each further nine is as wide as the one before, so that the slowest of a thousand is as easy "
     "to see as the median. Of fewer than a thousand, 99.9% is next to the slowest. A request that "
@@ -154,7 +152,7 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) 
 
 
 def _told(names: Sequence[str], found: Sequence[Latencies], share: float, unit: str) -> list[str]:
-    values = [_text(one.reached(share), "none", f" {unit}") for one in found]
+    values = [text_of(one.reached(share), f"{{:,.2f}} {unit}", missing="none") for one in found]
     return [f"{name}: {value}" for name, value in zip(names, values, strict=True)]
 
 
@@ -162,16 +160,10 @@ def _cells(latencies: Latencies) -> list[str]:
     shown = [latencies.reached(share) for share in (*SHARES_MARKED, 1.0)]
     measured = int(latencies.counts.sum())
     return [
-        *(_text(value, MISSING) for value in shown),
+        *(text_of(value) for value in shown),
         f"{measured:,}",
         f"{latencies.missing:,}",
     ]
-
-
-def _text(value: float | None, missing: str, unit: str = "") -> str:
-    if value is None:
-        return missing
-    return NEVER if value == math.inf else f"{value:,.2f}{unit}"
 
 
 def _asked_for(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aioserve.simulation import report
-from aioserve.simulation.report.looks import NUM_COLORS, look_of
+from aioserve.simulation.report.plot import NUM_COLORS, look_of
 
 STYLE = (Path(report.__file__).parent / "parts" / "report.css").read_text(encoding="utf-8")
 LIGHT, DARK = (

@@ -14,8 +14,7 @@ import pytest
 
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.records import Ending, RequestRecord
-from aioserve.simulation.report import PolicyRun, report_page
-from aioserve.simulation.report import downloads as downloads_module
+from aioserve.simulation.report import PolicyRun, layout, report_page
 from aioserve.simulation.timeline import Span, StepSample, Timeline
 from aioserve.traces.request import TraceRequest
 from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
@@ -161,7 +160,7 @@ def test_the_file_of_requests_has_what_the_records_have(whole: str) -> None:
 def test_a_file_too_large_leaves_out_the_last_requests_of_all_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(downloads_module, "MOST_BYTES", 800)
+    monkeypatch.setattr(layout, "MOST_BYTES", 800)
     text = page_of(two_runs(), targets=TARGETS)
     _, *rows = downloads(text)["requests.csv.gz"]
     kept = len(rows) // 2

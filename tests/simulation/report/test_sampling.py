@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.simulation.report.sampling import (
-    means_of_steps,
-    means_over_time,
-    peaks_over_time,
-    quantile,
-)
+from aioserve.simulation.gaps import quantile
+from aioserve.simulation.report.overtime import means_of_steps, means_over_time, peaks_over_time
 
 STEPS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.0, 0.5, 7.0]), st.floats(0.01, 5), st.integers(0, 99)),
