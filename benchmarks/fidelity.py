@@ -111,7 +111,7 @@ class ScaledCost:
 
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
     from aioserve.cli._calibration import Grid
-    from aioserve.cli._machine import compute_facts
+    from aioserve.cli.doctor import compute_facts
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.calibration import fit_table, prediction_error
 

@@ -25,7 +25,7 @@ from gpu_peers import PEERS, MissingPeerError, Setup, measure_peer
 from gpu_workloads import SCALES, Request, Scale, model_directory, vocab_size_of
 from machine_limits import Limits, cost_of, measure_gpu_limits, measure_limits
 
-from aioserve.cli._machine import everything
+from aioserve.cli.doctor import everything
 from aioserve.execution.runner import ModelSource
 from aioserve.simulation.cost import RooflineCost
 

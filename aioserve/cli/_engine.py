@@ -1,34 +1,89 @@
-"""What verbs that run a model share: opening the engine with progress bars, building a prompt.
+"""Engines of verbs that run a model: where they compute, opening them with progress bars, sampling.
 
 Everything heavy is imported inside the functions, so that a verb's `--help` stays cheap.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+from msgspec.structs import replace
 
 from aioserve.arguments import counted
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.request import SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
-    from aioserve import Engine, SamplingParams, SchedulingPolicy
-    from aioserve.request import Timings, Usage
+    from aioserve import Engine, SchedulingPolicy
 
 __all__ = [
+    "DeviceOptions",
     "Listeners",
+    "Opening",
     "Start",
     "chosen_policy",
+    "given_params",
     "open_engine",
+    "opening",
     "print_start",
-    "sampling_params",
     "start_bars",
     "summary_line",
 ]
+
+SIZES = re.compile(r"[0-9]{1,20}(,[0-9]{1,20})*")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Where the model runs."""
+
+    device: str = "auto"
+    """cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be used,
+    else the CPU."""
+    graph_sizes: str | None = None
+    """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs, as 1,2,4; none
+    for no graphs."""
+    capture_graphs: Annotated[bool, Parameter(negative="--no-capture-graphs")] = True
+    """On a GPU: capture them at the start, or each when it is first needed."""
+
+    def of_engine(self) -> dict[str, Any]:
+        """Options of `Engine`, which checks them. Raises `ConfigError` for sizes that are none."""
+        return {
+            "device": self.device,
+            "graph_sizes": _sizes(self.graph_sizes),
+            "capture_graphs": self.capture_graphs,
+        }
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if text == "none":
+        return ()
+    if not SIZES.fullmatch(text):
+        raise ConfigError(
+            f"graph_sizes must be whole numbers with commas between them, such as 1,2,4, or none; "
+            f"got {shown(text)}",
+            argument="graph_sizes",
+            value=text,
+        )
+    return tuple(map(int, text.split(",")))
 
 
 class Start(NamedTuple):
@@ -118,11 +173,39 @@ def print_start(start: Start) -> None:
     print(f"[{start}]", file=sys.stderr, flush=True)
 
 
-def sampling_params(engine: Engine, **given: Any) -> SamplingParams:
-    """The model's own defaults with the options that were given in their place."""
-    from msgspec.structs import replace
+class Opening(NamedTuple):
+    """An engine for `run` and `chat`, not opened yet, and how its completions are sampled."""
 
-    return replace(engine.default_params, **given)
+    model: str
+    engine: AbstractAsyncContextManager[Engine]
+    given: dict[str, Any]
+    """Sampling parameters that were given, in place of the model's own."""
+
+    def params(self, engine: Engine) -> SamplingParams:
+        return replace(engine.default_params, **self.given)
+
+
+def given_params(**params: Any) -> dict[str, Any]:
+    """Those that were given. A value out of range is refused before the model is loaded."""
+    given = {name: value for name, value in params.items() if value is not None}
+    SamplingParams(**given)
+    return given
+
+
+def opening(
+    model: str,
+    given: dict[str, Any],
+    on: DeviceOptions | None,
+    chat_template: str | None,
+    verbose: bool,
+) -> Opening:
+    engine = open_engine(
+        model,
+        on_start=print_start if verbose else None,
+        chat_template=chat_template,
+        **(on or DeviceOptions()).of_engine(),
+    )
+    return Opening(model, engine, given)
 
 
 def summary_line(usage: Usage, timings: Timings, reason: object) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
-from aioserve.cli._bench_options import BenchOptions
 from aioserve.cli._engine import Start, chosen_policy
+from aioserve.cli._load import BenchOptions, measure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,8 +60,6 @@ def latency(model: Model = "random:30m", /, *, options: BenchOptions | None = No
 
 def _bench(kind: str, model: str, options: BenchOptions) -> None:
     options.check()
-    from aioserve.cli._load import measure
-
     concurrency = options.concurrency or (options.num_prompts if kind == "throughput" else 1)
     with redirect_stdout(sys.stderr):  # what a policy prints is no result
         policy = chosen_policy(options.policy)

@@ -7,24 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from importlib import metadata
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from aioserve.arguments import counted
-from aioserve.cli._device_options import DeviceOptions
+from aioserve.cli._busy import Busy, MachineWatch
+from aioserve.cli._calibration import (
+    MOST_CONTEXT_TOKENS,
+    MOST_PROMPTS,
+    Grid,
+    measure_grid,
+    measure_mixes,
+    recorded_engine,
+)
+from aioserve.cli._engine import DeviceOptions
+from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._streams import check_output, json_text
+from aioserve.cli.doctor import device_facts
 from aioserve.errors import AioserveError, ConfigError
-
-if TYPE_CHECKING:
-    from aioserve.cli._busy import Busy
-    from aioserve.cli._calibration import Grid
-    from aioserve.execution.runner import ModelLimits
-    from aioserve.simulation.calibration import PredictionError
-    from aioserve.simulation.cost import CostTableFile, MeasuredKV
+from aioserve.execution.runner import ModelLimits
+from aioserve.kv.pages import pages_for
+from aioserve.simulation.calibration import (
+    MOST_MEDIAN_ERROR,
+    MOST_TOTAL_ERROR,
+    PredictionError,
+    fit_table,
+    prediction_error,
+)
+from aioserve.simulation.cost import CostTableFile, MeasuredKV
 
 __all__ = ["calibrate"]
 
@@ -71,8 +86,6 @@ def calibrate(
         overlap: Plan a step while the one before is running.
         seed: Decides the order of the measurements and what the held-out steps are.
     """
-    from aioserve.cli._calibration import Grid
-
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
     Grid.up_to(max_num_batched_tokens, max_num_seqs, max_model_len or UNKNOWN_LENGTH)
@@ -98,8 +111,6 @@ def calibrate(
             flush=True,
         )
     if error.is_poor:
-        from aioserve.simulation.calibration import MOST_MEDIAN_ERROR, MOST_TOTAL_ERROR
-
         sys.stdout.flush()
         raise AioserveError(
             f"{output} is written, but is far off: a good table has a median error of at most "
@@ -111,20 +122,6 @@ def calibrate(
 async def _measured(
     model: str, options: dict[str, Any], thorough: bool, seed: int
 ) -> tuple[CostTableFile, PredictionError, Busy]:
-    from importlib import metadata
-
-    from msgspec.structs import replace
-
-    from aioserve.cli._busy import MachineWatch
-    from aioserve.cli._calibration import (
-        MOST_PROMPTS,
-        measure_grid,
-        measure_mixes,
-        recorded_engine,
-    )
-    from aioserve.cli._machine import device_facts
-    from aioserve.simulation.calibration import fit_table, prediction_error
-
     # More sequence slots, for the prompts that come while the others decode.
     max_num_seqs, passes = options["max_num_seqs"], THOROUGH_PASSES if thorough else PASSES
     slots = max_num_seqs + MOST_PROMPTS
@@ -136,7 +133,13 @@ async def _measured(
         grid = _grid_of(options, kv, is_gpu=is_gpu, thorough=thorough)
         fitted, held_out = [], []
         rounds = passes * (grid.num_rounds + MIXED_REQUESTS) + is_gpu * grid.num_rounds
-        with _bar(rounds) as on_progress:
+        done = count(1)
+        with bar_on_terminal("measuring steps") as bar:
+
+            def on_progress() -> None:
+                if bar is not None:
+                    bar(next(done), rounds)
+
             if is_gpu:
                 # Kernels are compiled when a step first needs them.
                 await measure_grid(engine, grid, seed + passes, on_progress)
@@ -169,8 +172,6 @@ async def _measured(
 
 
 def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough: bool) -> Grid:
-    from aioserve.cli._calibration import MOST_CONTEXT_TOKENS, Grid
-
     times = (THOROUGH_CONTEXTS if thorough else 1) * (CONTEXTS_OF_A_GPU if is_gpu else 1)
     return Grid.up_to(
         options["max_num_batched_tokens"],
@@ -183,9 +184,6 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
 
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
     """As an engine has it that isn't being measured: with no sequence slots but its own."""
-    from aioserve.kv.pages import pages_for
-    from aioserve.simulation.cost import MeasuredKV
-
     page_size = options["page_size"]
     used = options["max_num_seqs"] * pages_for(limits.max_model_len, page_size)
     num_bytes = loaded.get("kv_cache_bytes")
@@ -195,21 +193,6 @@ def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any])
         max_model_len=limits.max_model_len,
         bytes_per_token=num_bytes and num_bytes // (limits.num_pages * page_size),
     )
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
-    """A function that moves a bar on stderr on by one; without a terminal, it does nothing."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring steps", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _place(measured: dict[str, Any]) -> str:

@@ -2,30 +2,44 @@
 
 Ctrl-C stops an answer that is being written and keeps what was said; at the prompt it leaves, as
 Ctrl-D does.
+
+Each read of a line has a thread of its own, a daemon: nothing can wake a thread that waits for a
+key, and it must not keep the program from ending. With a terminal on both sides the line can be
+edited (readline); otherwise bytes are read unbuffered, because a thread inside a buffered stdin
+would abort the interpreter's shutdown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aioserve.cli._device_options import DeviceOptions
-from aioserve.cli._engine import open_engine, print_start, sampling_params, summary_line
-from aioserve.cli._prompt import LinePrompt
-from aioserve.errors import AioserveError, InvalidRequestError
+from aioserve.cli._engine import DeviceOptions, Opening, given_params, opening, summary_line
+from aioserve.cli._streams import decoded
+from aioserve.errors import AioserveError, InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
 
 if TYPE_CHECKING:
     from aioserve import Engine
 
+try:
+    import termios
+except ImportError:  # not a POSIX system: there are no terminal settings to restore
+    termios = None
+
+
 __all__ = ["chat", "converse"]
 
+MAX_LINE_BYTES = 1 << 20
 HELP = """\
 /reset        forget the conversation
 /system TEXT  set the system message; without TEXT, remove it
@@ -62,45 +76,28 @@ def chat(
         on: Where the model runs.
         verbose: Say on stderr what the start took, by part.
     """
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**given)  # a value out of range is reported before the model is loaded
-    opening = open_engine(
-        model,
-        on_start=print_start if verbose else None,
-        chat_template=chat_template,
-        **(on or DeviceOptions()).of_engine(),
+    given = given_params(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
-    asyncio.run(converse(model, opening, system, given))
+    asyncio.run(converse(opening(model, given, on, chat_template, verbose), system))
 
 
-async def converse(
-    model: str,
-    opening: AbstractAsyncContextManager[Engine],
-    system: str | None,
-    given: dict[str, Any],
-) -> None:
-    """Answer lines until there are no more. `given` are sampling parameters by name.
+async def converse(opening: Opening, system: str | None) -> None:
+    """Answer lines until there are no more.
 
     Raises `InvalidRequestError` for a model without a chat template.
     """
     with LinePrompt() as prompt:
-        async with opening as engine:
+        async with opening.engine as engine:
             engine.tokenizer  # noqa: B018  # raises for a model without one, which has no template
             if not engine.has_chat_template:
                 raise InvalidRequestError(
-                    f"{model} has no chat template: type a prompt behind it, as in "
-                    f'aioserve run {shlex.quote(model)} "..."',
+                    f"{opening.model} has no chat template: type a prompt behind it, as in "
+                    f'aioserve run {shlex.quote(opening.model)} "..."',
                     argument="model",
-                    value=model,
+                    value=opening.model,
                 )
-            conversation = _Conversation(engine, system, given)
+            conversation = _Conversation(engine, system, opening.params(engine))
             with _Interrupts() as interrupts:
                 while (line := await interrupts.stoppable(prompt.read("> "))) is not None:
                     if line.startswith("/"):
@@ -142,9 +139,9 @@ class _Interrupts:
 class _Conversation:
     """The messages so far, and how one more turn goes."""
 
-    def __init__(self, engine: Engine, system: str | None, given: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, system: str | None, params: SamplingParams) -> None:
         self._engine = engine
-        self._params = sampling_params(engine, **given)
+        self._params = params
         self._system = system
         self._messages: list[dict[str, str]] = []
 
@@ -193,3 +190,82 @@ class _Conversation:
 def _note(text: str) -> None:
     sys.stdout.flush()
     print(text, file=sys.stderr, flush=True)
+
+
+class LinePrompt:
+    """Lines typed by a person; as a context manager it restores the terminal's settings."""
+
+    def __init__(self) -> None:
+        self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._settings: list[Any] | None = None
+
+    def __enter__(self) -> LinePrompt:
+        if self._interactive:
+            with suppress(ImportError):
+                import readline  # noqa: F401  (importing it gives input() line editing)
+            if termios is not None:
+                self._settings = termios.tcgetattr(sys.stdin)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # A read that was abandoned by Ctrl-C leaves the terminal in readline's raw mode.
+        if self._settings is not None and termios is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
+
+    async def read(self, prompt: str) -> str | None:
+        """The next line without its end; None at the end of input (Ctrl-D).
+
+        Raises `InvalidPromptError` for a line that is too long or no text.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[str | None] = loop.create_future()
+
+        def deliver(line: str | None, error: BaseException | None) -> None:
+            if result.done():
+                return
+            if error is None:
+                result.set_result(line)
+            else:
+                result.set_exception(error)
+
+        def work() -> None:
+            line, error = None, None
+            try:
+                line = self._read(prompt)
+            except BaseException as caught:
+                error = caught
+            _call_in(loop, deliver, line, error)
+
+        threading.Thread(target=work, name="aioserve-prompt", daemon=True).start()
+        try:
+            return await result
+        except asyncio.CancelledError:
+            print(file=sys.stderr)
+            raise
+
+    def _read(self, prompt: str) -> str | None:
+        if not self._interactive:
+            return _read_unbuffered(sys.stdin.fileno())
+        try:
+            return input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+        except UnicodeDecodeError as error:
+            return decoded(error.object, error.encoding, "line")  # raises the named error
+
+
+def _read_unbuffered(descriptor: int) -> str | None:
+    line = bytearray()
+    while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
+        line += byte
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidPromptError(
+                f"the line on stdin must have at most {MAX_LINE_BYTES} bytes, got more"
+            )
+    return None if not line and not byte else decoded(line, sys.stdin.encoding, "line")
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    with suppress(RuntimeError):  # the loop closed while the person was typing
+        loop.call_soon_threadsafe(function, *args)

@@ -1,14 +1,30 @@
-"""`aioserve doctor [MODEL]`: what was found on this machine. What is missing is no error, but for
-the model that is named."""
+"""`aioserve doctor [MODEL]`: what this machine and this installation have. Every probe fails alone;
+what is missing is no error, but for the model that is named.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json as json_module
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from aioserve.assets import EMBEDDED_MODELS, model_path
+from aioserve.capacity.models import count_parameters
 from aioserve.cli._interrupts import leaving_at_once
+from aioserve.execution.cuda_driver import Card, find_driver
+from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.models.config import DecoderConfig
+from aioserve.models.resolve import resolve
+from aioserve.plugins import PluginRegistry
+from aioserve.text.chat import ChatTemplate
 
-__all__ = ["doctor"]
+__all__ = ["compute_facts", "device_facts", "doctor", "everything", "facts_of_model"]
 
 
 def doctor(model: str | None = None, /, *, json: bool = False) -> None:
@@ -19,8 +35,6 @@ def doctor(model: str | None = None, /, *, json: bool = False) -> None:
             hub id in the local cache.
         json: Print JSON instead of a table.
     """
-    from aioserve.cli._machine import everything, facts_of_model
-
     with leaving_at_once():
         sections = {} if model is None else {"model asked for": facts_of_model(model)}
         sections = everything() | sections
@@ -48,3 +62,183 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
+
+
+Facts = dict[str, Any]
+
+
+def everything() -> dict[str, Facts]:
+    """All sections of `aioserve doctor`. A probe that fails shows its error in its section."""
+    probes: dict[str, Callable[[], Facts]] = {
+        "aioserve": _installation,
+        "cpu": _cpu,
+        "kernels": _kernels,
+        "backend": _backend,
+        "memory": _memory,
+        "torch": _torch,
+        "cupy": _cupy,
+        "triton": _triton,
+        "flashinfer": _flashinfer,
+        "gpu": _gpu,
+        "policies": _policies,
+        "model": _embedded_model,
+    }
+    return {name: _guarded(probe) for name, probe in probes.items()}
+
+
+def facts_of_model(name: str) -> Facts:
+    """Where a model is, and what its files say. What is wrong with them is a fact, too; raises
+    `ModelNotFoundError` where there is no such model."""
+    path = resolve(name)
+    return {"name": name, "path": str(path)} | _guarded(lambda: _model_files(path))
+
+
+def _model_files(path: Path) -> Facts:
+    config = DecoderConfig.from_directory(path)
+    weights = [file.stat().st_size for file in path.glob("*.safetensors")]
+    return {
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "parameters": count_parameters(config).total,
+        "weight_files": len(weights),
+        "weights_gib": _gib(sum(weights)),
+        "tokenizer": (path / "tokenizer.json").is_file(),
+        "chat_template": _has_chat_template(path),
+    }
+
+
+def _has_chat_template(path: Path) -> bool:
+    return ChatTemplate.from_directory(path) is not None
+
+
+def compute_facts() -> Facts:
+    """What decides how fast steps are, in one line: for benchmark results."""
+    facts = _guarded(_cpu) | _guarded(_kernels)
+    return {name: facts.get(name) for name in ("isa", "threads", "processor")}
+
+
+def device_facts(device: str) -> Facts:
+    """Facts of the device that an engine runs on, "cpu" or "cuda:N"."""
+    if device == "cpu":
+        return {"device": device} | compute_facts()
+    found = _guarded(lambda: {"card": _cards()[int(device.partition(":")[2])].name})
+    return {"device": device, "card": found.get("card", found.get("error"))}
+
+
+def _guarded(probe: Callable[[], Facts]) -> Facts:
+    try:
+        return probe()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _installation() -> Facts:
+    return {
+        "version": metadata.version("aioserve"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+    }
+
+
+def _cpu() -> Facts:
+    return {"processor": _processor(), "cpus": os.cpu_count()}
+
+
+def _kernels() -> Facts:
+    from aioserve import _native
+
+    return _native.cpu_info()
+
+
+def _backend() -> Facts:
+    from aioserve.ops import backend_named
+
+    return {"used": backend_named().name}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> Facts:
+    return {
+        "total_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "available_gib": _gib(available_memory_bytes()),
+    }
+
+
+def _gib(count: int) -> float:
+    return round(count / 2**30, 2)
+
+
+def _torch() -> Facts:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _cupy() -> Facts:
+    if importlib.util.find_spec("cupy") is None:
+        return {"installed": False}
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    return {"installed": True, "version": cupy.__version__, "available": cupy.is_available()}
+
+
+def _triton() -> Facts:
+    if importlib.util.find_spec("triton") is None:
+        return {"installed": False}
+    return {"installed": True, "version": metadata.version("triton")}
+
+
+def _flashinfer() -> Facts:
+    """Without an import, which takes seconds."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return {"installed": False}
+    return {"installed": True, "version": metadata.version("flashinfer-python")}
+
+
+def _gpu() -> Facts:
+    driver = find_driver()
+    if driver is None:
+        return {"driver": "not installed", "cards": {}}
+    cards = {
+        f"cuda:{index} {card.name}": f"{_gib(card.memory_bytes)} GiB, "
+        f"compute capability {'.'.join(map(str, card.capability))}"
+        for index, card in enumerate(driver.cards)
+    }
+    return {"driver": f"CUDA {'.'.join(map(str, driver.cuda_version))}", "cards": cards}
+
+
+def _cards() -> tuple[Card, ...]:
+    driver = find_driver()
+    return () if driver is None else driver.cards
+
+
+def _policies() -> Facts:
+    registry = PluginRegistry()
+    found = {name: str(offer.origin) for name, offer in registry.policies.items()}
+    return {"found": found, "broken": [str(broken) for broken in registry.broken]}
+
+
+def _embedded_model() -> Facts:
+    facts: Facts = {}
+    for name in EMBEDDED_MODELS:
+        path = model_path(name)
+        facts[name] = None if path is None else str(path)
+        if path is not None:
+            size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            facts[f"{name}_mib"] = round(size / 2**20, 1)
+    return facts

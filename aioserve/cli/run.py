@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from aioserve.cli._device_options import DeviceOptions
-from aioserve.cli._engine import open_engine, print_start, sampling_params, summary_line
+from aioserve.cli._engine import DeviceOptions, Opening, given_params, opening, summary_line
 from aioserve.cli._models import check_model
 from aioserve.cli._streams import read_prompt
 from aioserve.cli.chat import converse
 from aioserve.errors import InvalidPromptError, InvalidRequestError
-from aioserve.request import SamplingParams
 
 if TYPE_CHECKING:
     from aioserve import Engine
@@ -64,16 +61,14 @@ def run(
         on: Where the model runs.
         verbose: Say on stderr what the start took, by part.
     """
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": stop,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**given)  # a value out of range is reported before the model is loaded
+    given = given_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+    )
     if chat is False and system is not None:
         raise InvalidRequestError(
             "--system needs a chat template and can't be used with --raw", argument="system"
@@ -84,18 +79,13 @@ def run(
             argument="chat_template",
         )
     check_model(model, prompt)
-    opening = open_engine(
-        model,
-        on_start=print_start if verbose else None,
-        chat_template=chat_template,
-        **(on or DeviceOptions()).of_engine(),
-    )
+    opened = opening(model, given, on, chat_template, verbose)
     if prompt is None and sys.stdin.isatty():
         if chat is False:
             raise InvalidRequestError("--raw needs a prompt", argument="prompt")
-        asyncio.run(converse(model, opening, system, given))
+        asyncio.run(converse(opened, system))
         return
-    asyncio.run(_stream(_text(prompt), opening, given, chat=chat, system=system))
+    asyncio.run(_stream(_text(prompt), opened, chat=chat, system=system))
 
 
 def _text(prompt: str | None) -> str:
@@ -108,18 +98,10 @@ def _text(prompt: str | None) -> str:
     return text
 
 
-async def _stream(
-    text: str,
-    opening: AbstractAsyncContextManager[Engine],
-    given: dict[str, Any],
-    *,
-    chat: bool | None,
-    system: str | None,
-) -> None:
-    async with opening as engine:
+async def _stream(text: str, opened: Opening, *, chat: bool | None, system: str | None) -> None:
+    async with opened.engine as engine:
         prompt = _prompt(engine, text, chat=chat, system=system)
-        params = sampling_params(engine, **given)
-        async with engine.stream(prompt, params) as stream:
+        async with engine.stream(prompt, opened.params(engine)) as stream:
             async for token in stream:
                 sys.stdout.write(token.text)
                 sys.stdout.flush()

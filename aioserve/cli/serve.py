@@ -1,37 +1,80 @@
 """`aioserve serve`: a model behind HTTP, until a signal says stop.
 
-Settings come from flags, environment variables and a TOML file.
+Settings come from flags, environment variables and a TOML file. The first SIGTERM or Ctrl-C drains,
+the second ends at once. Handlers of signals are the command's; neither the app nor the engine has
+any.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
+import re
+import shlex
 import signal
-from typing import Annotated, Any
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 
+from aioserve.arguments import counted
+from aioserve.cli._engine import chosen_policy, open_engine
 from aioserve.cli._flags import setting_flags, takes_flags
-from aioserve.cli._interrupts import leaving_at_once
-from aioserve.cli._keys import Keys, keys_of
+from aioserve.cli._heap import frozen_heap
+from aioserve.cli._interrupts import leave_at_once, leaving_at_once
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 
 try:
-    from aioserve.cli._serving import Served, Serving
-    from aioserve.server import ServerSettings
-    from aioserve.server.listening import Listening, bound, check_reach, check_tls
+    from aioserve.server import ServerSettings, create_app, tracing
+    from aioserve.server.listening import Listening, bound, check_reach, check_tls, url_of
     from aioserve.server.request_checks import operators_of
-    from aioserve.server.running import new_event_loop
+    from aioserve.server.running import new_event_loop, serve_app
 except ModuleNotFoundError as _missing:
     raise ConfigError(
         f"aioserve serve needs {_missing.name}: pip install 'aioserve[server]'"
     ) from _missing
 
-__all__ = ["SETTINGS", "serve"]
+if TYPE_CHECKING:
+    from aioserve import Engine
+
+__all__ = ["SETTINGS", "Keys", "keys_of", "serve"]
+
+MAX_FILE_BYTES = 2**20
+NAMED = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64})=(?P<key>.*[^=].*)")
+"""Behind the sign is more than the padding that a key in base64 may end with."""
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, and by which policy."""
+
+    model: str = "pyhelp"
+    """A model directory, an embedded model, random:30m, or a hub id, which is downloaded where it
+    isn't in the local cache."""
+    policy: str = "fcfs"
+    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
+    yours as FILE.py:CLASS."""
+    trace: str | None = None
+    """A file to write each step into, in Chrome's trace format, which Perfetto opens."""
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The clients that the server answers."""
+
+    api_key: Sequence[str] = ()
+    """A key that requests must come with, KEY or NAME=KEY, where the name says in logs whose it is.
+    May be given several times. Other users of the machine see it in the list of processes."""
+    api_key_file: str | None = None
+    """A file with more of them, one a line. Lines that begin with # are comments."""
+
 
 _WHAT = settings_of("engine", Served, arguments=("model",))
 _ENGINE = settings_of("engine", EngineConfig)
@@ -92,3 +135,164 @@ _GROUPS = {
     "Engine": (*_WHAT[1:], *_ENGINE),
 }
 takes_flags(serve, setting_flags(_GROUPS))
+
+
+def keys_of(keys: Keys) -> dict[str, str]:
+    """All of them, by their names; those without are key-1, key-2 and so on, by their places.
+    Raises `ConfigError`, which shows no key, for names that are given twice and for a file that
+    can't be read or has none."""
+    found: dict[str, str] = {}
+    for place, entry in enumerate([*keys.api_key, *_lines(keys.api_key_file)], 1):
+        named = NAMED.fullmatch(entry)
+        name, key = (f"key-{place}", entry) if named is None else named.groups()
+        if name in found:
+            raise ConfigError(f"api_key: two keys have the name {name}", argument="api_key")
+        found[name] = key
+    return found
+
+
+def _lines(file: str | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+        lines = [line.strip() for line in data.decode().splitlines()]
+    except (OSError, ValueError) as error:
+        why = "it isn't text in UTF-8" if isinstance(error, UnicodeError) else error
+        why = getattr(error, "strerror", None) or why
+        raise ConfigError(
+            f"api_key_file: {file} can't be read: {why}", argument="api_key_file", value=file
+        ) from error
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found or len(data) > MAX_FILE_BYTES:
+        why = "no key" if not found else f"more than {MAX_FILE_BYTES} bytes"
+        raise ConfigError(f"api_key_file: {file} has {why}", argument="api_key_file", value=file)
+    return found
+
+
+class Serving:
+    """`sockets` are bound, and belong to the caller. Raises as `chosen_policy`."""
+
+    def __init__(
+        self,
+        what: Served,
+        engine: EngineConfig,
+        settings: ServerSettings,
+        listening: Listening,
+        sockets: list[socket.socket],
+    ) -> None:
+        self._what = what
+        self._policy = chosen_policy(what.policy)
+        self._config = engine
+        self._settings = settings
+        self._listening = listening
+        self._sockets = sockets
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        options = msgspec.structs.asdict(self._config)
+        async with open_engine(self._what.model, policy=self._policy, **options) as engine:
+            app = create_app(engine, self._settings)
+            name = app.state.app_state.model_names[0]
+            paths = {getattr(route, "path", None) for route in app.routes}
+            with _logging(), self._stopping_by_signals(engine), frozen_heap():
+                async with self._tracing(engine):
+                    ended = await serve_app(
+                        app,
+                        self._sockets,
+                        self._listening,
+                        stop=self._stop,
+                        on_ready=lambda: self._say_ready(engine, paths, name),
+                    )
+        late = (
+            f"; {counted(ended, 'request was', 'requests were')} ended by --drain-seconds"
+            if ended
+            else ""
+        )
+        _say(f"drained{late}")
+
+    def _tracing(self, engine: Engine) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._what.trace is None else tracing(engine, self._what.trace)
+
+    @contextmanager
+    def _stopping_by_signals(self, engine: Engine) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        stopping = (signal.SIGTERM, signal.SIGINT)
+
+        def stop() -> None:
+            # From here on the loop isn't needed to end: it may be what hangs.
+            for signum in stopping:
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, self._leave_at_once)
+            self._stop.set()
+            stats = engine.stats()
+            _say(
+                f"draining for at most {self._listening.drain_seconds:g} s: "
+                f"{stats.num_running} running, {stats.num_waiting} waiting; "
+                "a second signal ends at once"
+            )
+
+        for signum in stopping:
+            loop.add_signal_handler(signum, stop)
+        try:
+            yield
+        finally:
+            if not self._stop.is_set():
+                for signum in stopping:
+                    loop.remove_signal_handler(signum)
+
+    def _leave_at_once(self, signum: int, *_: object) -> None:
+        if self._listening.uds is not None:
+            os.unlink(self._listening.uds)
+        leave_at_once(signum)
+
+    def _say_ready(self, engine: Engine, paths: set[str | None], name: str) -> None:
+        url = url_of(self._listening, self._sockets)
+        at = url if self._listening.uds is None else f"{url} by {self._listening.uds}"
+        page = f"; a page to try it: {url}/" if "/" in paths else ""
+        _say(f"{self._what.model} is served at {at}{page}")
+        _say(f"try: {self._first_curl(engine, url, paths, name)}")
+
+    def _first_curl(self, engine: Engine, url: str, paths: set[str | None], name: str) -> str:
+        about: dict[str, Any] = {"model": name}
+        path = "/v1/completions"
+        if engine.has_chat_template and "/v1/chat/completions" in paths:
+            path = "/v1/chat/completions"
+            about["messages"] = [{"role": "user", "content": "What does json.dumps do?"}]
+        else:
+            about["prompt"] = "import os\n" if engine.has_tokenizer else [1, 2, 3]
+        words = ["curl", url + path]
+        if self._listening.uds is not None:
+            words += ["--unix-socket", self._listening.uds]
+        if self._listening.tls_cert_file is not None:
+            words += ["--cacert", self._listening.tls_cert_file]
+        words += ["-H", "content-type: application/json"]
+        line = shlex.join([*words, "-d", json.dumps(about)])
+        return line + ' -H "authorization: Bearer $KEY"' if self._settings.api_keys else line
+
+
+def _say(text: str) -> None:
+    """A server goes on when its output is no longer read."""
+    with suppress(OSError):
+        print(f"aioserve: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Warnings and errors go to stderr, and the lines of calls as they are."""
+    plain, access = logging.StreamHandler(), logging.StreamHandler()
+    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("aioserve.access")
+    before = logger.level, logger.propagate
+    logging.root.addHandler(plain)
+    logger.addHandler(access)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(plain)
+        logger.removeHandler(access)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

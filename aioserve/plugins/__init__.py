@@ -8,9 +8,16 @@ imported.
 
 from __future__ import annotations
 
-from aioserve.plugins.admission import Admission
-from aioserve.plugins.observers import Observer, Observers
-from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo, StepPart, info_of
+from aioserve.plugins.observers import (
+    Admission,
+    Observer,
+    Observers,
+    RequestInfo,
+    RequestSummary,
+    StepInfo,
+    StepPart,
+    info_of,
+)
 from aioserve.plugins.registry import (
     BrokenPlugin,
     Offer,

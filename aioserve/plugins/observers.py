@@ -1,23 +1,137 @@
-"""Tells observers what happened, in batches, and detaches those that keep failing.
+"""Observers and admission checks of an engine: what they are told and asked.
 
-Knows neither the engine nor a clock. Observers are told after a step was committed, never once a
-token.
+Observers are told what happened in batches, after a step was committed and never once a token, and
+are detached when they keep failing. The first admission check that refuses a request decides.
+Knows neither the engine nor a clock.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from aioserve.isolation import PluginCalls, PluginFault
-from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
+import msgspec
 
-__all__ = ["MAX_FAILURES", "Observer", "Observers"]
+from aioserve.errors import RequestRejectedError
+from aioserve.hints import SchedulingHints
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
+from aioserve.request import FinishReason, InterTokenLatency, Request
+from aioserve.scheduling.policy import Refusal
+
+__all__ = [
+    "MAX_FAILURES",
+    "Admission",
+    "Observer",
+    "Observers",
+    "RequestInfo",
+    "RequestSummary",
+    "StepInfo",
+    "StepPart",
+    "info_of",
+    "refusal_of",
+]
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 """Failures in a row in the same method after which an observer is detached."""
+
+
+class RequestInfo(SchedulingHints, frozen=True, kw_only=True, gc=False):
+    """A request with a prompt of known length, and what the caller told of it."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    """Most tokens that each completion may have, whether the caller or the model limits it."""
+    num_samples: int
+    arrival_seconds: float
+    """Time of its submission, on the clock of the engine's event loop."""
+
+
+def info_of(request: Request) -> RequestInfo:
+    """Info of `request` for plugins."""
+    return RequestInfo(
+        request_id=request.request_id,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.max_tokens,
+        num_samples=request.num_samples,
+        arrival_seconds=request.arrival_seconds,
+        **msgspec.structs.asdict(request.hints),
+    )
+
+
+class StepPart(msgspec.Struct, frozen=True, gc=False):
+    """Part of a step: what it computed of one sequence."""
+
+    request_id: str
+    sample: int
+    """Number, from 0, of the sequence among the request's completions."""
+    start_tokens: int
+    """Tokens with KV from before: cached, or computed by earlier steps."""
+    num_tokens: int
+    """Tokens computed behind them."""
+    num_sampled: int
+    """Tokens drawn: 0 while a prompt is computed in part, several where samples begin to differ."""
+    is_decode: bool
+    """Whether one token of the completion was computed, to draw the next; else tokens of the prompt
+    were, or those of both that a preemption cost."""
+
+
+class StepInfo(msgspec.Struct, frozen=True, gc=False):
+    """A step that was committed, and the engine as it was then."""
+
+    step: int
+    end_seconds: float
+    """Time of its commit, on the clock of the engine's event loop."""
+    num_sequences: int
+    computed_tokens: int
+    num_preempted: int
+    """Sequences that gave their pages back while it was planned."""
+    failed: bool
+    """Whether it raised, and the requests in it ended with `StepError`."""
+    num_running: int
+    num_waiting: int
+    pages_free: int
+    pages_cached: int
+    """Pages held by the prefix cache alone."""
+    pages_fenced: int = 0
+    """Pages released, and free as soon as the step in flight is done."""
+    pages_held_by_requests: int = 0
+    begin_seconds: float = 0.0
+    """Time when it was launched, or the step before it ended, on the same clock."""
+    parts: tuple[StepPart, ...] = ()
+    """Parts in batch order, without those of requests that have ended meanwhile."""
+    preempted: tuple[tuple[str, int], ...] = ()
+    """Request and sample of each sequence that gave its pages back and goes on."""
+
+
+class RequestSummary(msgspec.Struct, frozen=True, gc=False):
+    """A request that has ended."""
+
+    request_id: str
+    tenant: str | None
+    finish_reason: FinishReason
+    error: str | None
+    """Name and message of the error that ended it, if one did."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens of all its completions together."""
+    first_token_seconds: float | None
+    """Time from its arrival; None if it had no token."""
+    total_seconds: float
+    """Time from its arrival."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it started."""
+    encoding_seconds: float | None = None
+    """Time of encoding. This and the fields below are in the `Timings` of its caller too."""
+    queued_seconds: float | None = None
+    inter_token_latency: InterTokenLatency | None = None
+    preemptions: int = 0
+    device_seconds: float = 0.0
+    arrival_seconds: float = 0.0
+    """Arrival, as in its `RequestInfo`."""
 
 
 class Observer:
@@ -104,4 +218,47 @@ class ObserverCalls(PluginCalls):
                 self.given_up = True
                 logger.error(
                     "%s is detached: %s raised %d times in a row", self.label, method, MAX_FAILURES
+                )
+
+
+def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Refusal | None:
+    """Return what an `aioserve_admit` answers; raises `NotAnAnswer`, and what it raises."""
+    answer = ask(request)
+    if answer is None:
+        return None
+    if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
+        return Refusal.plain(answer)
+    raise NotAnAnswer(answer, "neither a Refusal nor None")
+
+
+class Admission:
+    """The checks of one engine: label and `aioserve_admit` of each plugin, in the order in which
+    they are asked."""
+
+    def __init__(self, checks: Iterable[tuple[str, Callable[[RequestInfo], object]]] = ()) -> None:
+        self._checks = [
+            (PluginCalls(f"plugin {label}", "the request is refused", logger), ask)
+            for label, ask in checks
+        ]
+
+    def check(self, request: RequestInfo) -> None:
+        """Raise `RequestRejectedError` if a check refuses, and also if it has a fault: a quota
+        check that breaks must not open the door."""
+        name = f"request {request.request_id!r}"
+        for calls, ask in self._checks:
+            try:
+                refusal = calls.call("aioserve_admit", refusal_of, ask, request)
+            except PluginFault as fault:
+                raise RequestRejectedError(
+                    f"{name} can't be admitted: {fault}",
+                    refused_by=calls.label,
+                    reason=None,
+                    retry_after_seconds=None,
+                ) from fault.__cause__
+            if refusal is not None:
+                raise RequestRejectedError(
+                    f"{calls.label} refused {name}: {refusal.reason}",
+                    refused_by=calls.label,
+                    reason=refusal.reason,
+                    retry_after_seconds=refusal.retry_after_seconds,
                 )

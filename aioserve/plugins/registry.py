@@ -17,18 +17,17 @@ from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
 from aioserve.isolation import blamed, shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-from aioserve.plugins.admission import Admission
-from aioserve.plugins.contents import Contents, contents_of
 from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugins
-from aioserve.plugins.observers import Observer, Observers
+from aioserve.plugins.observers import Admission, Observer, Observers, RequestInfo
 from aioserve.plugins.options import made, split_name
-from aioserve.plugins.records import RequestInfo
 from aioserve.plugins.specs import (
+    Contents,
     EvictionSpec,
     LogitsProcessorSpec,
     ObserverSpec,
     PolicySpec,
     Spec,
+    contents_of,
 )
 from aioserve.sampling.processors import LogitsProcessor, ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy

@@ -13,7 +13,7 @@ from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo, StepPart
-from aioserve.plugins.admission import refusal_of
+from aioserve.plugins.observers import refusal_of
 from aioserve.request import FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
 

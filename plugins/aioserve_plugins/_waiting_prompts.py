@@ -10,14 +10,15 @@ looked up before others.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from aioserve import RequestView, SchedulerView
+from aioserve import ConfigError, RequestView, SchedulerView, SchedulingPolicy
 from aioserve_plugins._standing_order import Rank, StandingOrder
 from aioserve_plugins._waiting_changes import WaitingChanges
 
-__all__ = ["Prefix", "Rank", "WaitingPrompt", "WaitingPrompts", "next_prefix"]
+__all__ = ["Prefix", "Rank", "RankedByUncached", "WaitingPrompt", "WaitingPrompts", "next_prefix"]
 
 Prefix = tuple[int, bytes]
 """Number of first tokens, and their key."""
@@ -205,6 +206,40 @@ class WaitingPrompts:
         group.calm.pop(prompt, None)
         if not group.mates:
             del self._groups[prompt.prefix]
+
+
+class RankedByUncached(SchedulingPolicy):
+    """Ranks all that wait by what is left to compute of them, and by how long they have waited.
+
+    Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
+    """
+
+    def __init__(self, *, patience: float = 1024.0, lookups: int = 64) -> None:
+        if not isinstance(patience, int | float) or not 0 < patience < math.inf:
+            raise ConfigError(f"patience must be positive and finite, got {patience!r}")
+        if not isinstance(lookups, int) or lookups < 1:
+            raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
+        self.patience = patience
+        self.lookups = lookups
+        self._prompts = WaitingPrompts(lookups, self._rank, self._holds_until)
+
+    def starvation_bound_tokens(self, request: RequestView) -> int:
+        return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
+
+    def _rank(self, prompt: WaitingPrompt, cached: int, now: int) -> Rank:
+        raise NotImplementedError
+
+    def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
+        raise NotImplementedError
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        if not request.pages:
+            self._prompts.starts(request)
+        return budget_tokens
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            self._prompts.forget(request)
 
 
 def next_prefix(request: RequestView, num_tokens: int, page_size: int) -> Prefix:

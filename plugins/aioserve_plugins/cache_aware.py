@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from aioserve import (
-    ConfigError,
     PolicySpec,
     RequestView,
     SchedulerView,
-    SchedulingPolicy,
     hookimpl,
 )
-from aioserve_plugins._waiting_prompts import Prefix, Rank, WaitingPrompt, WaitingPrompts
+from aioserve_plugins._waiting_prompts import Prefix, Rank, RankedByUncached, WaitingPrompt
 
 __all__ = ["CacheAware"]
 
@@ -21,7 +19,7 @@ SAFE = 1 - 1e-9
 """Factor by which a ratio is less, whatever is rounded."""
 
 
-class CacheAware(SchedulingPolicy):
+class CacheAware(RankedByUncached):
     """Starts first what the prefix cache serves best, before it is evicted.
 
     The rank is a response ratio (Brinch Hansen, 1971) in tokens of work, which counts what the
@@ -34,18 +32,6 @@ class CacheAware(SchedulingPolicy):
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """
-
-    def __init__(self, *, patience: float = 1024.0, lookups: int = 64) -> None:
-        if not isinstance(patience, int | float) or not 0 < patience < math.inf:
-            raise ConfigError(f"patience must be positive and finite, got {patience!r}")
-        if not isinstance(lookups, int) or lookups < 1:
-            raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
-        self.patience = patience
-        self.lookups = lookups
-        self._prompts = WaitingPrompts(lookups, self._rank, self._holds_until)
-
-    def starvation_bound_tokens(self, request: RequestView) -> int:
-        return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         now = view.processed_tokens
@@ -90,15 +76,6 @@ class CacheAware(SchedulingPolicy):
         growth, other_growth = 1 / (first.tokens - cached), 1 / (second.tokens - other_cached)
         closing = (other_growth - SAFE * growth) / self.patience
         return min(until, now + lead // closing) if closing > 0 else until
-
-    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        if not request.pages:
-            self._prompts.starts(request)
-        return budget_tokens
-
-    def finished(self, requests: Sequence[RequestView]) -> None:
-        for request in requests:
-            self._prompts.forget(request)
 
 
 @hookimpl

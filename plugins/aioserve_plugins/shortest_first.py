@@ -6,19 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 
 from aioserve import (
-    ConfigError,
     PolicySpec,
     RequestView,
     SchedulerView,
-    SchedulingPolicy,
     hookimpl,
 )
-from aioserve_plugins._waiting_prompts import Rank, WaitingPrompt, WaitingPrompts
+from aioserve_plugins._waiting_prompts import Rank, RankedByUncached, WaitingPrompt
 
 __all__ = ["ShortestFirst"]
 
 
-class ShortestFirst(SchedulingPolicy):
+class ShortestFirst(RankedByUncached):
     """Starts the request with the fewest tokens to compute.
 
     A token of a prompt is forgiven for every `patience` tokens that the engine has processed since
@@ -28,18 +26,6 @@ class ShortestFirst(SchedulingPolicy):
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """
-
-    def __init__(self, *, patience: float = 1024.0, lookups: int = 64) -> None:
-        if not isinstance(patience, int | float) or not 0 < patience < math.inf:
-            raise ConfigError(f"patience must be positive and finite, got {patience!r}")
-        if not isinstance(lookups, int) or lookups < 1:
-            raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
-        self.patience = patience
-        self.lookups = lookups
-        self._prompts = WaitingPrompts(lookups, self._rank, self._holds_until)
-
-    def starvation_bound_tokens(self, request: RequestView) -> int:
-        return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         self._prompts.begin(waiting, view)
@@ -58,15 +44,6 @@ class ShortestFirst(SchedulingPolicy):
     def _forgiven(self, prompt: WaitingPrompt, cached: int) -> float:
         """Time at which it is forgiven everything, in tokens processed."""
         return self.patience * (prompt.tokens - cached) + prompt.arrived
-
-    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        if not request.pages:
-            self._prompts.starts(request)
-        return budget_tokens
-
-    def finished(self, requests: Sequence[RequestView]) -> None:
-        for request in requests:
-            self._prompts.forget(request)
 
 
 @hookimpl

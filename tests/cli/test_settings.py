@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.cli._keys import Keys, keys_of
 from aioserve.cli._settings import (
     DEFAULT,
     OTHER_VARIABLES,
@@ -22,7 +21,7 @@ from aioserve.cli._settings import (
     settings_of,
     shown_settings,
 )
-from aioserve.cli.serve import SETTINGS, serve
+from aioserve.cli.serve import SETTINGS, Keys, keys_of, serve
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
