@@ -27,8 +27,8 @@ from aioserve.cli._simulations import TRIAL_FLAGS, TrialFlags, source_of
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy
+from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostTable
-from aioserve.simulation.latency_profile import read_cost
 from aioserve.simulation.metrics import Metrics
 from aioserve.simulation.options import TrialOptions
 from aioserve.simulation.request_rows import lines_of

@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
+from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad, TableSteps
 from aioserve.simulation.decode_pass import DecodePass, decode_pass, frees_at_once
-from aioserve.simulation.table_steps import TableSteps
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
 from aioserve.traces.request import END_TOKEN

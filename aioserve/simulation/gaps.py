@@ -83,7 +83,8 @@ def quantile(
         high = low
     if not known or high >= known:
         return None
-    below, above = (float(values[np.searchsorted(upto, at, side="right")]) for at in (low, high))
+    places = np.searchsorted(upto, (low, high), side="right").tolist()
+    below, above = (float(values[place]) for place in places)
     return below if below == above else below + (above - below) * (place % 1)
 
 

@@ -11,8 +11,8 @@ from aioserve.capacity.models import ModelShape, read_model
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
+from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostModel, CostTable, RooflineCost
-from aioserve.simulation.latency_profile import read_cost
 from aioserve.simulation.options import TrialOptions
 from aioserve.traces.checks import check_int
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread, spread_of
 from aioserve.simulation.options import MAX_TARGET_SECONDS
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
-from aioserve.simulation.table_steps import StepsOutside
 from aioserve.traces.checks import check_number
 
 __all__ = [
@@ -145,6 +145,10 @@ class Metrics(msgspec.Struct, frozen=True):
     pages_swapped_in: int | None
 
 
+COPIED = set(Metrics.__struct_fields__) & set(SimulationResult.__struct_fields__) - {"requests"}
+"""Figures that a result has already."""
+
+
 def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
     """A function of metrics: their value at `field`, with dots into the parts of a part, times
     `factor`; None where there was nothing to measure."""
@@ -175,36 +179,23 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         cut_short=sum(r.ending is Ending.CUT_SHORT for r in records),
         refused=sum(r.ending is Ending.REFUSED for r in records),
         too_long=sum(r.ending is Ending.TOO_LONG for r in records),
-        seconds=seconds,
-        busy_seconds=result.busy_seconds,
         busy_share=result.busy_seconds / seconds if seconds else 0.0,
-        steps=result.steps,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / seconds if seconds else 0.0,
         ttft_seconds=_spread(records, ttft_seconds),
         tpot_seconds=_spread(records, tpot_seconds, at_least_tokens=2),
         e2e_seconds=_spread(records, e2e_seconds),
         queue_seconds=_spread(records, queue_seconds),
-        gap_seconds=result.gap_seconds,
         goodput=None if targets is None else _goodput(result, targets),
         max_wait_tokens=_max_wait_tokens(records),
-        service_gap_tokens=result.service_gap_tokens,
         clients=_clients(records),
         blocks=blocks,
         block_hits=hits,
         block_hit_share=hits / blocks if blocks else None,
         token_hit_share=sum(r.cached_tokens for r in started) / prompts if prompts else None,
-        tokens_computed=result.tokens_computed,
-        tokens_prefilled=result.tokens_prefilled,
-        preemptions=result.preemptions,
-        policy_faults=result.policy_faults,
-        steps_outside=result.steps_outside,
-        num_pages=result.num_pages,
-        page_size=result.page_size,
         kv_occupancy_mean=_share(result.pages_held_mean, result),
         kv_occupancy_max=_share(result.pages_held_max, result),
-        pages_swapped_out=result.pages_swapped_out,
-        pages_swapped_in=result.pages_swapped_in,
+        **{name: getattr(result, name) for name in COPIED},
     )
 
 

@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import TraceError
+from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread
-from aioserve.simulation.table_steps import StepsOutside
 from aioserve.traces.request import TraceRequest
 
 __all__ = ["Arrivals", "Ending", "RequestRecord", "SimulationResult", "recorded_length"]

@@ -26,6 +26,7 @@ from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.cost import TableSteps, steps_of
 from aioserve.simulation.fast_forward import MAX_CLOCK_SECONDS, Clock, pass_steps
 from aioserve.simulation.gaps import ServiceGap, TokenGaps
 from aioserve.simulation.options import (
@@ -43,7 +44,6 @@ from aioserve.simulation.records import (
     SimulationResult,
     recorded_length,
 )
-from aioserve.simulation.table_steps import TableSteps, steps_of
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan

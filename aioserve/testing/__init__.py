@@ -12,8 +12,15 @@ time, and a look at the books.
 from __future__ import annotations
 
 from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
-from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
-from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
+from aioserve.testing.fake_model import (
+    FakeModel,
+    FakeRunner,
+    Fault,
+    Faults,
+    PlantedError,
+    byte_tokenizer,
+    random_step_seconds,
+)
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
 from aioserve.testing.plugin_checks import (
     check_admission,

@@ -1,4 +1,5 @@
-"""A model without weights for `Engine(model=...)`: whole engines in tests, without a device.
+"""A model without weights for `Engine(model=...)`: whole engines in tests, without a device; and
+what can go wrong with its steps, as values that it is given.
 
 It computes on a `FakeDevice`, so a page that was given away too early, written twice or mixed up
 between sequences changes the tokens; `expected_tokens` says what they should have been.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
 
 import msgspec
 import numpy as np
@@ -28,15 +30,71 @@ from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
-from aioserve.testing.faults import Fault, Faults, PlantedError
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["FakeDevice", "FakeModel", "FakeRunner", "byte_tokenizer", "expected_tokens"]
+__all__ = [
+    "FakeDevice",
+    "FakeModel",
+    "FakeRunner",
+    "Fault",
+    "Faults",
+    "PlantedError",
+    "byte_characters",
+    "byte_tokenizer",
+    "expected_tokens",
+    "random_step_seconds",
+]
+
+
+class PlantedError(Exception):
+    """Raised by a step that was to fail."""
+
+
+class Fault(Enum):
+    """One way in which a step goes wrong."""
+
+    LAUNCH_RAISES = "launch raises"
+    """Nothing of the step is done."""
+    STEP_RAISES = "step raises"
+    """A part of its copies and KV writes is done, from nothing to everything."""
+    BAD_ROW = "bad row"
+    """The logits of one row that samples are NaN."""
+    SLOW = "slow"
+    """The step takes `slow_seconds` longer."""
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Which launches go wrong and how: those numbered in `at`, counted from 0, and others by chance
+    at the `rates` (0 to 1, together at most 1). Everything about a launch is drawn from `seed` and
+    its number."""
+
+    at: Mapping[int, Fault] = {}
+    rates: Mapping[Fault, float] = {}
+    slow_seconds: float = 1.0
+    seed: int = 0
+
+    def draw(self, launch: int) -> tuple[Fault | None, random.Random]:
+        """What goes wrong with that launch, and the source of the details."""
+        source = random.Random(self.seed * 0x9E3779B1 + launch)
+        chance = source.random()
+        fault = self.at.get(launch)
+        if fault is None:
+            for candidate, rate in self.rates.items():
+                chance -= rate
+                if chance < 0:
+                    return candidate, source
+        return fault, source
+
+
+def random_step_seconds(low: float, high: float, *, seed: int = 0) -> Callable[[StepPlan], float]:
+    """For `FakeModel(step_seconds=...)`: each step takes between `low` and `high` seconds."""
+    source = random.Random(seed)
+    return lambda plan: source.uniform(low, high)
 
 
 def byte_tokenizer() -> Tokenizer:
     """Byte `b` of a text has the id `b`."""
-    alphabet = {_byte_char(byte): byte for byte in range(VOCAB_SIZE)}
+    alphabet = {char: byte for byte, char in enumerate(byte_characters())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=alphabet, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
@@ -214,10 +272,8 @@ class FakeModel:
         )
 
 
-_PRINTABLE = frozenset([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-
-
-def _byte_char(byte: int) -> str:
-    """The character that stands for a byte in byte-level vocabularies."""
-    return chr(byte) if byte in _PRINTABLE else chr(0x100 + _OTHERS.index(byte))
+def byte_characters() -> list[str]:
+    """The printable character that byte-level BPE (GPT-2) writes for each byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

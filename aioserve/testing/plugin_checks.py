@@ -18,9 +18,8 @@ from aioserve.request import FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:
-    from hypothesis import settings
     from hypothesis.strategies import SearchStrategy
-from aioserve.testing.policy_check import check_arguments
+from aioserve.testing.policy_check import check_arguments, quiet_settings
 
 __all__ = ["check_admission", "check_eviction", "check_logits_processor", "check_observer"]
 
@@ -36,7 +35,7 @@ def check_eviction(
     check_arguments("make_strategy", make_strategy, max_examples)
     from hypothesis import given
 
-    @_settings(max_examples)
+    @quiet_settings(max_examples, report_multiple_bugs=False)
     @given(_uses(), _uses())
     def check(use: PageUse, other: PageUse) -> None:
         strategy = make_strategy()
@@ -69,7 +68,7 @@ def check_observer(make_observer: Callable[[], Observer], *, max_examples: int =
         st.tuples(st.just("finished"), st.lists(_summaries(), min_size=1).map(tuple)),
     )
 
-    @_settings(max_examples)
+    @quiet_settings(max_examples, report_multiple_bugs=False)
     @given(st.lists(told))
     def check(calls: list[tuple[str, object]]) -> None:
         observer = make_observer()
@@ -90,7 +89,7 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
     check_arguments("ask", ask, max_examples)
     from hypothesis import given
 
-    @_settings(max_examples)
+    @quiet_settings(max_examples, report_multiple_bugs=False)
     @given(_requests())
     def check(request: RequestInfo) -> None:
         with _answers(f"aioserve_admit({request})"):
@@ -114,7 +113,7 @@ def check_logits_processor(
 
     ids = st.lists(st.integers(0, 31), max_size=8)
 
-    @_settings(max_examples)
+    @quiet_settings(max_examples, report_multiple_bugs=False)
     @given(ids.filter(bool), ids, st.integers(0, 2**32 - 1))
     def check(prompt: list[int], answer: list[int], seed: int) -> None:
         logits = torch.randn(32, generator=torch.Generator().manual_seed(seed))
@@ -140,18 +139,6 @@ def _answers(question: str) -> Iterator[None]:
     except NotAnAnswer as error:
         answer, why = error.args
         raise AssertionError(f"{question} is {shown(answer)}, {why}") from None
-
-
-def _settings(max_examples: int) -> settings:
-    from hypothesis import Phase, settings
-
-    return settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        report_multiple_bugs=False,
-    )
 
 
 def _uses() -> SearchStrategy[PageUse]:

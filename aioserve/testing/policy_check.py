@@ -14,6 +14,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count, cycle, zip_longest
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +42,10 @@ from aioserve.testing.policy_workloads import (
 )
 from aioserve.traces.checks import check_int
 
-__all__ = ["check_arguments", "check_policy"]
+if TYPE_CHECKING:
+    from hypothesis import settings
+
+__all__ = ["check_arguments", "check_policy", "quiet_settings"]
 
 STEPS_PER_TOKEN = 20
 """A run that takes more steps than this for each token of its workload is taken for endless."""
@@ -106,20 +110,26 @@ def check_arguments(name: str, make: object, max_examples: int) -> None:
     check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
 
 
+def quiet_settings(max_examples: int, **others: Any) -> settings:
+    """Settings of hypothesis for examples that are neither kept nor timed."""
+    from hypothesis import Phase, settings
+
+    phases = [Phase.generate, Phase.shrink]
+    return settings(
+        max_examples=max_examples, deadline=None, database=None, phases=phases, **others
+    )
+
+
 def _try(serve: Callable[[Workload], None], max_examples: int, *, rush: bool) -> None:
     """Serve random workloads; raise what it raises for the smallest of them that fails."""
-    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import HealthCheck, given
 
     failures: list[tuple[Workload, Exception]] = []
     num_tried_since = 0
 
-    @settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+    @quiet_settings(max_examples, suppress_health_check=slow)
     @given(workloads(rush=rush))
     def check(workload: Workload) -> None:
         nonlocal num_tried_since

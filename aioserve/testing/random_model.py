@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
+from aioserve.testing.fake_model import byte_characters
 
 __all__ = ["random_tensors", "write_random_model", "write_tokenizer"]
 
@@ -69,7 +70,7 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
     With fewer than 256 ids it knows that many bytes, from 0 on, and drops all others.
     """
-    vocab = {char: byte for byte, char in enumerate(_byte_characters()) if byte < vocab_size}
+    vocab = {char: byte for byte, char in enumerate(byte_characters()) if byte < vocab_size}
     vocab.update({f"?{token_id}": token_id for token_id in range(256, vocab_size)})
     byte_level = {
         "type": "ByteLevel",
@@ -134,10 +135,3 @@ def _distributions(
         yield final.bias.name, final.bias.shape, 0.0, 0.1
     if not config.tie_word_embeddings:
         yield config.head.name, config.head.shape, 0.0, head
-
-
-def _byte_characters() -> list[str]:
-    """The printable character that byte-level BPE (GPT-2) writes for each byte."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

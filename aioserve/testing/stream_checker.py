@@ -11,7 +11,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.errors import AioserveError, StepError
 from aioserve.request import FinishReason, Logprobs, SamplingParams
 from aioserve.testing.fake_device import expected_logprobs, expected_tokens
-from aioserve.testing.faults import PlantedError
+from aioserve.testing.fake_model import PlantedError
 
 __all__ = ["StreamChecker"]
 

@@ -25,8 +25,8 @@ from aioserve.capacity.models import ModelShape, read_model
 from aioserve.cli import main
 from aioserve.errors import ConfigError
 from aioserve.kv.eviction import PageUse
+from aioserve.simulation.calibration import read_cost, read_latency_profile
 from aioserve.simulation.cost import CostTable, RooflineCost, place_on
-from aioserve.simulation.latency_profile import read_cost, read_latency_profile
 from aioserve.simulation.metrics import Targets
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
-from aioserve.testing.faults import PlantedError
+from aioserve.testing.fake_model import PlantedError
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
 
 __all__ = [

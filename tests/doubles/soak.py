@@ -31,8 +31,7 @@ from aioserve.engine.engine import Engine
 from aioserve.request import SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.testing.fake_device import expected_tokens
-from aioserve.testing.fake_model import FakeModel
-from aioserve.testing.faults import Fault, Faults, random_step_seconds
+from aioserve.testing.fake_model import FakeModel, Fault, Faults, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
 from aioserve.testing.sim_loop import run_simulated
 from aioserve.testing.stream_checker import StreamChecker

@@ -22,7 +22,7 @@ from aioserve import (
 )
 from aioserve.errors import RequestFailedError
 from aioserve.testing import FakeModel, check_invariants
-from aioserve.testing.faults import PlantedError
+from aioserve.testing.fake_model import PlantedError
 from aioserve.text.conversation import conversation_of
 from tests.engine.idle import all_given_back
 from tests.engine.scripted import ScriptedModel

@@ -9,7 +9,7 @@ import pytest
 
 from aioserve import Engine, EngineStats, SamplingParams, SchedulingPolicy, StepError
 from aioserve.testing import FakeModel, Faults, run_simulated
-from aioserve.testing.faults import Fault
+from aioserve.testing.fake_model import Fault
 from aioserve.text.assembler import TextAssembler
 
 STALL_SECONDS = 0.02

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.figures import FIGURES, client_rows, rows
 from aioserve.simulation.metrics import ClientMetrics, Goodput, Metrics, Spread
-from aioserve.simulation.table_steps import StepsOutside
 
 METRICS = Metrics(
     requests=9,

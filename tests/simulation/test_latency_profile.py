@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aioserve.errors import ConfigError
+from aioserve.simulation.calibration import read_cost, read_latency_profile
 from aioserve.simulation.cost import StepLoad
-from aioserve.simulation.latency_profile import read_cost, read_latency_profile
 from tests import made_up_traces
 
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "splitwise_latency_profile.jsonl.gz"

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.cost import CostTable, StepLoad
+from aioserve.simulation.cost import CostTable, StepLoad, StepsOutside, TableSteps
 from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
-from aioserve.simulation.table_steps import StepsOutside, TableSteps
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 from aioserve.traces.request import TraceRequest
 
