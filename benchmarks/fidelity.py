@@ -6,7 +6,7 @@ was measured in the same run, as `aioserve calibrate` does. Passes of measuring 
 turns, so that both see the same machine. Compared are time to first token (TTFT), from the moment
 the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median
 counts; their noise is the largest less the smallest, relative to that. Of simulated runs, whose
-steps scatter as the measured ones did, the median of as many seeds. The noise lets two policies be
+steps vary as the measured ones did, the median of as many seeds. The noise lets two policies be
 told apart where live they are further apart than it, and than a tie of 2 %. Of those pairs it is
 counted how many the simulator has in the same order.
 
@@ -168,7 +168,7 @@ def run_simulated(
     options: argparse.Namespace,
     num_pages: int,
     cost: CostModel,
-    scatter_seed: int | None,
+    noise_seed: int | None,
 ) -> SimulationResult:
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.simulator import simulate
@@ -177,7 +177,7 @@ def run_simulated(
         requests,
         PluginRegistry().policy(policy),
         cost=cost,
-        scatter_seed=scatter_seed,
+        noise_seed=noise_seed,
         num_pages=num_pages,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -61,7 +61,7 @@ def _own(kind: type, *left_out: str) -> list[str]:
 TRIAL_FLAGS = (
     *("policy", "synthetic"),
     *_own(WorkloadOptions, "rate", "seed"),
-    *("model", "hardware", "num_devices", "cost_table", "scatter"),
+    *("model", "hardware", "num_devices", "cost_table", "step_noise"),
     *("num_pages", "num_host_pages", "unbounded_cache"),
     *_own(SchedulerOptions, "num_pages", "num_host_pages"),
     *("requests", "json"),
@@ -148,8 +148,8 @@ def say_what_is_unknown(machine: Machine, options: TrialOptions) -> None:
     if not isinstance(table, CostTable):
         return
     unknown: list[tuple[str, str]] = []
-    if table.scatter is None:
-        unknown.append(("how steps scatter", "each takes its mean"))
+    if table.step_noise is None:
+        unknown.append(("how steps vary", "each takes its mean"))
     if machine.device is not None:
         unknown.append(("the KV memory", f"pages are those of {machine.device}"))
     if table.kv is None and options.max_model_len is None:

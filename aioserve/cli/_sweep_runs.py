@@ -158,10 +158,10 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
     first = replace(options, rate=rates[0], **next(iter(variants.values())))
     trial = Trial(source, first, registry)
     trial.eviction()
-    draws = options.draws(source) or trial.machine.scatter_seed is not None
+    draws = options.draws(source) or trial.machine.noise_seed is not None
     if options.seeds is not None and options.seeds > 1 and not draws:
         raise ConfigError(
-            f"seeds: nothing of a trace is drawn, and no step scatters, got {options.seeds}: all "
+            f"seeds: nothing of a trace is drawn, and no step varies, got {options.seeds}: all "
             "runs would be the same"
         )
     seeds = options.seeds or (DEFAULT_SEEDS if draws else 1)

@@ -202,7 +202,7 @@ def _place(measured: dict[str, Any]) -> str:
 
 
 def _range(table: CostTableFile) -> str:
-    """Up to which context steps were measured, and how they scatter."""
+    """Up to which context steps were measured, and how they vary."""
     told: list[str] = []
     if table.kv is not None and table.max_context_tokens is not None:
         most = min(
@@ -213,9 +213,9 @@ def _range(table: CostTableFile) -> str:
             f"decoding was measured with up to {table.max_context_tokens:,} tokens of context, of "
             f"{most:,} that fit"
         )
-    if (scatter := table.table().scatter) is not None:
-        low, high = scatter.percentiles(0, 1, (10, 90))
-        told.append(f"steps of one sequence scatter by {low:.2f} to {high:.2f} (p10 to p90)")
+    if (noise := table.table().step_noise) is not None:
+        low, high = noise.percentiles(0, 1, (10, 90))
+        told.append(f"steps of one sequence vary by {low:.2f} to {high:.2f} (p10 to p90)")
     return "; ".join(told)
 
 

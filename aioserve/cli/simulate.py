@@ -165,8 +165,8 @@ def _print_tables(
     console = table_console()
     metrics = next(iter(found.values()))
     steps = f"steps as in {options.cost_table}"
-    if machine.scatter_seed is not None:
-        steps += f" with its scatter (seed {machine.scatter_seed})"
+    if machine.noise_seed is not None:
+        steps += f" with its noise (seed {machine.noise_seed})"
     if options.cost_table is None:
         steps = str(machine.device)
     tokens = counted(metrics.page_size, "token")

@@ -1,6 +1,6 @@
 """Makes cost tables: of measured steps, with how well they predict steps that they haven't seen,
-and of the latency profile that was published with splitwise-sim (Patel et al., "Splitwise", ISCA 2024):
-prompt and token times of large models on GPUs, measured with vLLM.
+and of the latency profile that was published with splitwise-sim (Patel et al., "Splitwise", ISCA
+2024): prompt and token times of large models on GPUs, measured with vLLM.
 
 A row of the profile is a run of one batch: `model`, `hardware`, `tensor_parallel`, `prompt_size`
 and `token_size` of each request, `batch_size`, and in milliseconds `prompt_time` (all prompts),
@@ -56,9 +56,9 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = 20
 """Rounds of reweighting: enough for the fit to settle within a thousandth."""
 NUM_RATIOS = 32
-"""Ratios of each point's scatter: of the longest steps, every 32nd shows by itself."""
-LEAST_SCATTERED = 64
-"""Steps from which a point's scatter is made; a point with fewer takes in those of its nearest."""
+"""Ratios of each point's noise: of the longest steps, every 32nd shows by itself."""
+LEAST_NOISY = 64
+"""Steps from which a point's noise is made; a point with fewer takes in those of its nearest."""
 LEAST_ERROR = 1e-3
 """Relative errors below this weigh the same, and so do predictions below this part of the longest
 step."""
@@ -102,7 +102,7 @@ def fit_table(
     1973), so that a step which something else held up weighs no more than another. The grid is
     then made to grow along both axes, and all of it scaled by the factor that makes the sum of all
     steps right, since queues grow with the sum: seconds are means, and how far single steps are
-    from them is the scatter. A step with neither prompt nor decoding tokens
+    from them is the noise. A step with neither prompt nor decoding tokens
     doesn't exist, and that point is given the value of a single decoding sequence.
 
     Raises `ConfigError` for axes that aren't such, and where points of the grid lack samples.
@@ -139,7 +139,7 @@ def fit_table(
     level = np.minimum(seconds, MOST_HELD_UP * predicted).sum() / predicted.sum()
     ratios = np.minimum(seconds / (predicted * level), MOST_HELD_UP)
     return CostTableFile(
-        scatter=_scatter(samples, ratios, prefill_tokens, decode_batch),
+        step_noise=_step_noise(samples, ratios, prefill_tokens, decode_batch),
         max_context_tokens=max(sample.load.context_tokens for sample in samples),
         max_attended_pairs=max(sample.load.attended_pairs for sample in samples),
         prefill_tokens=tuple(prefill_tokens),
@@ -172,7 +172,7 @@ def _row(load: StepLoad, prefill_tokens: Sequence[int], decode_batch: Sequence[i
     return np.concatenate([weights.ravel(), [load.context_tokens, load.attended_pairs]])
 
 
-def _scatter(
+def _step_noise(
     samples: Sequence[StepSample],
     ratios: Floats,
     prefill_tokens: Sequence[int],
@@ -195,7 +195,7 @@ def _scatter(
         # Steps with a prompt are another kind than those without.
         other_kind = (nearest[:, 0] > 0) != (i > 0)
         distances = away.sum(axis=1) + other_kind * sum(grid_shape)
-        reach = np.sort(distances)[min(LEAST_SCATTERED, len(distances)) - 1]
+        reach = np.sort(distances)[min(LEAST_NOISY, len(distances)) - 1]
         return _equal_parts(ratios[distances <= reach])
 
     grid_shape = len(prefill_tokens), len(decode_batch)

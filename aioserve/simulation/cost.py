@@ -204,7 +204,7 @@ class CostTable:
     grows as between the last two points on that side. A step below the first point of an axis takes
     as long as one there. Forks and page copies are not counted.
 
-    These are means: with `scatter`, a single step takes them times a ratio that is drawn for it.
+    These are means: with `step_noise`, a single step takes them times a ratio that is drawn for it.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class CostTable:
         *,
         seconds_per_context_token: float = 0.0,
         seconds_per_attended_pair: float = 0.0,
-        scatter: Sequence[Sequence[Sequence[float]]] | None = None,
+        step_noise: Sequence[Sequence[Sequence[float]]] | None = None,
         max_context_tokens: int | None = None,
         max_attended_pairs: int | None = None,
         kv: MeasuredKV | None = None,
@@ -223,7 +223,7 @@ class CostTable:
         """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
         see `StepLoad` for what the other two are multiplied with. `max_context_tokens` and
         `max_attended_pairs` are the most that were measured, where that is known; see `StepNoise`
-        for `scatter[i][j]`.
+        for `step_noise[i][j]`.
 
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
         step takes time, none that has more to do takes less, context costs no less than 0, and the
@@ -255,7 +255,9 @@ class CostTable:
             ("attended_pairs", 0, MAX_LOAD if max_attended_pairs is None else max_attended_pairs),
         )
         self.max_context_tokens: int | None = max_context_tokens
-        self.scatter: StepNoise | None = None if scatter is None else StepNoise(scatter, grid.shape)
+        self.step_noise: StepNoise | None = None
+        if step_noise is not None:
+            self.step_noise = StepNoise(step_noise, grid.shape)
         self.kv: MeasuredKV | None = kv
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -265,11 +267,11 @@ class CostTable:
         """Seconds that a step of that load takes, on average."""
         return self._seconds_at(self._place(load), load)
 
-    def scattered_seconds(self, load: StepLoad, seed: int, step: int) -> float:
+    def noisy_seconds(self, load: StepLoad, seed: int, step: int) -> float:
         """Seconds of the step of that number, with the ratio drawn for it from `seed`. Raises
-        `ConfigError` for a table without scatter."""
+        `ConfigError` for a table without noise."""
         place = self._place(load)
-        return self._seconds_at(place, load) * self._known_scatter().ratio(
+        return self._seconds_at(place, load) * self._known_noise().ratio(
             *nearest_to(*place), drawn(seed, step)
         )
 
@@ -278,7 +280,7 @@ class CostTable:
     ) -> Floats:
         """Seconds of `count` steps: the first has that load, without a prompt, and each further one
         a token of context more for each of its sequences. To the digit what `seconds` says of them
-        one by one, or, with a seed, `scattered_seconds` from that step's number on.
+        one by one, or, with a seed, `noisy_seconds` from that step's number on.
         """
         place = self._place(load)
         grown = (load.context_tokens + load.decode_batch * np.arange(count)).astype(np.float64)
@@ -287,7 +289,7 @@ class CostTable:
         seconds: Floats = self._grid_seconds(place) + context
         if seed is None:
             return seconds
-        ratios = self._known_scatter().ratios(*nearest_to(*place), drawn_from(seed, step, count))
+        ratios = self._known_noise().ratios(*nearest_to(*place), drawn_from(seed, step, count))
         return seconds * ratios
 
     def outside(self, load: StepLoad) -> str | None:
@@ -298,10 +300,10 @@ class CostTable:
                 return f"{name} = {value:,} (measured: {least:,} to {most:,})"
         return None
 
-    def _known_scatter(self) -> StepNoise:
-        if self.scatter is None:
-            raise ConfigError("the cost table has no scatter: give no seed for it")
-        return self.scatter
+    def _known_noise(self) -> StepNoise:
+        if self.step_noise is None:
+            raise ConfigError("the cost table has no noise: give no seed for it")
+        return self.step_noise
 
     def _place(self, load: StepLoad) -> _Place:
         prefill, decode = self._axes
@@ -323,15 +325,18 @@ class CostTable:
         return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode
 
 
-class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A cost table as JSON. The fields are those that `CostTable` takes, and two more."""
+class CostTableFile(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"step_noise": "scatter"}
+):
+    """A cost table as JSON. The fields are those that `CostTable` takes, and two more; `step_noise`
+    is called scatter in version 1 of the format."""
 
     prefill_tokens: tuple[int, ...]
     decode_batch: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     seconds_per_context_token: float = 0.0
     seconds_per_attended_pair: float = 0.0
-    scatter: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    step_noise: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     max_context_tokens: int | None = None
     max_attended_pairs: int | None = None
     kv: MeasuredKV | None = None
@@ -428,9 +433,9 @@ class StepsOutside(msgspec.Struct, frozen=True):
 class TableSteps:
     """A `CostModel` for one run."""
 
-    def __init__(self, table: CostTable, scatter_seed: int | None) -> None:
+    def __init__(self, table: CostTable, noise_seed: int | None) -> None:
         self._table = table
-        self._seed = scatter_seed
+        self._seed = noise_seed
         self._steps = 0
         self._outside = 0
         self._first: str | None = None
@@ -443,7 +448,7 @@ class TableSteps:
             self._first = self._first or outside
         if self._seed is None:
             return self._table.seconds(load)
-        return self._table.scattered_seconds(load, self._seed, plan.step)
+        return self._table.noisy_seconds(load, self._seed, plan.step)
 
     @property
     def tells_several(self) -> bool:
@@ -477,14 +482,14 @@ class TableSteps:
         return StepsOutside(self._outside, self._outside / (self._steps or 1), self._first)
 
 
-def steps_of(cost: CostModel, scatter_seed: Any) -> CostModel:
+def steps_of(cost: CostModel, noise_seed: Any) -> CostModel:
     """Cost model for the steps of one run. Raises `ConfigError` for a seed where there is no
-    scatter."""
-    if scatter_seed is not None:
-        check_int("scatter_seed", scatter_seed, 0, MAX_SEED)
-        if not isinstance(cost, CostTable) or cost.scatter is None:
+    noise."""
+    if noise_seed is not None:
+        check_int("noise_seed", noise_seed, 0, MAX_SEED)
+        if not isinstance(cost, CostTable) or cost.step_noise is None:
             raise ConfigError(
-                f"scatter_seed: cost has no scatter, only a cost table that was measured with it, "
-                f"got {shown(scatter_seed)}"
+                f"noise_seed: cost has no noise, only a cost table that was measured with it, "
+                f"got {shown(noise_seed)}"
             )
-    return TableSteps(cost, scatter_seed) if isinstance(cost, CostTable) else cost
+    return TableSteps(cost, noise_seed) if isinstance(cost, CostTable) else cost

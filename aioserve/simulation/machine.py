@@ -39,8 +39,8 @@ class Machine(NamedTuple):
     """Device of the roofline or the memory; None where neither asks for one."""
     num_pages: int | None
     max_model_len: int | None
-    scatter_seed: int | None
-    """Seed of the scatter; None where steps don't scatter."""
+    noise_seed: int | None
+    """Seed of the noise; None where steps don't vary."""
 
 
 def machine_of(options: TrialOptions) -> Machine:
@@ -62,7 +62,7 @@ def machine_of(options: TrialOptions) -> Machine:
         hardware = hardware_preset(device.hardware).times(device.num_devices)
         cost = RooflineCost(ModelShape.of(read_model(device.model)), hardware)
     table = cost if isinstance(cost, CostTable) else None
-    _check_scatter(options, table)
+    _check_noise(options, table)
     known = _pages_known(options, table)
     if is_given and known is not None:
         _check_unused(options, known)
@@ -74,7 +74,7 @@ def machine_of(options: TrialOptions) -> Machine:
         None if is_given and known is not None else device,
         _num_pages(options, table, device),
         longest,
-        _scatter_seed(options, table),
+        _noise_seed(options, table),
     )
 
 
@@ -85,27 +85,28 @@ def _device_of(options: TrialOptions) -> Device:
     )
 
 
-def _check_scatter(options: TrialOptions, table: CostTable | None) -> None:
-    """Raise for `scatter` where no table has any."""
-    if options.scatter is None or (table is not None and table.scatter is not None):
+def _check_noise(options: TrialOptions, table: CostTable | None) -> None:
+    """Raise for `step_noise` where no table has any."""
+    if options.step_noise is None or (table is not None and table.step_noise is not None):
         return
-    flag = "--scatter" if options.scatter else "--no-scatter"
+    flag = "--step-noise" if options.step_noise else "--no-step-noise"
     if table is None:
         raise ConfigError(
-            f"scatter: without a cost table steps take what the roofline says, so leave out {flag}"
+            "step_noise: without a cost table steps take what the roofline says, so leave out "
+            f"{flag}"
         )
     raise ConfigError(
-        f"scatter: {options.cost_table or 'the cost table'} has none, so leave out {flag}: each "
+        f"step_noise: {options.cost_table or 'the cost table'} has none, so leave out {flag}: each "
         "step takes what it says"
     )
 
 
-def _scatter_seed(options: TrialOptions, table: CostTable | None) -> int | None:
+def _noise_seed(options: TrialOptions, table: CostTable | None) -> int | None:
     if table is None:
         return None
     seed = options.seed or 0
     check_int("seed", seed, 0, MAX_SEED)
-    return None if table.scatter is None or options.scatter is False else seed
+    return None if table.step_noise is None or options.step_noise is False else seed
 
 
 def _pages_known(options: TrialOptions, table: CostTable | None) -> str | None:

@@ -106,8 +106,8 @@ class SimulationOptions(SchedulerOptions):
     cost: CostModel
     num_pages: int | None = field()
     closed_loop: bool = False
-    scatter_seed: int | None = None
-    """Seed from which the scatter of a cost table's steps is drawn; None: each takes its mean."""
+    noise_seed: int | None = None
+    """Seed from which the noise of a cost table's steps is drawn; None: each takes its mean."""
     timeline: Timeline | None = None
     """An empty one, which takes down every step."""
     on_progress: Callable[[int, int], None] | None = None
@@ -130,8 +130,8 @@ class TrialOptions(SchedulerOptions, WorkloadOptions):
     """A file of measured steps, in place of the roofline of model and hardware, which then say no
     more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile
     as FILE:MODEL,HARDWARE,TENSOR_PARALLEL."""
-    scatter: bool | None = None
-    """Steps of a cost table that was measured with it scatter as they did then, drawn from the
+    step_noise: bool | None = None
+    """Steps of a cost table that was measured with it vary as they did then, drawn from the
     seed, unless told otherwise; without it each takes its mean."""
     unbounded_cache: bool = False
     """KV memory without a limit."""

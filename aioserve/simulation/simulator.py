@@ -67,7 +67,7 @@ def simulate(
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
     `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for completions
     where the trace has none, and `max_model_len` the most tokens of a prompt and its completion;
-    None: as many as the KV memory holds. With `scatter_seed` the steps of a cost table scatter as
+    None: as many as the KV memory holds. With `noise_seed` the steps of a cost table vary as
     those that it was measured from, drawn from that seed by their numbers; None: each takes what
     the table says. For the policy to see, each request has its client as its tenant, its session,
     its priority, its forecast, and the targets as its own. A completion has at least one token,
@@ -106,7 +106,7 @@ class _Run:
         self.scheduler = scheduler
         self.options = options
         self.arrivals = arrivals = Arrivals(ordered, closed_loop=options.closed_loop)
-        self.cost = steps_of(options.cost, options.scatter_seed)
+        self.cost = steps_of(options.cost, options.noise_seed)
         fits, most = scheduler.memory.capacity_tokens, options.max_model_len
         self.longest = fits if most is None else min(fits, most)
         """Most tokens of a prompt and its completion."""

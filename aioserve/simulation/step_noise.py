@@ -43,7 +43,7 @@ class StepNoise:
         whose mean isn't 1.
         """
         high, wide = shape
-        with named("cost table: scatter"):
+        with named("cost table: step_noise"):
             points = [
                 [[*islice(point, MAX_RATIOS + 1)] for point in islice(row, wide + 1)]
                 for row in islice(ratios, high + 1)
@@ -52,17 +52,17 @@ class StepNoise:
             is_grid = len(points) == high and all(len(row) == wide for row in points)
             if not is_grid or len(counts) != 1 or not 1 <= min(counts) <= MAX_RATIOS:
                 raise ConfigError(
-                    f"scatter must be a grid of {high} by {wide} points with 1 to {MAX_RATIOS} "
+                    f"step_noise must be a grid of {high} by {wide} points with 1 to {MAX_RATIOS} "
                     f"ratios each, as many for all"
                 )
             grid = np.array(points, float)
         if not (np.isfinite(grid).all() and grid.min() > 0 and grid.max() <= MAX_RATIO):
-            raise ConfigError(f"scatter must be ratios above 0 and at most {MAX_RATIO:g}")
+            raise ConfigError(f"step_noise must be ratios above 0 and at most {MAX_RATIO:g}")
         off = np.argwhere(np.abs(grid.mean(axis=2) - 1) > MEAN_ERROR)
         if len(off):
             i, j = off[0].tolist()
             raise ConfigError(
-                f"scatter must be 1 on average at each point, got {grid[i, j].mean():.3g} at "
+                f"step_noise must be 1 on average at each point, got {grid[i, j].mean():.3g} at "
                 f"[{i}][{j}]"
             )
         self.num_ratios: int = grid.shape[2]

@@ -58,10 +58,10 @@ class Trial:
             if (ttft, tpot) != (None, None):
                 self.targets = Targets(ttft_seconds=ttft, tpot_seconds=tpot)
             self.machine: Machine = machine_of(options)
-            draws = self.machine.scatter_seed is not None or options.draws(source)
+            draws = self.machine.noise_seed is not None or options.draws(source)
             if options.seed is not None and not draws:
                 raise ConfigError(
-                    "seed: nothing of a trace is drawn, and no step scatters, got "
+                    "seed: nothing of a trace is drawn, and no step varies, got "
                     f"{shown(options.seed)}"
                 )
             self.requests: list[TraceRequest] = workload(source, options)
@@ -94,7 +94,7 @@ class Trial:
             **given,
             cost=machine.cost,
             closed_loop=options.closed_loop,
-            scatter_seed=machine.scatter_seed,
+            noise_seed=machine.noise_seed,
             timeline=timeline,
             on_progress=on_progress,
         )

@@ -75,7 +75,7 @@ class WorkloadOptions:
     """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
     seed: int | None = None
     """Key of all that is drawn: of a made-up workload, of arrivals, of a noisy predictor, and of
-    the scatter of a cost table's steps; 0 when not given."""
+    the noise of a cost table's steps; 0 when not given."""
 
     def draws(self, source: object) -> bool:
         """Whether something of such a workload is drawn from its seed."""

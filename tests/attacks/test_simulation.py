@@ -398,7 +398,7 @@ OF_REPLAY: dict[str, st.SearchStrategy[Any]] = {
         "predictor",
         "priority",
         "num_devices",
-        "scatter",
+        "step_noise",
         "num_host_pages",
         "unbounded_cache",
         "max_model_len",
@@ -530,7 +530,7 @@ def one_step(**fields: Any) -> None:
             TABLE
             | {
                 "seconds_per_context_token": 0.0,
-                "scatter": None,
+                "step_noise": None,
                 "max_context_tokens": 9,
                 "max_attended_pairs": 9,
                 "kv": None,

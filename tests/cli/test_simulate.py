@@ -189,7 +189,7 @@ def test_a_table_that_knows_its_machine_says_how_much_fits_it(
         "device": None,
         "num_pages": 32,
         "max_model_len": 400,
-        "scatter_seed": 0,
+        "noise_seed": 0,
     }
     longer = simulated(aioserve_here, *arguments, "--max-model-len", 500, "--num-pages", 600)
     assert longer["policies"]["fcfs"]["too_long"] < fcfs["too_long"]
@@ -209,12 +209,12 @@ def test_steps_of_a_table_scatter_by_the_seed_unless_told_not_to(
 
     first, same, other = seconds(), seconds("--seed", 0), seconds("--seed", 3)
     assert first == same != other
-    calm = seconds("--no-scatter")
+    calm = seconds("--no-step-noise")
     assert calm not in (first, other)
     flat = machine_table(tmp_path / "flat.json", kv=None, scatter=None)
     done = simulated(aioserve_here, mooncake, "--cost-table", flat, "--num-pages", 900)
     assert done["policies"]["fcfs"]["busy_seconds"] == calm
-    assert "with its scatter (seed 0)" in aioserve_here("simulate", *map(str, arguments)).stdout
+    assert "with its noise (seed 0)" in aioserve_here("simulate", *map(str, arguments)).stdout
 
 
 def test_what_a_table_was_not_measured_for_is_counted_and_said_once(
@@ -240,13 +240,13 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
     old = machine_table(tmp_path / "old.json", kv=None, scatter=None)
     done = aioserve_here(*arguments, old)
     assert done.stderr == (
-        f"aioserve: {old} doesn't tell how steps scatter, the KV memory, the model's longest "
+        f"aioserve: {old} doesn't tell how steps vary, the KV memory, the model's longest "
         "context: each takes its mean, pages are those of llama-3-8b on 1 x h100, none is too long "
         "for it\n"
     )
-    done = aioserve_here(*arguments, old, "--no-scatter")
+    done = aioserve_here(*arguments, old, "--no-step-noise")
     assert done.returncode == 2
-    assert "old.json has none, so leave out --no-scatter" in done.stderr
+    assert "old.json has none, so leave out --no-step-noise" in done.stderr
     new = machine_table(tmp_path / "new.json")
     assert aioserve_here(*arguments, new).stderr == ""
 
@@ -299,10 +299,16 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
         (
             ["missing.csv", "--seed", "1"],
-            "seed: nothing of a trace is drawn, and no step scatters, got 1",
+            "seed: nothing of a trace is drawn, and no step varies, got 1",
         ),
-        (["--synthetic", "bursts", "--no-scatter"], "scatter: without a cost table steps take"),
-        (["--synthetic", "bursts", "--scatter"], "what the roofline says, so leave out --scatter"),
+        (
+            ["--synthetic", "bursts", "--no-step-noise"],
+            "step_noise: without a cost table steps take",
+        ),
+        (
+            ["--synthetic", "bursts", "--step-noise"],
+            "what the roofline says, so leave out --step-noise",
+        ),
         (["--synthetic", "bursts", "--max-model-len", "1"], "max_model_len must be at least 2"),
         (
             ["--synthetic", "bursts", "--policy", "fcfs", "--policy", "fcfs"],

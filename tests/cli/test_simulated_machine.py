@@ -20,7 +20,7 @@ DEFAULTS = [("model", "llama-3-8b"), ("hardware", "h100"), ("num_devices", 1)]
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """One of steps alone, without a machine, a scatter or a longest context."""
+    """One of steps alone, without a machine, noise or a longest context."""
     return written(tmp_path / "table.json")
 
 
@@ -67,10 +67,10 @@ def test_the_device_is_used_where_a_table_tells_no_memory(aioserve_here: Run, ta
 
 
 def test_a_scatter_that_there_is_none_of_is_refused(aioserve_here: Run, table: Path) -> None:
-    done = aioserve_here("simulate", *WORKLOAD, "--cost-table", table, "--scatter")
+    done = aioserve_here("simulate", *WORKLOAD, "--cost-table", table, "--step-noise")
     assert done.returncode == 2
-    assert "scatter: " in done.stderr
-    assert "has none, so leave out --scatter" in done.stderr
+    assert "step_noise: " in done.stderr
+    assert "has none, so leave out --step-noise" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ TABLE = CostTable(
     [[0.01, 0.0123, 0.02], [0.03, 0.041, 0.043], [0.05, 0.06, 0.0777]],
     seconds_per_context_token=1.37e-6,
     seconds_per_attended_pair=1.1e-9,
-    scatter=[[[0.5, 0.9, 1.6]] * 3] * 3,
+    step_noise=[[[0.5, 0.9, 1.6]] * 3] * 3,
     max_context_tokens=400,
 )
 
@@ -286,7 +286,7 @@ def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
     eviction: Eviction,
 ) -> None:
     if options["cost"] is TABLE:
-        options["scatter_seed"] = seed
+        options["noise_seed"] = seed
     if options["num_pages"] is not None and options["prefix_caching"]:
         options["num_host_pages"] = host_pages
         options["eviction"] = eviction
@@ -351,7 +351,7 @@ def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int
         trace,
         make=lambda: PluginRegistry().policy(name),
         cost=TABLE,
-        scatter_seed=1,
+        noise_seed=1,
         page_size=4,
         num_pages=num_pages,
         max_num_seqs=9,

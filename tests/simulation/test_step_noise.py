@@ -1,4 +1,4 @@
-"""The scatter of steps: as calibration saw it, 1 on average, and the same whichever way it is
+"""The noise of steps: as calibration saw it, 1 on average, and the same whichever way it is
 asked for."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_several_steps_at_once_take_to_the_digit_what_single_ones_do(
         **TABLE,
         seconds_per_context_token=1.7e-7,
         seconds_per_attended_pair=3.1e-9,
-        scatter=even(0.7, 0.9, 0.95, 1.45),
+        step_noise=even(0.7, 0.9, 0.95, 1.45),
     )
     found = table.decode_seconds(
         StepLoad(prefill, batch, context, pairs),
@@ -63,25 +63,25 @@ def test_several_steps_at_once_take_to_the_digit_what_single_ones_do(
     for number, seconds in enumerate(found):
         load = StepLoad(prefill, batch, context + number * batch, pairs)
         if scatters:
-            assert seconds == table.scattered_seconds(load, seed, step + number)
+            assert seconds == table.noisy_seconds(load, seed, step + number)
         else:
             assert seconds == table.seconds(load)
 
 
 def test_each_ratio_is_drawn_as_often_and_no_draw_tells_the_next() -> None:
-    scatter = StepNoise([[[0.5, 1.0, 1.5]]], (1, 1))
-    ratios = np.array([scatter.ratio(0, 0, drawn(7, step)) for step in range(30_000)])
+    noise = StepNoise([[[0.5, 1.0, 1.5]]], (1, 1))
+    ratios = np.array([noise.ratio(0, 0, drawn(7, step)) for step in range(30_000)])
     values, counts = np.unique(ratios, return_counts=True)
     assert values.tolist() == [0.5, 1.0, 1.5]
     assert counts.min() > 9_700
     assert abs(np.corrcoef(ratios[:-1], ratios[1:])[0, 1]) < 0.02
-    others = [scatter.ratio(0, 0, drawn(8, step)) for step in range(30_000)]
+    others = [noise.ratio(0, 0, drawn(8, step)) for step in range(30_000)]
     assert abs(np.corrcoef(ratios, others)[0, 1]) < 0.02
 
 
 def test_a_step_scatters_as_the_nearest_point_does() -> None:
     points = [[[1.0], [1.001]], [[1.002], [1.003]], [[1.004], [1.005]]]
-    table = CostTable(**TABLE, scatter=points)
+    table = CostTable(**TABLE, step_noise=points)
     for (prefill, batch), ratio in {
         (40, 4): 1.0,
         (40, 5): 1.001,
@@ -91,7 +91,7 @@ def test_a_step_scatters_as_the_nearest_point_does() -> None:
         (900, 90): 1.005,
     }.items():
         load = StepLoad(prefill, batch, 0, 0)
-        assert table.scattered_seconds(load, 1, 1) == table.seconds(load) * ratio
+        assert table.noisy_seconds(load, 1, 1) == table.seconds(load) * ratio
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3])
@@ -103,7 +103,7 @@ def test_simulated_steps_scatter_as_measured_ones_did(sigma: float) -> None:
     ]
     found = fit_table(samples, PREFILL, DECODE).table()
     ratios = [
-        found.scattered_seconds(load, 11, step) / table.seconds(load)
+        found.noisy_seconds(load, 11, step) / table.seconds(load)
         for step, load in enumerate(loads(1, 4000))
     ]
     measured = [sample.seconds / table.seconds(sample.load) for sample in samples]
@@ -122,11 +122,11 @@ def test_the_scatter_of_a_kind_of_steps_is_no_others() -> None:
         )
         for load in loads(0, 4000)
     ]
-    scatter = fit_table(samples, PREFILL, DECODE).table().scatter
-    assert scatter is not None
+    noise = fit_table(samples, PREFILL, DECODE).table().step_noise
+    assert noise is not None
     for i in range(len(PREFILL)):
         for j in range(len(DECODE)):
-            low, high = scatter.percentiles(i, j, (10, 90))
+            low, high = noise.percentiles(i, j, (10, 90))
             # Of a normal distribution, these are 2.56 sigmas apart.
             width = np.log(high / low) / 2.56
             assert width == pytest.approx(sigmas[i > 0], rel=0.35) or (i, j) == (0, 0)
@@ -136,12 +136,12 @@ def test_few_steps_and_many_alike_have_a_scatter_of_1_on_average() -> None:
     for count in (30, 300):
         samples = [StepSample(load, 1.0 + 0.3 * (n % 3)) for n, load in enumerate(loads(0, count))]
         file = fit_table(samples, PREFILL, DECODE)
-        assert np.array(file.scatter).mean(axis=2) == pytest.approx(1, abs=1e-4)
-        assert file.table().scatter is not None
+        assert np.array(file.step_noise).mean(axis=2) == pytest.approx(1, abs=1e-4)
+        assert file.table().step_noise is not None
 
 
 @pytest.mark.parametrize(
-    ("scatter", "message"),
+    ("step_noise", "message"),
     [
         (even(0.9, 1.2), r"1 on average at each point, got 1.05 at \[0\]\[0\]"),
         (even(0.0, 2.0), "ratios above 0 and at most 1000"),
@@ -150,17 +150,17 @@ def test_few_steps_and_many_alike_have_a_scatter_of_1_on_average() -> None:
         (even(*[1.0] * 257), "a grid of 3 by 2 points with 1 to 256 ratios each"),
         (even(1.0)[:2], "a grid of 3 by 2 points"),
         ([[[1.0], [1.0, 1.0]]] * 3, "as many for all"),
-        (7, "cost table: scatter: "),
+        (7, "cost table: step_noise: "),
     ],
 )
-def test_a_scatter_that_is_none_is_refused(scatter: Any, message: str) -> None:
+def test_a_scatter_that_is_none_is_refused(step_noise: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CostTable(**TABLE, scatter=scatter)
+        CostTable(**TABLE, step_noise=step_noise)
 
 
 def test_a_table_without_scatter_draws_none() -> None:
-    with pytest.raises(ConfigError, match="the cost table has no scatter"):
-        CostTable(**TABLE).scattered_seconds(StepLoad(0, 1, 1, 0), 1, 1)
+    with pytest.raises(ConfigError, match="the cost table has no noise"):
+        CostTable(**TABLE).noisy_seconds(StepLoad(0, 1, 1, 0), 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run by a cost table: what the table was not measured for is counted, and scatter is drawn by
+"""A run by a cost table: what the table was not measured for is counted, and noise is drawn by
 the seed."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def table(**fields: Any) -> CostTable:
 
 
 def scattered() -> CostTable:
-    return table(scatter=[[RATIOS] * 2] * 2)
+    return table(step_noise=[[RATIOS] * 2] * 2)
 
 
 def run(cost: Any, *, count: int = 4, prompt_tokens: int = 40, **options: Any) -> SimulationResult:
@@ -113,7 +113,7 @@ def test_the_share_of_steps_that_were_not_measured_is_among_the_metrics() -> Non
 
 
 def test_scatter_is_of_the_seed_and_the_same_each_time() -> None:
-    runs = [run(scattered(), scatter_seed=seed) for seed in (1, 1, 2)]
+    runs = [run(scattered(), noise_seed=seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0].requests != runs[2].requests
     # Without a seed, to the digit what the table says.
@@ -123,11 +123,11 @@ def test_scatter_is_of_the_seed_and_the_same_each_time() -> None:
 def test_steps_take_what_the_table_says_times_what_is_drawn_for_their_numbers() -> None:
     cost, seen = scattered(), Noting()
     run(seen, overlap=False)
-    result = run(cost, overlap=False, scatter_seed=5)
+    result = run(cost, overlap=False, noise_seed=5)
     first = seen.numbers[0]
     assert seen.numbers == list(range(first, first + result.steps))
     expected = [
-        cost.scattered_seconds(load, 5, number)
+        cost.noisy_seconds(load, 5, number)
         for load, number in zip(seen.loads, seen.numbers, strict=True)
     ]
     assert result.busy_seconds == pytest.approx(sum(expected))
@@ -145,7 +145,7 @@ def test_several_steps_at_once_are_timed_and_counted_as_one_by_one(
 ) -> None:
     """`max_context_tokens` is reached at the first step, on the way, or never."""
     cost = table(
-        scatter=[[RATIOS] * 2] * 2, seconds_per_context_token=1.3e-6, max_context_tokens=120
+        step_noise=[[RATIOS] * 2] * 2, seconds_per_context_token=1.3e-6, max_context_tokens=120
     )
 
     def plan(step: int) -> StepPlan:
@@ -162,14 +162,14 @@ def test_several_steps_at_once_are_timed_and_counted_as_one_by_one(
 
 @pytest.mark.parametrize("cost", [table(), Noting()])
 def test_scatter_of_what_has_none_is_refused(cost: Any) -> None:
-    with pytest.raises(ConfigError, match="scatter_seed: cost has no scatter"):
-        run(cost, scatter_seed=1)
+    with pytest.raises(ConfigError, match="noise_seed: cost has no noise"):
+        run(cost, noise_seed=1)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "one"])
 def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
-    with pytest.raises(ConfigError, match="scatter_seed must be"):
-        run(scattered(), scatter_seed=seed)
+    with pytest.raises(ConfigError, match="noise_seed must be"):
+        run(scattered(), noise_seed=seed)
 
 
 def test_what_is_longer_than_the_model_takes_is_refused_or_cut_short() -> None:
