@@ -153,7 +153,7 @@ def compare(model: str, dtype: str, options: argparse.Namespace) -> list[dict]:
 
 
 def model_directory(model: str) -> Path:
-    from aioserve.cli.random_models import random_model
+    from aioserve.cli._models import random_model
 
     return random_model(model) if model in ("30m", "0.6b") else Path(model)
 

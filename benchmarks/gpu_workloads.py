@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aioserve.cli.random_models import COMMON, SHAPES
+from aioserve.cli._models import COMMON, SHAPES
 
 __all__ = ["SCALES", "Request", "Scale", "model_directory", "vocab_size_of"]
 

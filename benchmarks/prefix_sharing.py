@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def model_directory(model: str, temporary: Path) -> str:
     from aioserve.assets import model_path
-    from aioserve.cli.random_models import model_or_random
+    from aioserve.cli._models import model_or_random
     from aioserve.testing.random_model import write_random_model
 
     embedded = model_path("pyhelp")

@@ -116,7 +116,7 @@ def numpy_draw(logits: torch.Tensor, params: SamplingParams) -> Callable[[], obj
 
 def decode_step(model: str, count: int) -> tuple[Callable[[], object], int]:
     """A greedy step of so many sequences, and the size of the vocabulary."""
-    from aioserve.cli.random_models import model_or_random
+    from aioserve.cli._models import model_or_random
     from aioserve.models.loader import load_model
 
     decoder = load_model(model_or_random(model), backend=NATIVE)

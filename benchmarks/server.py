@@ -162,7 +162,7 @@ async def serving(model: str, **options: Any) -> AsyncIterator[tuple[Engine, str
 
 def engine_of(model: str, **options: Any) -> Engine:
     from aioserve import Engine
-    from aioserve.cli.random_models import model_or_random
+    from aioserve.cli._models import model_or_random
 
     return Engine(model_or_random(model), **options)
 

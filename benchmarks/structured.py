@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
 
 async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
     from aioserve import Engine
-    from aioserve.cli.random_models import model_or_random
+    from aioserve.cli._models import model_or_random
 
     path = model_or_random(model)
     rates: dict[str, list[float]] = {side: [] for side in AGAINST}

@@ -5,6 +5,7 @@ Everything heavy is imported inside the functions, so that a verb's `--help` sta
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import time
@@ -37,6 +38,7 @@ __all__ = [
     "Opening",
     "Start",
     "chosen_policy",
+    "frozen_heap",
     "given_params",
     "open_engine",
     "opening",
@@ -220,3 +222,17 @@ def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
     if timings.seconds_per_output_token:
         parts.append(f"{1 / timings.seconds_per_output_token:.1f} tokens/s")
     return f"[{' · '.join(parts)} · {reason}]"
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """While entered, the collector doesn't look at what is there now, torch above all: a pass over
+    that takes a tenth of a second and more, in which the event loop stands still. For a process of
+    the command's own: a library must leave the collector to its host, as it is the whole process's.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from aioserve.cli._engine import DeviceOptions, Start, open_engine
-from aioserve.cli._heap import frozen_heap
+from aioserve.cli._engine import DeviceOptions, Start, frozen_heap, open_engine
 from aioserve.cli._streams import check_output
 from aioserve.cli.doctor import compute_facts
 from aioserve.errors import ConfigError

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from aioserve.arguments import shown
-from aioserve.cli._progress import OnProgress
 from aioserve.cli._simulations import TRIAL_FLAGS, TrialFlags, source_of
+from aioserve.cli._streams import OnProgress
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from aioserve.arguments import counted
+from aioserve.capacity.capacity import GIB, Capacity, capacity_of
+from aioserve.capacity.models import read_model
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from aioserve.capacity.capacity import Capacity
 
 __all__ = ["plan"]
 
@@ -51,9 +51,6 @@ def plan(
         page_size: Tokens of a KV page.
         json: Print JSON instead of tables.
     """
-    from aioserve.capacity.capacity import GIB, capacity_of
-    from aioserve.capacity.models import read_model
-
     if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
         raise ConfigError(
             f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "

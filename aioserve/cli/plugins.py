@@ -8,17 +8,27 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
+from aioserve.cli._plugin_project import write_project
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
-
-if TYPE_CHECKING:
-    from aioserve.plugins import PluginRegistry
+from aioserve.kv.eviction import StrategyCalls
+from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.plugins import PluginRegistry
+from aioserve.plugins.files import policy_of_file
+from aioserve.testing import (
+    check_admission,
+    check_eviction,
+    check_logits_processor,
+    check_observer,
+    check_policy,
+)
 
 __all__ = ["app"]
 
@@ -50,8 +60,6 @@ def list_plugins(
         all: Also those that are broken, with the cause, and those that AIOSERVE_PLUGINS leaves out.
         json: Print JSON instead of a table.
     """
-    from aioserve.plugins import PluginRegistry
-
     registry = PluginRegistry()
     usable, others = list(_usable(registry)), list(_others(registry))
     rows = [*usable, *others] if all else usable
@@ -73,8 +81,6 @@ def check(name: str, /, *, examples: int = 100) -> None:
             have options: NAME:OPTION=VALUE. A policy of yours may be FILE.py:CLASS.
         examples: How many are tried.
     """
-    from aioserve.plugins import PluginRegistry
-
     if not 1 <= examples <= MAX_EXAMPLES:
         raise ConfigError(f"examples must be in [1, {MAX_EXAMPLES}], got {examples}")
     with redirect_stdout(sys.stderr):  # what plugins print is no finding
@@ -118,9 +124,6 @@ def new(name: str, /, *, dir: Path = Path()) -> None:
         name: Of the project and its policy: lower-case letters, digits, '_' and '-'.
         dir: Where the project's directory is made.
     """
-    from aioserve.cli._plugin_project import write_project
-    from aioserve.plugins import PluginRegistry
-
     registry = PluginRegistry()
     taken = {row["name"] for row in (*_usable(registry), *_others(registry))}
     project = write_project(name, dir, taken)
@@ -135,10 +138,6 @@ def new(name: str, /, *, dir: Path = Path()) -> None:
 
 
 def _usable(registry: PluginRegistry) -> Iterator[Row]:
-    from importlib.metadata import version
-
-    from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-
     for kind, offers, state in (
         ("policy", registry.policies, "ready"),
         ("eviction", registry.evictions, "ready"),
@@ -210,8 +209,6 @@ def _print_table(rows: list[Row]) -> None:
 
 def _why_not(registry: PluginRegistry, text: str) -> str:
     """What to say where there is nothing to check."""
-    from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-
     name, colon, _ = text.partition(":")
     if name in EVICTION_STRATEGIES:
         return f"eviction strategy {name!r} is built in: there is no plugin to check"
@@ -231,16 +228,6 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Checks of everything that has the name, or comes from the plugin of that name; or of the
     policy of a file."""
-    from aioserve.kv.eviction import StrategyCalls
-    from aioserve.plugins.files import policy_of_file
-    from aioserve.testing import (
-        check_admission,
-        check_eviction,
-        check_logits_processor,
-        check_observer,
-        check_policy,
-    )
-
     if (make := policy_of_file(text)) is not None:
         make()
         yield f"policy {text}", lambda n: check_policy(make, max_examples=n)

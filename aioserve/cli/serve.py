@@ -25,9 +25,8 @@ import msgspec
 from cyclopts import Parameter
 
 from aioserve.arguments import counted
-from aioserve.cli._engine import chosen_policy, open_engine
+from aioserve.cli._engine import chosen_policy, frozen_heap, open_engine
 from aioserve.cli._flags import setting_flags, takes_flags
-from aioserve.cli._heap import frozen_heap
 from aioserve.cli._interrupts import leave_at_once, leaving_at_once
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
 from aioserve.config import EngineConfig

@@ -15,7 +15,6 @@ from typing import Any
 from aioserve.arguments import counted
 from aioserve.cli._flags import option_flags, takes_flags
 from aioserve.cli._interrupts import cleaning_up_first
-from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulations import (
     TRIAL_FLAGS,
     TrialFlags,
@@ -30,7 +29,7 @@ from aioserve.cli._simulations import (
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
-from aioserve.cli._streams import json_text, table_console
+from aioserve.cli._streams import bar_on_terminal, json_text, table_console
 from aioserve.errors import ConfigError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from aioserve import AioserveError, Engine
 from aioserve.capacity.models import PRESETS
 from aioserve.cli import app, main
-from aioserve.cli.random_models import SHAPES
+from aioserve.cli._models import SHAPES
 from tests.attacks.hostile import MAX_MESSAGE_CHARS, hostile_texts
 from tests.timing import computing_at_most
 

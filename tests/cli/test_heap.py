@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aioserve.cli._heap import frozen_heap
+from aioserve.cli._engine import frozen_heap
 from tests.cli.command import Run
 from tests.cli.server_process import ServerProcess
 
