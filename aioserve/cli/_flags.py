@@ -15,13 +15,11 @@ from aioserve.cli._settings import Setting, docstrings
 __all__ = ["option_flags", "setting_flags", "takes_flags"]
 
 
-def takes_flags(
-    verb: Callable[..., None], flags: Iterable[inspect.Parameter], *, into: str = "flags"
-) -> None:
-    """Let `verb` show these flags where it has `**into`: there it gets those that were given, by
+def takes_flags(verb: Callable[..., None], flags: Iterable[inspect.Parameter]) -> None:
+    """Let `verb` show these flags where it has `**flags`: there it gets those that were given, by
     name."""
     own = inspect.signature(verb, eval_str=True)
-    parameters = [one for one in own.parameters.values() if one.name != into] + list(flags)
+    parameters = [one for one in own.parameters.values() if one.name != "flags"] + list(flags)
     annotations = {one.name: one.annotation for one in parameters}
     # What cyclopts reads of a function.
     verb.__signature__ = own.replace(parameters=parameters)

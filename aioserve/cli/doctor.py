@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ def everything() -> dict[str, Facts]:
         "memory": _memory,
         "torch": _torch,
         "cupy": _cupy,
-        "triton": _triton,
-        "flashinfer": _flashinfer,
+        "triton": partial(_package, "triton", "triton"),
+        "flashinfer": partial(_package, "flashinfer", "flashinfer-python"),
         "gpu": _gpu,
         "policies": _policies,
         "model": _embedded_model,
@@ -197,17 +198,11 @@ def _cupy() -> Facts:
     return {"installed": True, "version": cupy.__version__, "available": cupy.is_available()}
 
 
-def _triton() -> Facts:
-    if importlib.util.find_spec("triton") is None:
-        return {"installed": False}
-    return {"installed": True, "version": metadata.version("triton")}
-
-
-def _flashinfer() -> Facts:
+def _package(name: str, distribution: str) -> Facts:
     """Without an import, which takes seconds."""
-    if importlib.util.find_spec("flashinfer") is None:
+    if importlib.util.find_spec(name) is None:
         return {"installed": False}
-    return {"installed": True, "version": metadata.version("flashinfer-python")}
+    return {"installed": True, "version": metadata.version(distribution)}
 
 
 def _gpu() -> Facts:

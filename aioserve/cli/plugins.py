@@ -22,6 +22,7 @@ from aioserve.kv.eviction import StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import policy_of_file
+from aioserve.plugins.installed import Origin
 from aioserve.testing import (
     check_admission,
     check_eviction,
@@ -145,51 +146,44 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("logits processor", registry.logits_processors, "ready"),
     ):
         for name, offer in sorted(offers.items()):
-            spec, origin = offer.spec, offer.origin
-            yield _row(
-                kind, name, spec.description, origin.distribution, origin.version, spec.api, state
-            )
+            spec = offer.spec
+            about = {"description": spec.description, "api": spec.api}
+            yield _row(kind, name, offer.origin, state, **about)
         if kind == "eviction":
+            native = Origin("", "aioserve", version("aioserve"), selected=False)
             for name in EVICTION_STRATEGIES:
-                yield _row(kind, name, NATIVE[name], "aioserve", version("aioserve"), None, "ready")
+                yield _row(kind, name, native, "ready", description=NATIVE[name])
     for offer in registry.admissions:
-        origin = offer.origin
-        yield _row(
-            "admission", origin.plugin, "", origin.distribution, origin.version, None, "active"
-        )
+        yield _row("admission", offer.origin.plugin, offer.origin, "active")
 
 
 def _others(registry: PluginRegistry) -> Iterator[Row]:
     for broken in registry.broken:
-        origin = broken.origin
-        yield _row(
-            "plugin", broken.name, "", origin.distribution, origin.version, None, "broken"
-        ) | {"cause": broken.reason}
+        yield _row("plugin", broken.name, broken.origin, "broken", cause=broken.reason)
     for plugin in registry.off:
-        origin = plugin.origin
-        yield _row("plugin", plugin.name, "", origin.distribution, origin.version, None, "off") | {
-            "cause": "AIOSERVE_PLUGINS leaves it out"
-        }
+        cause = "AIOSERVE_PLUGINS leaves it out"
+        yield _row("plugin", plugin.name, plugin.origin, "off", cause=cause)
 
 
 def _row(
     kind: str,
     name: str,
-    description: str,
-    distribution: str,
-    version: str,
-    api: int | None,
+    origin: Origin,
     state: str,
+    *,
+    description: str = "",
+    api: int | None = None,
+    cause: str | None = None,
 ) -> Row:
     return {
         "kind": kind,
         "name": name,
         "description": description,
-        "distribution": distribution,
-        "version": version,
+        "distribution": origin.distribution,
+        "version": origin.version,
         "api": api,
         "state": state,
-        "cause": None,
+        "cause": cause,
     }
 
 
@@ -228,9 +222,9 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Checks of everything that has the name, or comes from the plugin of that name; or of the
     policy of a file."""
-    if (make := policy_of_file(text)) is not None:
-        make()
-        yield f"policy {text}", lambda n: check_policy(make, max_examples=n)
+    if (made := policy_of_file(text)) is not None:
+        made()
+        yield f"policy {text}", partial(_checked, check_policy, made)
         return
     name, colon, options = text.partition(":")
 
@@ -241,37 +235,31 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         made = registry.eviction(text)
         return made.strategy if isinstance(made, StrategyCalls) else made
 
-    for offer in filter(meant, registry.policies.values()):
-        full = offer.spec.name + colon + options
-        registry.policy(full)  # an option that is wrong is an error of the command line
-        yield (
-            f"policy {full} ({offer.origin})",
-            lambda n, full=full: check_policy(lambda: registry.policy(full), max_examples=n),
-        )
-    for offer in filter(meant, registry.evictions.values()):
-        full = offer.spec.name + colon + options
-        registry.eviction(full)
-        yield (
-            f"eviction strategy {full} ({offer.origin})",
-            lambda n, full=full: check_eviction(lambda: strategy(full), max_examples=n),
-        )
-    for offer in filter(meant, registry.logits_processors.values()):
-        full = offer.spec.name + colon + options
-        make = partial(registry.processor_makers[registry.logits_processor(full)].make, full)
-        yield (
-            f"logits processor {full} ({offer.origin})",
-            lambda n, make=make: check_logits_processor(make, max_examples=n),
-        )
+    def processor(text: str) -> Any:
+        return registry.processor_makers[registry.logits_processor(text)].make(text)
+
+    for kind, offers, make, check in (
+        ("policy", registry.policies, registry.policy, check_policy),
+        ("eviction strategy", registry.evictions, strategy, check_eviction),
+        (
+            "logits processor",
+            registry.logits_processors,
+            processor,
+            check_logits_processor,
+        ),
+    ):
+        for offer in filter(meant, offers.values()):
+            full = offer.spec.name + colon + options
+            make(full)  # an option that is wrong is an error of the command line
+            yield f"{kind} {full} ({offer.origin})", partial(_checked, check, partial(make, full))
     if colon:
         return
     for offer in filter(meant, registry.observers.values()):
-        yield (
-            f"observer {offer.label}",
-            lambda n, make=offer.spec.factory: check_observer(make, max_examples=n),
-        )
+        yield f"observer {offer.label}", partial(_checked, check_observer, offer.spec.factory)
     for offer in registry.admissions:
         if name == offer.origin.plugin:
-            yield (
-                f"admission {offer.label}",
-                lambda n, ask=offer.ask: check_admission(ask, max_examples=n),
-            )
+            yield f"admission {offer.label}", partial(_checked, check_admission, offer.ask)
+
+
+def _checked(check: Callable[..., None], what: Callable[..., Any], examples: int) -> None:
+    check(what, max_examples=examples)

@@ -1,21 +1,38 @@
 """Lines of text files that others wrote, plain or `.gz`: of whole files alone, and within bounds
-that are checked before anything of that size is held in memory."""
+that are checked before anything of that size is held in memory. Lines of CSV files with a header:
+values by column, each read as what it must be.
+"""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import itertools
+import math
 import os
 import stat
 import zlib
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from aioserve.errors import TraceError
 from aioserve.isolation import shown
+from aioserve.traces.request import MAX_ARRIVAL_SECONDS, MAX_ASKED_TOKENS, MAX_REQUEST_TOKENS
 
-__all__ = ["MAX_FILE_BYTES", "MAX_LINES", "MAX_LINE_BYTES", "Lines", "open_file", "short"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "MAX_LINES",
+    "MAX_LINE_BYTES",
+    "CsvRow",
+    "Lines",
+    "begins_with",
+    "columns_missing",
+    "csv_rows",
+    "open_file",
+    "short",
+]
 
 MAX_FILE_BYTES = 1 << 30
 """Unpacked."""
@@ -104,3 +121,144 @@ def _lines_of(path: Any) -> Iterator[tuple[str, str]]:
 
 def _unpacked(file: BinaryIO, path: Any) -> BinaryIO | gzip.GzipFile:
     return gzip.GzipFile(fileobj=file) if str(path).endswith(".gz") else file
+
+
+MAX_CSV_LINE_CHARS = 1 << 20
+
+
+class CsvRow:
+    """One line: its values by column, and where it is."""
+
+    def __init__(self, place: str, header: tuple[str, ...], values: dict[str, str]) -> None:
+        self.place = place
+        self.header = header
+        self.values = values
+
+    def count(self, name: str, least: int, most: int = MAX_REQUEST_TOKENS) -> int:
+        """A whole number; pandas writes it as `10.0` in a column where one was missing."""
+        text = self.values[name]
+        value = _whole(text)
+        if value is None or not least <= value <= most:
+            limit = f"at most {most}" if value is not None and value > most else f"at least {least}"
+            raise TraceError(
+                f"{self.place}: {name} must be a whole number of {limit}, got {shown(text)}"
+            )
+        return value
+
+    def optional(self, name: str) -> int | None:
+        """The count in a column that may be missing, or empty."""
+        return self.count(name, 1, MAX_ASKED_TOKENS) if self.values.get(name) else None
+
+    def seconds(self, name: str) -> float:
+        text = self.values[name]
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= MAX_ARRIVAL_SECONDS:
+            limit = f"at most {MAX_ARRIVAL_SECONDS:g}" if value > 0 else "from 0 on"
+            raise TraceError(f"{self.place}: {name} must be seconds {limit}, got {shown(text)}")
+        return value
+
+    def time(self, name: str) -> datetime:
+        text = self.values[name]
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            raise TraceError(
+                f"{self.place}: {name} must be a date and time, got {shown(text)}"
+            ) from None
+
+
+def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[CsvRow]:
+    """The lines of a file that begins with one of `headers`."""
+    reader = csv.reader(_short_ones(lines), skipinitialspace=True)
+    try:
+        rows = (values for values in reader if not _is_blank(values))
+        columns = next(rows, [])
+        header = _header_of(columns, headers)
+        if header is None:
+            known = " or ".join(",".join(header) for header in headers)
+            raise TraceError(
+                f"{lines.place}: the columns must begin with {known}, got {shown(columns)}"
+            )
+        _check_names(lines.place, _stripped(columns))
+        for values in rows:
+            if len(values) != len(columns):
+                raise TraceError(
+                    f"{lines.place}: {len(values)} values in a file of {len(columns)} columns"
+                )
+            yield CsvRow(
+                lines.place, header, dict(zip(_stripped(columns), _stripped(values), strict=True))
+            )
+    except csv.Error as error:
+        raise TraceError(f"{lines.place}: {error}") from error
+
+
+def _check_names(place: str, columns: list[str]) -> None:
+    """Raise for a name of two columns: it isn't known which of them is meant."""
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise TraceError(f"{place}: {columns.count(name)} columns are called {shown(name)}")
+
+
+def _short_ones(lines: Lines) -> Iterator[str]:
+    """The lines; raises for one with more columns than anybody writes."""
+    for line in lines:
+        if len(line) > MAX_CSV_LINE_CHARS:
+            raise TraceError(f"{lines.place}: a line of over {MAX_CSV_LINE_CHARS:,} characters")
+        yield line
+
+
+def _header_of(columns: list[str], headers: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
+    names = tuple(_stripped(columns))
+    return next((header for header in headers if names[: len(header)] == header), None)
+
+
+def _stripped(values: list[str]) -> list[str]:
+    return [value.strip() for value in values]
+
+
+def _is_blank(values: list[str]) -> bool:
+    return len(values) < 2 and not any(_stripped(values))
+
+
+def _whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return int(value) if value.is_integer() else None
+
+
+def begins_with(headers: tuple[tuple[str, ...], ...], line: str) -> bool:
+    """Whether a line has the columns of one of `headers`, and perhaps further ones."""
+    return _header_of(_columns_of(line), headers) is not None
+
+
+def columns_missing(headers: tuple[tuple[str, ...], ...], line: str) -> str:
+    """What the first line of a CSV lacks to begin with the one of `headers` that it is most like,
+    or that it has their columns in another order; what there is where it is like none, and nothing
+    of a line that has no columns."""
+    columns = _stripped(_columns_of(line))
+    likeness = [len(set(header) & set(columns)) for header in headers]
+    if not any(likeness):
+        known = " or ".join(",".join(header) for header in headers)
+        return f"a CSV has the columns {known}" if len(columns) > 1 else ""
+    header = headers[likeness.index(max(likeness))]
+    missing = [name for name in header if name not in columns]
+    if missing:
+        names = ", ".join(missing)
+        return f"of {','.join(header)} it misses the column{'s'[: len(missing) - 1]} {names}"
+    return f"its columns must begin with {','.join(header)}, in this order"
+
+
+def _columns_of(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error:
+        return []

@@ -36,8 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import TraceError
-from aioserve.traces.csv_rows import CsvRow, begins_with, columns_missing, csv_rows
-from aioserve.traces.files import Lines, short
+from aioserve.traces.files import CsvRow, Lines, begins_with, columns_missing, csv_rows, short
 from aioserve.traces.request import (
     MAX_ARRIVAL_SECONDS,
     MAX_ASKED_TOKENS,
