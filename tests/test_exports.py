@@ -51,9 +51,10 @@ def names_in(annotation: Any) -> Iterator[type]:
 
 def evaluated(thing: Any) -> dict[str, Any]:
     """Annotations of a function or class; names for type checkers alone are looked up."""
-    module = importlib.import_module(thing.__module__)
-    for_checkers = {**vars(collections.abc), "Tensor": torch.Tensor}
-    return typing.get_type_hints(thing, vars(module) | for_checkers)
+    names: dict[str, Any] = {**vars(collections.abc), "Tensor": torch.Tensor}
+    for one in reversed(thing.__mro__ if inspect.isclass(thing) else [thing]):
+        names |= vars(importlib.import_module(one.__module__))
+    return typing.get_type_hints(thing, names)
 
 
 def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:
