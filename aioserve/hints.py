@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -27,7 +27,13 @@ from aioserve.arguments import (
 )
 from aioserve.errors import InvalidRequestError
 
-__all__ = ["HintOptions", "PromptHintOptions", "SchedulingHints", "SearchHintOptions"]
+__all__ = [
+    "HintOptions",
+    "PromptHintOptions",
+    "SchedulingHints",
+    "SearchHintOptions",
+    "checked_hints",
+]
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 MAX_TENANT_CHARS = 512
@@ -59,15 +65,15 @@ class SchedulingHints(msgspec.Struct, frozen=True, kw_only=True):
     """Length that the caller expects of each completion, where it said so: a forecast, which may be
     wrong either way, and may be above the most tokens that a completion may have."""
 
-    @classmethod
-    def checked(cls, given: Mapping[str, object]) -> Self:
-        """Hints by name, as callers give them. Raises `InvalidRequestError`."""
-        return cls(
-            **{
-                hint: check(InvalidRequestError, hint, value, _RULES[hint])
-                for hint, value in given.items()
-            }
-        )
+
+def checked_hints(given: Mapping[str, object]) -> SchedulingHints:
+    """Hints by name, as callers give them. Raises `InvalidRequestError`."""
+    return SchedulingHints(
+        **{
+            hint: check(InvalidRequestError, hint, value, _RULES[hint])
+            for hint, value in given.items()
+        }
+    )
 
 
 _RULES: dict[str, Rule[Any]] = {

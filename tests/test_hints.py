@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aioserve import InvalidRequestError, PromptOnlyOptions, RequestInfo, RequestView, StreamOptions
-from aioserve.hints import HintOptions, SchedulingHints
+from aioserve.hints import HintOptions, SchedulingHints, checked_hints
 
 NAMES = set(SchedulingHints.__struct_fields__)
 GIVEN = {
@@ -32,12 +32,12 @@ def test_each_hint_is_an_option_of_streams_and_an_attribute_of_views_and_infos()
 
 def test_hints_are_taken_as_they_are_given() -> None:
     assert GIVEN.keys() == NAMES
-    assert msgspec.structs.asdict(SchedulingHints.checked(GIVEN)) == GIVEN
-    assert SchedulingHints.checked({}) == SchedulingHints()
+    assert msgspec.structs.asdict(checked_hints(GIVEN)) == GIVEN
+    assert checked_hints({}) == SchedulingHints()
 
 
 @pytest.mark.parametrize("hint", sorted(NAMES))
 def test_each_hint_is_checked_under_its_own_name(hint: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        SchedulingHints.checked({hint: object()})
+        checked_hints({hint: object()})
     assert raised.value.argument == hint

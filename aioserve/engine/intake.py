@@ -38,7 +38,7 @@ from aioserve.errors import (
     RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
-from aioserve.hints import SchedulingHints
+from aioserve.hints import checked_hints
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import (
@@ -123,7 +123,7 @@ class Intake:
         request_id = self._checked_request_id(request_id)
         salt = check(InvalidRequestError, "cache_salt", cache_salt, NAME_OR_NONE)
         chat = {name: options.pop(name) for name in options.keys() & MESSAGE_DEFAULTS.keys()}
-        hints = SchedulingHints.checked(options)
+        hints = checked_hints(options)
         self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt

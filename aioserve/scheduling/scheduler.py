@@ -210,8 +210,10 @@ class Scheduler:
                 if planner is None or not planner.entries:
                     attempt += 1  # what is left may have work, and is asked for by no other
                     continue
+            if planner is None:
+                return None
             try:
-                return None if planner is None else planner.plan()
+                return planner.plan()
             except Exception:
                 logger.exception("step %d can't be built; it is tried once more", planner.step)
                 return planner.plan()
