@@ -134,13 +134,16 @@ def check_rows(name: str, x: Tensor, device: torch.device, shape: str = "[T, H]"
 
 def check_norm(
     x: Tensor, norm: RMSNorm | LayerNorm, residual: Tensor | None, device: torch.device
-) -> None:
+) -> tuple[int, int]:
+    """Check rows, weights and residual; return the shape of x, which is slow to ask for."""
     check_rows("x", x, device)
-    check_tensor("weight", norm.weight, x.dtype, x.shape[1:], device)
+    dtype, (rows, size) = x.dtype, x.shape
+    check_tensor("weight", norm.weight, dtype, (size,), device)
     if isinstance(norm, LayerNorm) and norm.bias is not None:
-        check_tensor("bias", norm.bias, x.dtype, x.shape[1:], device)
+        check_tensor("bias", norm.bias, dtype, (size,), device)
     if residual is not None:
-        check_tensor("residual", residual, x.dtype, x.shape, device)
+        check_tensor("residual", residual, dtype, (rows, size), device)
+    return rows, size
 
 
 def check_gate_up(gate_up: Tensor, device: torch.device) -> None:

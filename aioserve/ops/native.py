@@ -118,15 +118,16 @@ class NativeBackend(Backend):
 
     def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)
-        check_norm(x, norm, residual, CPU)
-        out = torch.empty(x.shape, dtype=x.dtype)
+        rows, size = check_norm(x, norm, residual, CPU)
+        out = torch.empty((rows, size), dtype=x.dtype)
         _native.rms_norm(
             x.data_ptr(),
             0 if residual is None else residual.data_ptr(),
             norm.weight.data_ptr(),
             out.data_ptr(),
             bfloat16,
-            *x.shape,
+            rows,
+            size,
             x.stride(0),
             norm.eps,
             norm.weight_offset,
@@ -187,8 +188,8 @@ class NativeBackend(Backend):
 
     def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)
-        check_norm(x, norm, residual, CPU)
-        out = torch.empty(x.shape, dtype=x.dtype)
+        rows, size = check_norm(x, norm, residual, CPU)
+        out = torch.empty((rows, size), dtype=x.dtype)
         _native.layer_norm(
             x.data_ptr(),
             0 if residual is None else residual.data_ptr(),
@@ -196,7 +197,8 @@ class NativeBackend(Backend):
             0 if norm.bias is None else norm.bias.data_ptr(),
             out.data_ptr(),
             bfloat16,
-            *x.shape,
+            rows,
+            size,
             x.stride(0),
             norm.eps,
         )
