@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, get_type_hints
 
 from aioserve.arguments import counted
 from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS, Preemption
@@ -153,6 +153,8 @@ def by_name(
         first = list(own.parameters.values())[:2]
         shown = own.replace(parameters=[*first, *fields.parameters.values()])
         setattr(named, "__signature__", shown)  # noqa: B010
+        hints = {**function.__annotations__, **get_type_hints(options)}
+        named.__annotations__ = {name: hints[name] for name in (*shown.parameters, "return")}
         return named
 
     return decorated

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
-from aioserve.kv.eviction import Eviction
+from aioserve.kv.eviction import Eviction, EvictionStrategy
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.plugins.files import named_policy
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -105,6 +105,7 @@ class Trial:
 class ReplayOptions(TrialOptions):
     """Options of `replay`: those of a trial, and where what happens is written."""
 
+    eviction: str | EvictionStrategy = "lru"
     requests: str | Path | None = None
     timeline: Timeline | None = None
     on_progress: Callable[[int, int], None] | None = None

@@ -71,8 +71,10 @@ class OldestFirst:
 
 
 def simulated(**options: Any) -> None:
-    given = dict[str, Any](trace=TRACE, policy=SchedulingPolicy(), cost=OneSecond(), num_pages=64)
-    result = simulate(**(given | options))
+    given = dict[str, Any](cost=OneSecond(), num_pages=64)
+    result = simulate(
+        options.pop("trace", TRACE), options.pop("policy", SchedulingPolicy()), **(given | options)
+    )
     assert all(record.ending is not None for record in result.requests)
 
 
@@ -345,7 +347,7 @@ def test_a_name_of_any_length_is_refused_in_few_words(option: str, name: str) ->
     arguments: dict[str, Any] = {"policy": "fcfs", "cost": OneSecond(), "num_pages": 64}
     arguments[option] = name
     with pytest.raises(ConfigError) as caught:
-        replay(TRACE, **arguments)
+        replay(TRACE, arguments.pop("policy"), **arguments)
     assert len(str(caught.value)) < 300
 
 
@@ -410,14 +412,10 @@ OF_REPLAY: dict[str, st.SearchStrategy[Any]] = {
 @given(some_options() | st.fixed_dictionaries({}, optional=OF_REPLAY))
 def test_fuzz_replay(options: dict[str, Any]) -> None:
     began = time.process_time()
-    arguments: dict[str, Any] = {
-        "trace": TRACE,
-        "policy": "fcfs",
-        "cost": OneSecond(),
-        "num_pages": 64,
-    }
+    arguments: dict[str, Any] = {"cost": OneSecond(), "num_pages": 64, **options}
+    trace, policy = arguments.pop("trace", TRACE), arguments.pop("policy", "fcfs")
     with named_errors():
-        replay(**(arguments | options))
+        replay(trace, policy, **arguments)
     assert time.process_time() - began < MAX_SECONDS
 
 
