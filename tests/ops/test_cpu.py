@@ -14,6 +14,7 @@ USE_THREADS = """
 import torch
 from aioserve import _native
 from aioserve.ops import backend_named
+from aioserve.ops.checks import RMSNorm
 _native.set_num_threads(3)
 native = backend_named("native")
 x, weight = torch.randn(2000, 512), torch.ones(512)

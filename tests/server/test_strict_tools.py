@@ -190,7 +190,7 @@ async def test_where_all_forms_take_too_long_the_next_one_is_asked_to_come_back(
         plain = await client.post(path, json=json.loads(_loose(BODIES[path])))
         again = await client.post(path, json=_other(BODIES[path], 3))
     assert (full.status_code, full.headers["retry-after"]) == (503, "1"), full.text
-    assert "4 threads compile forms" in full.json()["error"]["message"]
+    assert "4 threads compile what takes too long" in full.json()["error"]["message"]
     assert full.json()["error"]["type"] == "overloaded_error"
     assert plain.status_code == 200, plain.text
     assert again.status_code == 400, again.text
