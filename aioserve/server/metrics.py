@@ -137,7 +137,7 @@ FIRST_TOKEN_SECONDS = (
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5)
 TOTAL_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 960)
 NUM_TOKENS = tuple(2**power for power in range(18))
-HISTOGRAMS = {
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Until the first token", FIRST_TOKEN_SECONDS),
     "inter_token_seconds": ("Mean time between two tokens of one request", GAP_SECONDS),
     "inter_token_p99_seconds": (

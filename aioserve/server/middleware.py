@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 from starlette.exceptions import HTTPException
@@ -156,7 +156,10 @@ async def _no_method(request: Request, error: Exception) -> Response:
     raise ApiError(405, message, code="method_not_allowed")
 
 
-NOT_FOUND = {404: _no_path, 405: _no_method}
+NOT_FOUND: dict[int, Callable[[Request, Exception], Awaitable[Response]]] = {
+    404: _no_path,
+    405: _no_method,
+}
 """Handlers of Starlette's own errors, which are plain text."""
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from aioserve.cli import _calibration
+from aioserve.cli import _calibration, doctor
 from aioserve.config import EngineConfig
-from aioserve.execution import cuda_driver, loading
+from aioserve.execution import loading
 from aioserve.execution.cuda_driver import Card, Driver
 from aioserve.execution.gpu.graphs import default_graph_sizes
 from aioserve.execution.gpu.runner import CudaRunner
@@ -63,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
 
     cards = tuple(Card(name, 1 << 30, (9, 0)) for name in ("another card", "a fake card"))
     monkeypatch.setattr(loading, "load", load)
-    monkeypatch.setattr(cuda_driver, "find_driver", lambda: Driver((13, 0), cards))
+    monkeypatch.setattr(doctor, "find_driver", lambda: Driver((13, 0), cards))
     with threaded_gpu(op_seconds=lambda name: SECONDS.get(name, 0.0)) as gpu:
         yield gpu
 

@@ -62,7 +62,7 @@ def test_an_async_method_is_no_answer() -> None:
 
 class FavoursATenant(SchedulingPolicy):
     def starvation_bound_tokens(self, request):
-        return 1000
+        return 500
 
     def order(self, waiting, view):
         return sorted(waiting, key=lambda request: request.tenant == "b")
@@ -176,7 +176,7 @@ class CountsItsObjects(SchedulingPolicy):
         (LastCome, "starvation: sequence .* starvation_bound_tokens declares 0"),
         (Shortest, "starvation: sequence .* has waited for"),
         (NeverAges, "starvation: sequence .* starvation_bound_tokens declares"),
-        (FavoursATenant, "starvation: sequence .* starvation_bound_tokens declares 1000"),
+        (FavoursATenant, "starvation: sequence .* starvation_bound_tokens declares 500"),
         (Drops, "starvation"),
         (PutsOff, "starvation"),
         (GivesNoTokens, "starvation"),
@@ -264,7 +264,7 @@ def test_pages_go_to_the_host_and_back_in_some_workloads(monkeypatch: pytest.Mon
         return execute(device, plan)
 
     monkeypatch.setattr(FakeDevice, "execute", noted)
-    check_policy(SchedulingPolicy, max_examples=40)
+    check_policy(SchedulingPolicy, max_examples=200)
     assert kinds == set(CopyKind)
 
 

@@ -155,9 +155,9 @@ class MessageWriter(Writer[list[Piece]]):
     """One message while it is written."""
 
     def __init__(self, body: MessageRequest, answering: Answering) -> None:
+        super().__init__(answering.batches)
         self._body = body
         self._answering = answering
-        self.batches = answering.batches
         self._blocks = BlockWriter()
         self._id = f"msg_{uuid.uuid4().hex}"
 

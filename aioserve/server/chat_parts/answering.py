@@ -71,8 +71,9 @@ class Source(Protocol):
 class Writer(ABC, Generic[B]):
     """One answer as an API writes it."""
 
-    batches: Callable[[int], AsyncGenerator[B, None]]
-    """Gives what is new each time, for as many tokens as `TokenStream.batch` waits for."""
+    def __init__(self, batches: Callable[[int], AsyncGenerator[B, None]]) -> None:
+        self.batches: Callable[[int], AsyncGenerator[B, None]] = batches
+        """Gives what is new each time, for as many tokens as `TokenStream.batch` waits for."""
 
     @abstractmethod
     async def whole(self) -> object:

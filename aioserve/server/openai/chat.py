@@ -121,11 +121,11 @@ class ChatWriter(Writer[list[ChatDelta]]):
     def __init__(
         self, call: Call, body: ChatRequest, plan: AnswerPlan, answering: Answering
     ) -> None:
+        super().__init__(answering.deltas)
         n = body.n or call.engine.default_params.n
         self._body = body
         self._plan = plan
         self._stream = answering.stream
-        self.batches = answering.deltas
         self._about = {
             "id": f"chatcmpl-{call.call_log.call_id}",
             "created": call.created_seconds,

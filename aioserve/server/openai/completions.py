@@ -240,10 +240,10 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         prompts: Sequence[Any],
         merged: Merged,
     ) -> None:
+        super().__init__(merged.batches)
         n = params.n
         self._params = params
         self._merged = merged
-        self.batches = merged.batches
         self._about = AboutCompletion(
             id=f"cmpl-{call.call_log.call_id}", created=call.created_seconds, model=body.model
         )

@@ -64,8 +64,6 @@ NUM_TOLD = 24
 """Number of spans with figures in the text."""
 CLOCK = "seconds on the trace's clock"
 
-Floats = npt.NDArray[np.float64]
-
 
 def queue_chart(runs: Sequence[PolicyRun]) -> Chart:
     """Chart of requests that wait and that run, over time, all policies in each panel."""

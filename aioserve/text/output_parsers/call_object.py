@@ -129,7 +129,7 @@ class CallReader(ArgumentsReader):
         text = json.loads("".join(self._collected or ()))
         self._collected = None
         if self._machine.place is Place.COMMA_OR_END:
-            self.is_broken = not 0 < len(text) <= MAX_NAME_CHARS or not text.isprintable()
+            self.is_broken: bool = not 0 < len(text) <= MAX_NAME_CHARS or not text.isprintable()
             self.name = None if self.is_broken else text
             return
         key = "arguments" if text in ARGUMENTS else text

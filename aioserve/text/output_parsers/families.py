@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from aioserve.text.output_parsers.parts import short_id
 from aioserve.text.output_parsers.reading import Reading
@@ -30,7 +31,7 @@ class HermesParser(ToolParser):
     """
 
     name = "hermes"
-    marks = (HERMES_OPENS, HERMES_CLOSES)
+    marks: ClassVar[tuple[str, ...]] = (HERMES_OPENS, HERMES_CLOSES)
 
     @classmethod
     def reads(cls, source: str) -> bool:
@@ -67,7 +68,7 @@ class Llama3JsonParser(ToolParser):
     """
 
     name = "llama3_json"
-    marks = (LLAMA3_TAG,)
+    marks: ClassVar[tuple[str, ...]] = (LLAMA3_TAG,)
 
     @classmethod
     def reads(cls, source: str) -> bool:
@@ -115,7 +116,7 @@ class MistralParser(ToolParser):
     """
 
     name = "mistral"
-    marks = (MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS)
+    marks: ClassVar[tuple[str, ...]] = (MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS)
     _ids = staticmethod(short_id)
 
     @classmethod
@@ -189,7 +190,7 @@ class JsonCallsParser(ToolParser):
     """
 
     name = "json"
-    marks = ()
+    marks: ClassVar[tuple[str, ...]] = ()
     _ids = staticmethod(short_id)
 
     def _read(self) -> Reading[None]:

@@ -124,10 +124,10 @@ class ResponseWriter(Writer[list[Piece]]):
         answering: Answering,
         context: tuple[list[Item], list[Item]],
     ) -> None:
+        super().__init__(answering.batches)
         self._call = call
         self._response = response
         self._answering = answering
-        self.batches = answering.batches
         self._context = context
         self._items = ItemWriter()
         self._num_events = 0
