@@ -188,7 +188,7 @@ class Opening(NamedTuple):
 
 
 def given_params(**params: Any) -> dict[str, Any]:
-    """Those that were given. A value out of range is refused before the model is loaded."""
+    """Parameters that were given. A value out of range is refused before the model is loaded."""
     given = {name: value for name, value in params.items() if value is not None}
     SamplingParams(**given)
     return given

@@ -89,7 +89,7 @@ def _shown_kind(setting: Setting) -> Any:
     kind: Any = setting.kind
     if NoneType in get_args(kind):
         kind = get_args(kind)[0]
-    # Of several, the flag takes one text with commas.
+    # A flag takes several as one text with commas.
     return (str if get_origin(kind) is Sequence else kind) | None
 
 

@@ -377,9 +377,9 @@ class Engine:
         add_special_tokens: bool = True,
         **chat: Unpack[MessageOptions],
     ) -> list[int]:
-        """The token ids that a request with this prompt would have, encoded as its is: within the
-        same limits, and off the event loop where it takes long. Of text alone, `add_special_tokens`
-        says whether it is framed as the model expects. Raises what `stream` does for a prompt."""
+        """The token ids that a request with this prompt would have, encoded as it is: within the
+        same limits, and off the event loop where it takes long. `add_special_tokens` says whether
+        text is framed as the model expects. Raises what `stream` does for a prompt."""
         check_names("encode", chat, MessageOptions)
         intake = self._lifecycle.usable().intake
         return await token_ids_of(intake, prompt, chat, add_special_tokens=add_special_tokens)

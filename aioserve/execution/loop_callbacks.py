@@ -98,7 +98,7 @@ class EventFdWaker:
             self._file = None
 
     def wake(self) -> None:
-        """From any thread, until `close`. Of a loop that is closed nothing is heard."""
+        """Wake the loop, from any thread, until `close`. A loop that is closed stays asleep."""
         if self._file is not None:
             _eventfd_write(self._file, 1)
         else:

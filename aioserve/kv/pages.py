@@ -45,14 +45,14 @@ def pages_for_each(counts: Count, page_size: int) -> Count:
 
 
 def full_pages(num_tokens: Count, page_size: int) -> Count:
-    """Pages that so many tokens fill to the end: the index of the page of the next token. Of each
-    of an array, or of one."""
+    """Pages that so many tokens fill to the end: the index of the page of the next token, for one
+    count or each of an array."""
     return num_tokens // page_size
 
 
 def tokens_in_part(num_tokens: Count, page_size: int) -> Count:
-    """Tokens of `num_tokens` that are in a page which they don't fill: the offset of the next. Of
-    each of an array, or of one."""
+    """Tokens of `num_tokens` that are in a page which they don't fill: the offset of the next, for
+    one count or each of an array."""
     return num_tokens % page_size
 
 

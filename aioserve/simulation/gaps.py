@@ -210,8 +210,8 @@ class ServiceGap:
     def step(
         self, served: Iterable[tuple[str, int]], waiting: Iterable[str], times: int = 1
     ) -> None:
-        """Count `steps` steps, each of which computed as many tokens for each client. Those
-        `waiting` still wait after them.
+        """Count `steps` steps, each of which computed as many tokens for each client. The
+        clients `waiting` still wait after them.
 
         Raises `ConfigError` for more than `MAX_PAIRS` pairs of clients at once.
         """

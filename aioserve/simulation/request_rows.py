@@ -143,7 +143,7 @@ def whole_file(option: str, path: Path) -> Iterator[TextIO]:
     place = Path(os.path.realpath(path))  # a link stays one
     beside = place.with_name(f"{place.name[:MOST_NAME_CHARS]}.{token_hex(4)}.part")
     try:
-        # Of the path as given: what a link to an open pipe leads to has no name.
+        # The path as given is asked: what a link to an open pipe leads to has no name.
         is_replaced = path.is_file() or not path.exists()
         file = _begun(place, beside) if is_replaced else _opened(path)
     except OSError as error:

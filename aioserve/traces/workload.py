@@ -226,8 +226,8 @@ def _variation(arrivals: str) -> float | None:
 def with_predictions(
     trace: Sequence[TraceRequest], predictor: str, *, seed: int = 0
 ) -> list[TraceRequest]:
-    """The trace with the forecasts of one of `PREDICTORS` in place of those that it had. The same
-    seed gives the same, whatever the arrivals are. Raises `ConfigError`.
+    """The trace with the forecasts of one of `PREDICTORS` in place of those that it had. One
+    seed gives one forecast, whatever the arrivals are. Raises `ConfigError`.
 
     A policy never sees the recorded length. What a service may have is a forecast of it, and
     how much a policy gains depends on how good that is:
