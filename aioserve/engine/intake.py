@@ -122,7 +122,7 @@ class Intake:
         processors = self._params.processors(params)
         request_id = self._checked_request_id(request_id)
         salt = check(InvalidRequestError, "cache_salt", cache_salt, NAME_OR_NONE)
-        chat = {name: options.pop(name) for name in options.keys() & MESSAGE_DEFAULTS.keys()}
+        chat = {name: options.pop(name) for name in MESSAGE_DEFAULTS if name in options}
         hints = checked_hints(options)
         self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):

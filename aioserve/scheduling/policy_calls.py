@@ -6,7 +6,6 @@ its place. In the next step the policy is asked again.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import operator
 from bisect import bisect_left
@@ -28,7 +27,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
-METHODS = [name for name, value in vars(SchedulingPolicy).items() if inspect.isfunction(value)]
 END = object()
 MOST_SEARCHES = 64
 """For requests that a policy names out of order: where it names more, all are put into a dict."""
@@ -51,13 +49,12 @@ class PolicyCalls(PluginCalls):
         self.policy = policy
         self.name: str = name or type(policy).__name__
         """For logs and errors; that of the class unless given."""
-        self._overridden = {method for method in METHODS if _overrides(policy, method)}
-        self.preempts: bool = "preempt" in self._overridden
-        self.orders_prefills: bool = "order_prefills" in self._overridden
-        self.chooses_decodes: bool = "decode" in self._overridden
-        self.reserves: bool = "reserve" in self._overridden
-        self.drops: bool = "drop" in self._overridden
-        self.pins: bool = "pin" in self._overridden
+        self.preempts: bool = _overrides(policy, "preempt")
+        self.orders_prefills: bool = _overrides(policy, "order_prefills")
+        self.chooses_decodes: bool = _overrides(policy, "decode")
+        self.reserves: bool = _overrides(policy, "reserve")
+        self.drops: bool = _overrides(policy, "drop")
+        self.pins: bool = _overrides(policy, "pin")
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
         self.acts_on_running: bool = self.preempts or self.drops or self.pins
         # Looked up by nothing of the policy's own, which may raise.
@@ -85,7 +82,12 @@ class PolicyCalls(PluginCalls):
     def _has_own(self, method: str) -> bool:
         """Whether a policy has its own of what it is always asked or told, be it an attribute that
         it was given just now."""
-        return method in self._overridden or method in self._attributes
+        return method in self._attributes or _overrides(self.policy, method)
+
+    def _may_have_own(self, method: str) -> bool:
+        """Whether it has, or looks its attributes up in a way of its own."""
+        looks_up = type(self.policy).__getattribute__ is not object.__getattribute__
+        return looks_up or self._has_own(method)
 
     def begin_step(self) -> None:
         """Trust the policy again."""
@@ -113,12 +115,12 @@ class PolicyCalls(PluginCalls):
         yield from named.left()
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
-        if not self._has_own("admit"):
+        if not self._may_have_own("admit"):
             return Verdict.NOW
         return self._ask("admit", _verdict, request, view) or Verdict.NOW
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        if not self._has_own("chunk"):
+        if not self._may_have_own("chunk"):
             return budget_tokens
         check = partial(_index, 0, budget_tokens)
         tokens = self._ask("chunk", check, request, budget_tokens, view)
@@ -133,7 +135,7 @@ class PolicyCalls(PluginCalls):
         return FALLBACK.victim(running, need_pages, view) if chosen is None else chosen
 
     def precedence(self, request: RequestView) -> int:
-        return (self._has_own("precedence") and self._ask("precedence", _int, request)) or 0
+        return (self._may_have_own("precedence") and self._ask("precedence", _int, request)) or 0
 
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
@@ -200,7 +202,7 @@ class PolicyCalls(PluginCalls):
 
     def _tell(self, notification: str, *args: Any) -> None:
         """Also after a fault: a policy that keeps books must hear of every request's end."""
-        if self._has_own(notification):
+        if self._may_have_own(notification):
             with suppress(PluginFault):
                 self.call(notification, self._checked, notification, _ignored, args)
 

@@ -244,9 +244,6 @@ def test_a_policy_whose_attributes_come_to_raise_is_replaced_in_each_step():
                 raise ValueError("planted")
             return super().__getattribute__(name)
 
-        def step_finished(self, step, tokens):
-            """Told of each step, since it is overridden."""
-
     broken = False
     bench = Bench(policy=Broken())
     broken = True
@@ -377,3 +374,31 @@ def test_the_default_victim_is_the_one_that_loses_least_among_those_that_suffice
     assert victim([large, enough, small], 2, None) is enough  # pyright: ignore[reportArgumentType]
     assert victim([enough, idle], 2, None) is idle  # pyright: ignore[reportArgumentType]
     assert victim([large, enough, small], 20, None) is large  # pyright: ignore[reportArgumentType]
+
+
+def test_a_policy_that_looks_up_its_methods_itself_is_asked_and_told():
+    """A proxy of another policy has no methods in its own class."""
+    heard: list[str] = []
+
+    class Proxy(SchedulingPolicy):
+        def __getattribute__(self, name: str) -> object:
+            if name in ("admit", "chunk", "precedence", "arrived", "step_finished", "finished"):
+                heard.append(name)
+            return super().__getattribute__(name)
+
+    bench = Bench(policy=Proxy())
+    bench.submit([1, 2, 3], max_tokens=1)
+    bench.run()
+    assert {"admit", "chunk", "precedence", "step_finished", "finished"} <= set(heard)
+
+
+def test_a_method_that_the_class_is_given_later_is_told():
+    class Plain(SchedulingPolicy):
+        pass
+
+    ended: list[int] = []
+    bench = Bench(policy=Plain())
+    Plain.finished = lambda self, requests: ended.append(len(requests))
+    bench.submit([1, 2, 3], max_tokens=1)
+    bench.run()
+    assert ended == [1]
