@@ -137,6 +137,10 @@ def called(error: Exception) -> str:
     return HTTPStatus(refused.status).name.lower()
 
 
+PLACED = ("prompt", "messages", "tools")
+"""Arguments of the engine whose errors name a place in them."""
+
+
 @contextmanager
 def as_named(
     fields: Mapping[str, str], placed: Callable[[str], tuple[str, str | None]] | None = None
@@ -150,7 +154,7 @@ def as_named(
         refused = api_error_of(error)
         message, param = refused.message, refused.param
         place = None
-        if placed is not None:
+        if placed is not None and param in PLACED:  # others may quote what looks like a place
             message, place = placed(message)
         if place is not None:
             param = place

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve import SamplingParams
 from aioserve.server import ServerSettings
 from aioserve.server.call_log import CallLog
 from aioserve.server.call_reports import AccessLog
@@ -126,6 +127,33 @@ async def test_every_api_tells_what_its_calls_took(
     assert all(one["prompt_tokens"] > 0 for one in told)
     assert all(whole or one["first_token_seconds"] > 0 for one in told)
     assert "unmistakable" not in "".join(line for _, line in lines)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 3}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3}),
+        ("/v1/responses", {"input": "unmistakable", "max_output_tokens": 3}),
+    ],
+)
+async def test_a_call_that_ends_before_its_first_token_tells_of_its_request(
+    lines: list[tuple[int, str]], path: str, body: dict[str, Any], stream: bool
+) -> None:
+    late = {"model": "pyhelp", "deadline_seconds": 0.01, "stream": stream}
+    busy = SamplingParams(max_tokens=2000, ignore_eos=True)
+    async with (
+        served(num_pages=256, max_num_seqs=1) as (engine, client),
+        engine.stream("import", busy),
+    ):
+        await until(lambda: engine.stats().num_running)
+        answer = await client.post(path, json=body | late)
+        assert answer.status_code == 504, answer.text
+    told = json.loads(lines[0][1])
+    assert (told["finish_reason"], told["error"]) == ("abort", "deadline_exceeded")
+    assert told["prompt_tokens"] > 0
 
 
 @pytest.mark.asyncio

@@ -507,3 +507,13 @@ async def test_a_call_that_a_stop_string_has_ended_is_incomplete() -> None:
             told = checked_response(events_of(answer.text))
             assert without_ids(told["output"]) == without_ids(whole["output"])
             assert [item["status"] for item in whole["output"]] == ["completed", status]
+
+
+@pytest.mark.parametrize("quoted", ["messages[0]", "messages[999]"])
+async def test_what_a_client_wrote_is_no_place_in_its_input(quoted: str) -> None:
+    form = {"regex": f"({quoted}"}
+    async with served(num_pages=64) as (_, client):
+        answer = await client.post("/v1/responses", json=PYHELP | {"structured_outputs": form})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "structured_outputs")
+    assert f"({quoted}" in error["message"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -44,6 +44,7 @@ __all__ = [
 
 B = TypeVar("B")
 P = TypeVar("P")
+T = TypeVar("T")
 
 OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 """Reasons of answers that came to an end of their own."""
@@ -101,16 +102,22 @@ async def answered(
 ) -> object:
     """Answer with what `writer` makes, at once or event by event. Raises what can be refused
     before the first event."""
-    call.call_log.streams += source.streams
+    if not stream:
+        return await first_of(call, source, writer.whole())
+    await first_of(call, source, source.started())
+    return Events(_events(source, writer, call.settings.stream_interval), source)
+
+
+async def first_of(call: Call, source: Source, awaited: Awaitable[T]) -> T:
+    """Wait for what comes first of `source`, which is the call's from here on, in place of one
+    before it. Closes the source and raises, in the words of the API, what that raises."""
+    call.call_log.streams = [*source.streams]
     try:
         with source.in_words():
-            if not stream:
-                return await writer.whole()
-            await source.started()
+            return await awaited
     except BaseException:
         source.close()
         raise
-    return Events(_events(source, writer, call.settings.stream_interval), source)
 
 
 async def _events(

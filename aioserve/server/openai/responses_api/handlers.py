@@ -10,7 +10,15 @@ import msgspec
 
 from aioserve.errors import QueueFullError
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.answering import Answering, Asked, Event, Piece, Writer, answered
+from aioserve.server.chat_parts.answering import (
+    Answering,
+    Asked,
+    Event,
+    Piece,
+    Writer,
+    answered,
+    first_of,
+)
 from aioserve.server.endpoint import endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -266,12 +274,7 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 async def _started(call: Call, asked: Asked) -> Answering:
     answering = Answering(call.engine, asked)
-    try:
-        with answering.in_words():
-            await answering.started()
-    except BaseException:
-        answering.close()
-        raise
+    await first_of(call, answering, answering.started())
     return answering
 
 
