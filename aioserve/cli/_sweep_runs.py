@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from aioserve.arguments import shown
@@ -342,10 +343,14 @@ def _as_completed(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
     It waits for a while at a time: Python hears of a signal that came just before a wait when that
     is over, and a run may take hours.
     """
-    left = set(futures)
-    while left:
-        done, left = wait(left, HEARS_SIGNALS_SECONDS, FIRST_COMPLETED)
-        yield from done
+    ended: SimpleQueue[Future[T]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(ended.put)
+    num_left = len(futures)
+    while num_left:
+        with suppress(Empty):
+            yield ended.get(timeout=HEARS_SIGNALS_SECONDS)
+            num_left -= 1
 
 
 def _result_of(future: Future[Done | _Failed]) -> Done:

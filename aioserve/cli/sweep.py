@@ -1,7 +1,6 @@
 """`aioserve sweep`: policies at several rates, over several seeds and options, in many processes.
 
-This module reads options and prints; `_sweep_cells` says which runs there are, and `_sweep_runs`
-runs them.
+This module reads options and prints; `_sweep_runs` says which runs there are, and runs them.
 """
 
 from __future__ import annotations

@@ -145,9 +145,18 @@ def by_name(
     """Let a function of a trace, a policy and options take the fields of its options by name."""
 
     def decorated(function: Callable[[A, B, Options], R]) -> Callable[Concatenate[A, B, P], R]:
+        call, made = function.__name__, options.__qualname__
+
         @wraps(function)
         def named(trace: A, policy: B, *args: P.args, **values: P.kwargs) -> R:
-            return function(trace, policy, options(*args, **values))
+            if args:
+                given = 2 + len(args)
+                raise TypeError(f"{call}() takes 2 positional arguments but {given} were given")
+            try:
+                own = options(*args, **values)
+            except TypeError as error:  # names what no caller wrote
+                raise TypeError(str(error).replace(f"{made}.__init__()", f"{call}()")) from None
+            return function(trace, policy, own)
 
         own, fields = signature(function), signature(options)
         first = list(own.parameters.values())[:2]

@@ -31,6 +31,8 @@ STRIDE = 0x9E3779B97F4A7C15
 Generators", OOPSLA 2014), whose finalizer mixes the bits."""
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
+NAME = "step_noise (`scatter` in a file)"
+
 
 class StepNoise:
     """Ratios for each point of a grid, all equally likely: 1 on average, so that steps take on
@@ -52,17 +54,17 @@ class StepNoise:
             is_grid = len(points) == high and all(len(row) == wide for row in points)
             if not is_grid or len(counts) != 1 or not 1 <= min(counts) <= MAX_RATIOS:
                 raise ConfigError(
-                    f"step_noise must be a grid of {high} by {wide} points with 1 to {MAX_RATIOS} "
+                    f"{NAME} must be a grid of {high} by {wide} points with 1 to {MAX_RATIOS} "
                     f"ratios each, as many for all"
                 )
             grid = np.array(points, float)
         if not (np.isfinite(grid).all() and grid.min() > 0 and grid.max() <= MAX_RATIO):
-            raise ConfigError(f"step_noise must be ratios above 0 and at most {MAX_RATIO:g}")
+            raise ConfigError(f"{NAME} must be ratios above 0 and at most {MAX_RATIO:g}")
         off = np.argwhere(np.abs(grid.mean(axis=2) - 1) > MEAN_ERROR)
         if len(off):
             i, j = off[0].tolist()
             raise ConfigError(
-                f"step_noise must be 1 on average at each point, got {grid[i, j].mean():.3g} at "
+                f"{NAME} must be 1 on average at each point, got {grid[i, j].mean():.3g} at "
                 f"[{i}][{j}]"
             )
         self.num_ratios: int = grid.shape[2]

@@ -55,7 +55,7 @@ class Trial:
             ttft, tpot = options.ttft_target_seconds, options.tpot_target_seconds
             self.targets: Targets | None = None
             """Targets that make goodput; None without any."""
-            if (ttft, tpot) != (None, None):
+            if ttft is not None or tpot is not None:
                 self.targets = Targets(ttft_seconds=ttft, tpot_seconds=tpot)
             self.machine: Machine = machine_of(options)
             draws = self.machine.noise_seed is not None or options.draws(source)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
@@ -127,3 +128,17 @@ def test_a_place_where_no_lines_can_be_written_is_named_before_anything_runs(
     ):
         with pytest.raises(ConfigError, match=r"requests: .* can't be written: \w+"):
             replay("bursts", Interrupted(), num_requests=3, requests=path)
+
+
+def test_a_call_that_does_not_fit_is_said_to_be_one_of_replay():
+    with pytest.raises(TypeError, match=r"^replay\(\) takes 2 positional arguments but 3 were"):
+        replay("bursts", "fcfs", 5)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r"^replay\(\) got an unexpected .* 'bogus'$"):
+        replay("bursts", "fcfs", bogus=1)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("target", ["ttft", "tpot"])
+def test_a_target_that_can_not_be_compared_is_named(target: str):
+    odd: dict[str, Any] = {f"{target}_target_seconds": np.array([1, 2])}
+    with pytest.raises(ConfigError, match=rf"^{target}_seconds must be more than 0, got array"):
+        replay("bursts", "fcfs", **odd)
