@@ -27,6 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
+DEFAULTS = vars(SchedulingPolicy)
 END = object()
 MOST_SEARCHES = 64
 """For requests that a policy names out of order: where it names more, all are put into a dict."""
@@ -86,8 +87,12 @@ class PolicyCalls(PluginCalls):
 
     def _may_have_own(self, method: str) -> bool:
         """Whether it has, or looks its attributes up in a way of its own."""
-        looks_up = type(self.policy).__getattribute__ is not object.__getattribute__
-        return looks_up or self._has_own(method)
+        kind = type(self.policy)  # several times a step: no further calls
+        return (
+            getattr(kind, method) is not DEFAULTS[method]
+            or method in self._attributes
+            or kind.__getattribute__ is not object.__getattribute__
+        )
 
     def begin_step(self) -> None:
         """Trust the policy again."""
@@ -262,7 +267,7 @@ class _Named:
 def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     """Whether the class of a policy has an answer of its own: the others need not be asked. An
     attribute of the object doesn't count, which may be an option of that name."""
-    return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
+    return getattr(type(policy), method) is not DEFAULTS[method]
 
 
 def _ignored(answer: object) -> None:
