@@ -28,7 +28,16 @@ WHEELS = (
     *("pytest-timeout", "sortedcontainers"),
 )
 """Of constraints.txt. Models are compared with transformers where that is installed."""
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = tuple(
+    f"{name}_x86_64"
+    for name in (
+        "manylinux_2_34",
+        "manylinux_2_31",
+        "manylinux_2_28",
+        "manylinux_2_17",
+        "manylinux2014",
+    )
+)
 
 
 def pins() -> dict[str, str]:
