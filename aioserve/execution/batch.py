@@ -59,6 +59,12 @@ class HostStep:
     the last of the batch's `logit_rows`, and need no logits."""
 
     @property
+    def masks(self) -> LateMasks | None:
+        """Masks of its rows that may come while it is computed."""
+        edits = None if self.extras is None else self.extras.edits
+        return None if edits is None else edits.masks
+
+    @property
     def num_logits(self) -> int:
         """How many of the batch's `logit_rows`, from the first on, need logits."""
         rows = 0 if self.batch is None else len(self.batch.logit_rows)

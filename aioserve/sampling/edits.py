@@ -170,7 +170,7 @@ class RowEdits:
         masks: LateMasks | None = None,
     ) -> None:
         self._rows = rows
-        self._masks = masks
+        self.masks: LateMasks | None = masks
         self.failures: dict[int, str] = {}
         """Failures of processors, by index of a row."""
         masked: frozenset[int] = frozenset() if masks is None else masks.rows
@@ -184,9 +184,9 @@ class RowEdits:
             failure = edits.apply(logits[row], position)
             if failure is not None:
                 self.failures[row] = failure
-        if self._masks is None:
+        if self.masks is None:
             return
-        found = self._masks.found()
+        found = self.masks.found()
         if logits.device.type == "cpu":
             leave_out(logits, found)
             return
@@ -198,7 +198,7 @@ class RowEdits:
     @property
     def late(self) -> frozenset[int]:
         """Rows that were drawn from without the mask that they needed."""
-        late = None if self._masks is None else self._masks.late
+        late = None if self.masks is None else self.masks.late
         return late or frozenset()
 
     def note(self, token_ids: Tensor) -> None:

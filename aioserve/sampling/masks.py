@@ -11,7 +11,7 @@ prefix cache; what steps in flight computed behind it is dropped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ Mask = npt.NDArray[np.int32]
 drawn."""
 
 WAIT_SECONDS = 0.002
-"""Time that the sampling of a step waits for masks. One takes a tenth of it or so, and was asked
-for when the forward pass began."""
+"""Time that the sampling of a step waits for masks, from when the step before has ended. One takes
+a tenth of it or so, and was asked for when the forward pass began."""
 
 
 class LateMasks:
@@ -37,6 +37,9 @@ class LateMasks:
         self._found: list[tuple[int, Mask]] = []
         self._complete = threading.Event()
         self._lock = threading.Lock()
+        self.wait_for_step_before: Callable[[], object] | None = None
+        """Returns when the step before has ended, whose tokens masks are made from; None where it
+        has ended by the time that masks are looked for."""
         self.late: frozenset[int] | None = None
         """Rows that had no mask when the step was sampled; None until then."""
 
@@ -56,6 +59,8 @@ class LateMasks:
         """Wait until all masks have come or the time is over; return those that have. From the
         first call on, `late` names the rows without one."""
         if self.late is None and self._missing:
+            if self.wait_for_step_before is not None:
+                self.wait_for_step_before()
             self._complete.wait(WAIT_SECONDS if wait_seconds is None else wait_seconds)
         with self._lock:
             if self.late is None:

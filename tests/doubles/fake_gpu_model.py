@@ -44,6 +44,8 @@ __all__ = ["FakeGpuModel", "FakeStepModel"]
 NO_SLOT = -1
 VARIANTS = ("greedy", "drawn")
 """Another kernel for steps in which no row has a temperature."""
+FORWARD = "forward"
+"""The variant of padded steps whose log-probabilities are wanted: samples come behind the graph."""
 NAN_STATUS = 1
 
 Words = npt.NDArray[np.int64]
@@ -117,12 +119,10 @@ class FakeStepModel:
             [samples.seeds.view(np.int64), np.zeros(padding, np.int64)],
         )
         logprob_rows, target_ids = _logprobs_wanted(step)
-        if padding and len(logprob_rows):
-            raise ValueError(f"step {step.step} is padded, and its log-probabilities are wanted")
-        variant = int((samples.temperatures > 0).any())
-        return self._packed(
-            target, (*parts, [logprob_rows], [target_ids]), width, VARIANTS[variant]
-        )
+        variant = VARIANTS[int((samples.temperatures > 0).any())]
+        packed = self._packed(target, (*parts, [logprob_rows], [target_ids]), width, variant)
+        apart = padded_to is not None and len(logprob_rows) > 0
+        return msgspec.structs.replace(packed, is_sampled_apart=apart)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _Packed:
         """One token at position 0 of the page for padding, for each."""
@@ -185,7 +185,12 @@ class _Packed(msgspec.Struct, frozen=True):
     """Words of each part, in the order of `pack`."""
     width: int
     """Of the page table."""
-    variant: str
+    draws: str
+    is_sampled_apart: bool = False
+
+    @property
+    def variant(self) -> str:
+        return FORWARD if self.is_sampled_apart else self.draws
 
     @property
     def num_bytes(self) -> int:
@@ -199,7 +204,13 @@ class _Packed(msgspec.Struct, frozen=True):
         stream = self.model.gpu.current_stream
         stream.launch("tokens", partial(self._fill_in, inputs))
         stream.launch("keys and values", partial(self._write, inputs))
-        stream.launch("samples", partial(self._sample, inputs, results))
+        if not self.is_sampled_apart:
+            stream.launch("samples", partial(self._sample, inputs, results))
+
+    def finish(self, inputs: FakeMemory, results: FakeMemory) -> None:
+        if self.is_sampled_apart:
+            stream = self.model.gpu.current_stream
+            stream.launch("samples", partial(self._sample, inputs, results))
 
     def _words(self, access: Access, inputs: FakeMemory, part: int) -> Words:
         start = 8 * sum(self.sizes[:part])
@@ -237,8 +248,8 @@ class _Packed(msgspec.Struct, frozen=True):
         logprob_rows = self._words(access, inputs, 9)
         target_ids = self._words(access, inputs, 10)
         (variant,) = self._words(access, inputs, 11).tolist()
-        if VARIANTS[variant] != self.variant:
-            model.gpu.violate(f"a kernel for {self.variant} steps samples for another")
+        if VARIANTS[variant] != self.draws:
+            model.gpu.violate(f"a kernel for {self.draws} steps samples for another")
         shape = self.result_shape
         token_ids = np.zeros(shape.num_rows, np.int64)
         statuses = np.zeros(shape.num_rows, np.int32)

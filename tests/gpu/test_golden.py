@@ -99,10 +99,12 @@ def test_rows_that_ask_for_more_than_a_draw_get_what_the_reference_gives(
 ) -> None:
     path, options = directory_of("qwen3"), {**OPTIONS, **VARIATIONS[variation]}
     asked = asking_requests(*asked_at(place))
+    source = place.assembled(path)
 
     async def main() -> None:
-        async with Engine(place.assembled(path), dtype="float32", **options) as engine:
+        async with Engine(source, dtype="float32", **options) as engine:
             found = await completions(engine, asked)
+        assert (source.device.replays > 0) == (options["graph_sizes"] != ())
         check_close(found, await reference_completions(path, asked))
 
     asyncio.run(main())

@@ -1,6 +1,9 @@
 """A decoder's steps on a GPU, as the runner drives them: from packed inputs to tokens.
 
 Padding has a page and a slot of its own behind all others, which no plan names.
+
+What some rows ask for beyond a draw takes launches and memory of its own, and masks may come late.
+So a graph of decodes with such rows ends with their logits, and the sampling follows it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = ["DecoderSteps"]
 
+FORWARD = "forward"
+"""The variant of steps that leave logits, and are sampled by `finish`."""
+
 
 class DecoderSteps:
     """The `StepModel` of a decoder whose backend is `CudaBackend`.
@@ -54,7 +60,11 @@ class DecoderSteps:
         self.page_size: int = cache.page_size
         self.max_result_bytes: int = ResultShape.largest(num_slots).num_bytes
         self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
-        """Steps with rows that are filtered are rare: their graphs wait until they are needed."""
+        """Steps with rows that are filtered, or ask for more than a draw, are rare: their graphs
+        wait until they are needed."""
+        self._logits: Tensor | None = None
+        """float32 `[num_slots, V]`: what `FORWARD` leaves, from the first such step on. Graphs
+        have its address."""
         self._layout = InputLayout(
             max_tokens=max(max_tokens, max_sequences),
             max_sequences=max_sequences,
@@ -91,8 +101,6 @@ class DecoderSteps:
         target: HostMemory,
         padded_to: int | None,
     ) -> _PackedStep:
-        if extras is not None and padded_to is not None:
-            raise ValueError(f"a step with extras can't be padded to {padded_to} decodes")
         padding, max_context = None, batch.max_context
         if padded_to is not None:
             padding = Padding(padded_to, self._padding_page, self._padding_slot)
@@ -107,25 +115,48 @@ class DecoderSteps:
         results = ResultShape(shape.num_samples)
         if logprobs is not None:
             results = ResultShape(shape.num_samples, len(logprobs), logprobs.width)
-        return _PackedStep(self, shape, splits, results, extras)
+        apart = extras is not None and padded_to is not None
+        return _PackedStep(self, shape, splits, results, extras, is_sampled_apart=apart)
 
     def copy_pages(self, table: HostMemory, num_copies: int) -> None:
         copies = torch.from_numpy(table.array[: 20 * num_copies]).view(torch.int32)
         self._page_copies.launch(copies.view(num_copies, 5), num_copies)
 
     def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
-        """Compute a packed step on torch's current stream."""
-        shape, extras = packed.result_shape, packed.extras
+        """Compute a packed step on torch's current stream, all but what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
         fill_pending(views, self._last_tokens)
         logits = self.decoder.forward(views.batch, self.cache)
+        if packed.is_sampled_apart:
+            if self._logits is None:
+                self._logits = logits.new_empty((self._padding_slot, logits.shape[1]))
+            self._logits[: len(logits)] = logits
+        else:
+            self._sample(packed, views.samples, logits, results)
+
+    def finish(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
+        if not packed.is_sampled_apart:
+            return
+        if self._logits is None:
+            raise InvariantError("a step is sampled from logits that no step has left")
+        samples = self._layout.samples(inputs, packed.shape)
+        self._sample(packed, samples, self._logits[: packed.result_shape.num_rows], results)
+
+    def _sample(
+        self,
+        packed: _PackedStep,
+        samples: sampling.DeviceSampleRows,
+        logits: Tensor,
+        results: Tensor,
+    ) -> None:
+        shape, extras = packed.result_shape, packed.extras
         token_ids = results[shape.token_ids].view(torch.int64)
         statuses = results[shape.statuses].view(torch.int32)
         if extras is None:
-            sampling.draw(logits, views.samples, self._last_tokens, token_ids, statuses)
+            sampling.draw(logits, samples, self._last_tokens, token_ids, statuses)
             return
         asked = extras.before_draw(logits, shape.num_rows)
-        sampling.draw(asked.sampled, views.samples, self._last_tokens, token_ids, statuses)
+        sampling.draw(asked.sampled, samples, self._last_tokens, token_ids, statuses)
         asked.after_draw(token_ids)
         if (most_likely := asked.most_likely) is not None:
             values, top_ids = most_likely.values, most_likely.ids
@@ -140,6 +171,8 @@ class _PackedStep:
     num_splits: int
     result_shape: ResultShape
     extras: RowExtras | None
+    is_sampled_apart: bool = False
+    """It is sampled by `finish`."""
 
     @property
     def num_bytes(self) -> int:
@@ -147,10 +180,13 @@ class _PackedStep:
 
     @property
     def variant(self) -> Hashable:
-        return self.shape.draws
+        return FORWARD if self.is_sampled_apart else self.shape.draws
 
     def enqueue(self, inputs: Tensor, results: Tensor) -> None:
         self.model.enqueue(self, inputs, results)
+
+    def finish(self, inputs: Tensor, results: Tensor) -> None:
+        self.model.finish(self, inputs, results)
 
 
 def _draws(variant: Hashable) -> sampling.Draws:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import Device, Graph
-from aioserve.ops import HostBatch
 
 __all__ = ["DecodeGraphs", "GraphKey", "default_graph_sizes", "is_decode"]
 
@@ -38,10 +38,13 @@ def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:
     return (*[size for size in sizes if size < max_sequences], max_sequences)
 
 
-def is_decode(batch: HostBatch) -> bool:
-    """Whether each sequence has one token, and one row of logits behind it."""
+def is_decode(step: HostStep) -> bool:
+    """Whether each sequence has one token, and one row of logits behind it that is sampled."""
+    batch = step.batch
+    if batch is None:
+        return False
     size = len(batch.context_lens)
-    if len(batch.token_ids) != size or len(batch.logit_rows) != size:
+    if not len(batch.token_ids) == len(batch.logit_rows) == len(step.samples) == size:
         return False
     return bool(np.array_equal(batch.logit_rows, np.arange(size)))
 
@@ -67,10 +70,10 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, Graph | None] = {}
         """None: it could not be captured."""
 
-    def size_for(self, batch: HostBatch) -> int | None:
+    def size_for(self, step: HostStep) -> int | None:
         """To what a step is padded; None for one that runs as it is."""
-        size = len(batch.context_lens)
-        if not self.sizes or size > self.sizes[-1] or not is_decode(batch):
+        size = len(step.samples)
+        if not self.sizes or size > self.sizes[-1] or not is_decode(step):
             return None
         return self.sizes[bisect_left(self.sizes, size)]
 

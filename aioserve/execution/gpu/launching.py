@@ -147,6 +147,8 @@ class Launcher:
         self._copies = device.new_stream()
         self.timer: StepTimer | None = None
         """Times the steps that are launched from now on."""
+        self._before: Event | None = None
+        """Done when the step that was launched last is."""
         # One of each is enough: on the device, the next step's come after this one's.
         self._inputs = device.memory(model.max_input_bytes)
         self._results = device.memory(model.max_result_bytes)
@@ -181,6 +183,7 @@ class Launcher:
 
     def _record_done(self, flight: StepInFlight) -> None:
         self.main.record(flight.block.done)
+        self._before = flight.block.done
 
     def _enqueue(self, flight: StepInFlight) -> None:
         if self.timer is None:
@@ -201,6 +204,8 @@ class Launcher:
         if len(step.copies):
             self._copy_pages(flight)
         if packed is not None:
+            if (masks := step.masks) is not None and self._before is not None:
+                masks.wait_for_step_before = self._before.synchronize
             self._compute(packed, flight.graph_key)
             if num_bytes := packed.result_shape.num_bytes:
                 self.main.copy_to_host(block.results, self._results, num_bytes)
@@ -212,8 +217,7 @@ class Launcher:
             size, variant = flight.padding
             packed = self._model.pack_padding(inputs, size, variant)
         elif batch is not None:
-            # What some rows ask for takes launches and memory of its own: no graph has them.
-            size = None if flight.step.extras is not None else self._graphs.size_for(batch)
+            size = self._graphs.size_for(flight.step)
             packed = self._model.pack(flight.step, inputs, size)
         else:
             return None
@@ -244,6 +248,7 @@ class Launcher:
                 graph.replay()
             else:
                 packed.enqueue(self._inputs, self._results)
+            packed.finish(self._inputs, self._results)
         except Exception as error:
             reason = self._device.meaning_of(error)
             if not isinstance(reason, OutOfDeviceMemoryError):
@@ -255,6 +260,7 @@ class Launcher:
             )
             self._device.free_cached_memory()
             packed.enqueue(self._inputs, self._results)
+            packed.finish(self._inputs, self._results)
 
 
 def failed_for_good(device: Device, error: Exception) -> DeviceFailedError:

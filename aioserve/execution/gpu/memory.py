@@ -92,6 +92,7 @@ def measure_step(
             packed = model.pack(step, host, None)
             stream.copy_to_device(inputs, host, packed.num_bytes)
             packed.enqueue(inputs, results)
+            packed.finish(inputs, results)
         device.synchronize()
         return memory.use().peak - before
 

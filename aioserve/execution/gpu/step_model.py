@@ -104,6 +104,11 @@ class PackedStep(Protocol):
         """
         ...
 
+    def finish(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
+        """Enqueue what no graph can have, behind `enqueue` or a replay: sampling by what rows of a
+        padded step ask for beyond a draw. Does nothing for other steps."""
+        ...
+
 
 class StepModel(Protocol):
     """A model with its KV pages and its slots, in the memory of one device."""
@@ -125,8 +130,8 @@ class StepModel(Protocol):
 
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> PackedStep:
         """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
-        row each and no extras: it is made one of so many sequences, whose keys, values and tokens
-        go to a page and a slot that are never read."""
+        row each: it is made one of so many sequences, whose keys, values and tokens go to a page
+        and a slot that are never read."""
         ...
 
     @property

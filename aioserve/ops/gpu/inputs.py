@@ -17,6 +17,7 @@ their own.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -271,12 +272,8 @@ class InputLayout:
         Always the same addresses for the same block.
         """
 
-        def get(name: str, size: int) -> Tensor:
-            section = self._sections[name]
-            end = section.offset + size * section.dtype.itemsize
-            return block[section.offset : end].view(section.tensor_dtype)
-
-        tokens, sequences, rows = shape.num_tokens, shape.num_sequences, shape.num_samples
+        get = functools.partial(self._on_device, block)
+        tokens, sequences = shape.num_tokens, shape.num_sequences
         table = get("page_table", sequences * self.max_pages).view(sequences, self.max_pages)
         batch = GpuBatch(
             token_ids=get("token_ids", tokens),
@@ -293,10 +290,19 @@ class InputLayout:
             num_splits=num_splits,
             prompts=shape.prompts,
         )
-        samples = DeviceSampleRows(
+        return DeviceInputs(batch, self.samples(block, shape), get("token_slots", tokens))
+
+    def samples(self, block: Tensor, shape: InputShape) -> DeviceSampleRows:
+        """The views of `views` that say how rows are sampled."""
+        get, rows = functools.partial(self._on_device, block), shape.num_samples
+        return DeviceSampleRows(
             **{name: get(_of_sample(name), rows) for name in _SAMPLES}, draws=shape.draws
         )
-        return DeviceInputs(batch, samples, get("token_slots", tokens))
+
+    def _on_device(self, block: Tensor, name: str, size: int) -> Tensor:
+        section = self._sections[name]
+        end = section.offset + size * section.dtype.itemsize
+        return block[section.offset : end].view(section.tensor_dtype)
 
     def _view(self, name: str, target: Bytes) -> npt.NDArray[np.generic]:
         section = self._sections[name]

@@ -147,7 +147,8 @@ def nth_equal(
 ):
     """The id that `nth` lower ids of the entries at `order` come before."""
     low = tl.full([], 0, tl.int32)
-    high = tl.full([], VOCAB - 1, tl.int32)
+    # One more than the last id: a loop that never begins is more than Triton 3.6 can compile.
+    high = tl.full([], VOCAB, tl.int32)
     while low < high:
         step = (high - low) // 16 + 1
         # Entries up to the end of each part of the range.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
 from aioserve.structured_output import StructuredOutput
-from tests.execution.gpu.host_device import HostDevice
+from tests.execution.gpu.host_device import HostDevice, HostEvent
 from tests.execution.gpu.plans import decode, item
 from tests.placed import placed_plan
 
@@ -174,7 +175,7 @@ def check_equal(found: StepOutcome, expected: StepOutcome) -> None:
 
 @pytest.mark.asyncio
 async def test_a_mixed_batch_is_that_of_the_reference() -> None:
-    """Steps of decodes could be padded to a graph of 8; none of these is."""
+    """Steps of decodes are padded to a graph of 8 that ends with their logits."""
     device, model, reference = HostDevice(), steps_on_host(), reference_runner()
     runner = CudaRunner(device, model, num_slots=NUM_SLOTS, name="test", graph_sizes=(1, 8))
     plans = plans_of(6)
@@ -185,16 +186,46 @@ async def test_a_mixed_batch_is_that_of_the_reference() -> None:
     assert len(outcomes[1].scored) == len(PROMPTS[2]) - 2
     assert all(list(outcome.logprobs) == [1, 2, 4] for outcome in outcomes[2:])
     assert all(outcome.token_ids[4] in (1, 2, 30, 59) for outcome in outcomes[2:])
-    assert device.captured == device.replays == 0
-    # Without those that ask for something the rest of them run as a graph.
+    assert (device.captured, device.replays) == (1, len(plans) - 3)
+    # Without those that ask for something the rest of them run as another one.
     plain = [decode(slot, len(PROMPTS[slot]) + 6) for slot in (0, 5)]
     for step in (8, 9):
         plan = placed_plan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4))
         check_equal(await runner.launch(plan), await reference.launch(plan))
         plain = [decode(slot, len(PROMPTS[slot]) + 7) for slot in (0, 5)]
-    assert (device.captured, device.replays) == (1, 1)
+    assert (device.captured, device.replays) == (2, len(plans) - 2)
     await runner.aclose()
     await reference.aclose()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("graph_sizes", [(), (2,)], ids=["eager", "graphs"])
+async def test_masks_are_waited_for_from_the_end_of_the_step_before(
+    graph_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device computes a step after it was enqueued, and masks are made of its tokens."""
+    monkeypatch.setattr("aioserve.sampling.masks.WAIT_SECONDS", 0.0)
+    awaited: list[LateMasks] = []
+
+    def synchronize(self: HostEvent) -> None:
+        if awaited and not threading.current_thread().name.endswith("-waits"):
+            awaited.pop().bring(0, np.array([0, 1 << 9], np.int32))
+
+    monkeypatch.setattr(HostEvent, "synchronize", synchronize)
+    device = HostDevice()
+    runner = CudaRunner(
+        device, steps_on_host(), num_slots=NUM_SLOTS, name="test", graph_sizes=graph_sizes
+    )
+    params = SamplingParams(temperature=0.0, structured_output=StructuredOutput(regex="a"))
+    start = SlotStart(slot=0, params=params, seed=0)
+    await runner.launch(placed_plan(step=0, items=(item(0, 0, [5, 9]),), started_slots=(start,)))
+    for step in range(1, 4):
+        masks = LateMasks([0])
+        awaited.append(masks)
+        plan = placed_plan(step=step, items=(decode(0, 1 + step),))
+        assert (await runner.launch(plan, masks)).token_ids == (41,)
+    assert device.replays == (2 if graph_sizes else 0)
+    await runner.aclose()
 
 
 @pytest.mark.asyncio

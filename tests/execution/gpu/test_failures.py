@@ -155,6 +155,8 @@ def test_a_status_that_there_is_not_fails_the_step():
 
                 def enqueue(self, *memories):
                     enqueue(packed, *memories)
+
+                def finish(self, *memories):
                     gpu.current_stream.launch("spoil", spoil)
 
             return Spoiled()

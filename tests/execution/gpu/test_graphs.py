@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.graphs import DecodeGraphs, default_graph_sizes, is_decode
 from aioserve.request import SamplingParams
-from aioserve.steps.plan import SlotStart, WorkItem
+from aioserve.steps.plan import ScoredTokens, SlotStart, WorkItem
 from aioserve.testing import expected_tokens, run_simulated
 from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.gpu_faults import GpuFaults
@@ -28,6 +29,7 @@ from tests.execution.gpu.plans import (
 )
 
 PROMPT = [9, 8, 7]
+SCORED = ScoredTokens(offset=0, target_ids=np.array([7], np.int32))
 
 
 @given(st.integers(1, 5000))
@@ -51,12 +53,12 @@ def test_default_sizes_end_with_the_largest_batch_and_pad_little(largest):
         ([decode(1, 4, rows=())], False),
         ([decode(1, 4, rows=(1, 2))], False),
         ([decode(1, 4, rows=(1, 3)), decode(2, 7, rows=())], False),
+        ([msgspec.structs.replace(decode(1, 4, rows=()), scored=SCORED)], False),
     ],
 )
 def test_a_decode_has_one_token_and_one_row_for_each_sequence(items: list[WorkItem], expected):
     step = PlanReader(PAGE_SIZE, NUM_SLOTS).read(plan(0, *items, started=(1, 2, 3)))
-    assert step.batch is not None
-    assert is_decode(step.batch) is expected
+    assert is_decode(step) is expected
 
 
 def test_a_step_is_padded_to_the_next_size():
@@ -66,9 +68,7 @@ def test_a_step_is_padded_to_the_next_size():
         for count in range(1, 8):
             reader = PlanReader(PAGE_SIZE, NUM_SLOTS)
             work = [decode(slot, 4) for slot in range(count)]
-            batch = reader.read(plan(0, *work, started=range(count))).batch
-            assert batch is not None
-            found[count] = graphs.size_for(batch)
+            found[count] = graphs.size_for(reader.read(plan(0, *work, started=range(count))))
         assert found == {1: 2, 2: 2, 3: 3, 4: 6, 5: 6, 6: 6, 7: None}
         with pytest.raises(ValueError, match="at least 1, got 0"):
             DecodeGraphs(FakeGpu(), [0, 4])
