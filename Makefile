@@ -10,14 +10,16 @@
 #   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
+#   wheels  dist/*.whl for CPython 3.11, 3.12 and 3.13, each installed and streamed from
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
 # SANITIZERS="thread" which one `make sanitize` runs, FUZZ="--max-seconds 60" for how long
-# `make fuzz` goes on, PAIRS="-k preemption" which pairs `make pairs` tries, and
-# SOAK="--requests 100000 --seed 7" how many requests `make soak` sends. Without an NVIDIA driver
+# `make fuzz` goes on, PAIRS="-k preemption" which pairs `make pairs` tries,
+# SOAK="--requests 100000 --seed 7" how many requests `make soak` sends, and
+# WHEELS="--pythons 3.12 --out DIR" which wheels `make wheels` builds. Without an NVIDIA driver
 # torch comes from PyTorch's index of CPU builds, unless pip was told where to look: see
 # tools/torch_index.
 
@@ -54,8 +56,8 @@ PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs soak lint check-install bench \
-  docs build clean distclean
+.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs soak lint check-install wheels \
+  bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
@@ -86,6 +88,9 @@ pairs: $(FOR_TEST) $(BUILT)
 
 soak: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.doubles.soak $(SOAK)
+
+wheels: | $(MADE)
+	$(BIN)/python tools/build_wheels $(WHEELS)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check
