@@ -1,4 +1,4 @@
-"""Server-sent events from FastAPI. Start it with
+"""Server-sent events and whole completions from FastAPI. Start it with
 
     uvicorn fastapi_app:app
 
@@ -10,12 +10,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from aioserve import Engine, SamplingParams, TokenStream
 from aioserve.errors import AioserveError, InvalidRequestError, QueueFullError
+from aioserve.http import until_disconnected
 
 PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
 
@@ -56,6 +57,16 @@ async def events(stream: TokenStream) -> AsyncIterator[str]:
             yield event(finish_reason=stream.finish_reason)
         except AioserveError as error:  # for example a question of too many tokens
             yield event(error=str(error))
+
+
+@app.post("/ask-whole", response_model=None)
+async def ask_whole(body: Question, request: Request) -> dict[str, str] | Response:
+    messages = [{"role": "user", "content": body.question}]
+    async with until_disconnected(request):
+        completion = await app.state.engine.generate(messages, PARAMS)
+        return {"text": completion.text}
+    # The client has gone, and its request of the engine has ended.
+    return Response(status_code=499)
 
 
 def event(**fields: str | None) -> str:

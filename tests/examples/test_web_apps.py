@@ -92,6 +92,29 @@ async def test_a_client_that_goes_away_frees_its_request(
         assert stats.tokens_generated_total < 400
 
 
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_a_whole_answer_frees_its_request(load_example: Load) -> None:
+    module = load_example("fastapi_app")
+    body: Any = {"json": {"question": "X?"}}
+    async with under_uvicorn(module) as served, aiohttp.ClientSession() as session:
+        vars(module)["PARAMS"] = SamplingParams(max_tokens=8, temperature=0.0)
+        async with session.post(served.url + "/ask-whole", **body) as response:
+            told = await response.json()
+        expected = await served.engine.generate([{"role": "user", "content": "X?"}], module.PARAMS)
+        assert told == {"text": expected.text}
+
+        vars(module)["PARAMS"] = ENDLESS
+        before = served.engine.stats().tokens_generated_total
+        asking = asyncio.create_task(session.post(served.url + "/ask-whole", **body))
+        async with asyncio.timeout(5):
+            while served.engine.stats().tokens_generated_total == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        asking.cancel()
+        async with asyncio.timeout(5):
+            stats = await idle_stats(served.engine)
+        assert stats.tokens_generated_total - before < 400
+
+
 @each_app
 @pytest.mark.asyncio
 async def test_an_answer_arrives_whole(

@@ -1,4 +1,4 @@
-"""The tool that builds wheels says what is missing. That they stream, `make wheels` itself shows."""
+"""The tool that builds wheels says what is missing. `make wheels` shows that they stream."""
 
 from __future__ import annotations
 
