@@ -356,7 +356,7 @@ def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Schedule
         output_reserve_tokens=0,
     )
     submit(scheduler, [next(random_prompts(random, 1, n)) for n in lengths], answer)
-    while any(sequence.remaining != 1 for sequence in scheduler.books.sequences.values()):
+    while any(sequence.remaining != 1 for sequence in scheduler.state.sequences.values()):
         step = scheduler.plan(0.0)
         if step is None:
             raise AssertionError("nothing to compute")

@@ -142,7 +142,7 @@ class Load:
         return plan_us, commit_us
 
     def step_until_all_decode(self) -> None:
-        sequences = self.scheduler.books.sequences
+        sequences = self.scheduler.state.sequences
         for _ in range(sum(s.remaining for s in sequences.values())):
             if all(s.remaining == 1 for s in sequences.values()):
                 return

@@ -12,7 +12,7 @@ to start has no room, those of lower precedence may have to give way to it
 
 The planner decides one sequence at a time and then applies what it decided, because a request may
 find in the prefix tree what another was given in the same step. `working_on` names the sequence
-whose entries in the books are being changed; an exception spoils these and no others, and
+whose entries in the state are being changed; an exception spoils these and no others, and
 `entries` is then a step without it.
 """
 
@@ -57,17 +57,17 @@ class StepPlanner:
 
     def __init__(
         self,
-        books: SchedulerState,
+        state: SchedulerState,
         *,
         reject: Callable[[SequenceState, Refusal | None], None],
         now_seconds: float,
     ) -> None:
-        self.books = books
-        self.step: int = books.launched + 1
-        self.memory: KVMemory = books.memory
-        self.policy_calls: PolicyCalls = books.policy_calls
-        self.room: Room = Room(books, self.step)
-        self.num_processed_before: int = books.counters.tokens_processed
+        self.state = state
+        self.step: int = state.launched + 1
+        self.memory: KVMemory = state.memory
+        self.policy_calls: PolicyCalls = state.policy_calls
+        self.room: Room = Room(state, self.step)
+        self.num_processed_before: int = state.counters.tokens_processed
         """Tokens that all steps before this one have computed."""
         self.reject = reject
         self.now_seconds = now_seconds
@@ -84,41 +84,41 @@ class StepPlanner:
         """With the prompt tokens that each found in the prefix tree."""
 
     def fill(self) -> None:
-        """Choose the work of the step, and move the books of its sequences past it."""
-        books = self.books
+        """Choose the work of the step, and move the state of its sequences past it."""
+        state = self.state
         if self.policy_calls.acts_on_running:
-            self._gave_way |= preempt_for_policy(books, self)
-        if books.stopped_at is not None:
-            self._give_way(books.stopped_at)
+            self._gave_way |= preempt_for_policy(state, self)
+        if state.stopped_at is not None:
+            self._give_way(state.stopped_at)
         decoding, prefilling = self._split_running()
         if decoding:
             if self.policy_calls.chooses_decodes:
-                decoding = chosen_decodes(books, decoding, self.view())
+                decoding = chosen_decodes(state, decoding, self.view())
             self._decode(decoding)
         if prefilling:
             self._continue_prefills(prefilling)
-        may_admit = not self._has_preempted and self.room.tokens > 0 and len(books.queue)
+        may_admit = not self._has_preempted and self.room.tokens > 0 and len(state.queue)
         if may_admit and self._admit(forced=False):
             self._displace_one()
-        if not self.entries and books.launched == self.memory.pool.done_step:
+        if not self.entries and state.launched == self.memory.pool.done_step:
             self._force_progress()
             if not self.entries:
                 self.working_on = None
-                check_idle(books)
+                check_idle(state)
         self.working_on = None
 
     def view(self) -> SchedulerView:
         """What the policy sees now."""
-        taken = self.books.max_num_batched_tokens - self.room.tokens
-        return self.books.view(self.step, self.now_seconds, self.num_processed_before + taken)
+        taken = self.state.max_num_batched_tokens - self.room.tokens
+        return self.state.view(self.step, self.now_seconds, self.num_processed_before + taken)
 
     def plan(self) -> StepPlan | None:
         """The step as it was filled; None for an empty one. What raises here may be asked again:
         all is read before anything changes, and no change is made of the one before."""
         if not self.entries:
             return None
-        books = self.books
-        slots, copies = books.slots, self.memory.copies
+        state = self.state
+        slots, copies = state.slots, self.memory.copies
         if self._plan is None:
             items = [item for _, item, _ in self.entries]
             if self._has_families:  # with an entry for each row
@@ -130,17 +130,17 @@ class StepPlanner:
                 pages=tuple(slots.pages),
                 copies=tuple(copies),
                 items=tuple(items),
-                preempted=tuple(books.preempted),
+                preempted=tuple(state.preempted),
             )
         for sequence, found in self._started:
             if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
                 sequence.account.start(sequence.sequence_id, found, self.now_seconds)
-        books.counters.tokens_processed = self.num_processed_before + self._plan.num_tokens
-        books.in_flight[self.step] = self.entries
-        books.launched = self.step
+        state.counters.tokens_processed = self.num_processed_before + self._plan.num_tokens
+        state.in_flight[self.step] = self.entries
+        state.launched = self.step
         slots.clear_changes()
         copies.clear()
-        books.preempted.clear()
+        state.preempted.clear()
         return self._plan
 
     # -- those that run
@@ -151,8 +151,8 @@ class StepPlanner:
         later."""
         decoding: list[SequenceState] = []
         prefilling: list[SequenceState] = []
-        running = self.books.running
-        if self.books.has_precedences:
+        running = self.state.running
+        if self.state.has_precedences:
             running = sorted(running, key=by_precedence)
         short_of_pages, decode = self.memory.short_of_pages, decoding.append
         for sequence in running:
@@ -202,7 +202,7 @@ class StepPlanner:
 
         Counts what comes back, not what is held: fenced pages of a victim are on their way.
         """
-        books = self.books
+        state = self.state
         growing.sort(key=by_precedence)
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
@@ -210,39 +210,39 @@ class StepPlanner:
             if short <= 0:
                 return
             first = by_precedence(growing[0])
-            behind = {s for s in books.running if by_precedence(s) > first or self._stands_still(s)}
+            behind = {s for s in state.running if by_precedence(s) > first or self._stands_still(s)}
             of_any_age = self.policy_calls.victim_of_any_age
             candidates = [
                 s.view
-                for s in books.running
+                for s in state.running
                 if (s in behind or (of_any_age and s.may_be_taken)) and not s.exhausted
             ]
             if not candidates:
                 return
-            victim = books.sequence_of(self.policy_calls.victim(candidates, short, self.view()))
+            victim = state.sequence_of(self.policy_calls.victim(candidates, short, self.view()))
             if victim not in behind:
                 victim.count_taken()
             self._preempt(victim)
             if self.policy_calls.chooses_decodes:
-                books.reserved_next_page.update({s: s.lease.computed for s in growing})
+                state.reserved_next_page.update({s: s.lease.computed for s in growing})
 
     def _give_way(self, sequence: SequenceState) -> None:
         """Preempt for the one at which the last admission stopped. Before anything else is planned:
         none gives way that is in this step, or starts again in it."""
-        self.books.stopped_at = None
+        self.state.stopped_at = None
         if sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
-        for victim in who_gives_way(self.books, sequence, self.view()):
+        for victim in who_gives_way(self.state, sequence, self.view()):
             self._gave_way.add(victim)
             self.working_on = victim
-            self.books.preempt(victim, self.step)
+            self.state.preempt(victim, self.step)
             sequence.num_displaced += 1
         self.working_on = None
 
     def _preempt(self, victim: SequenceState) -> None:
         self.working_on = victim
-        self.books.preempt(victim, self.step)
+        self.state.preempt(victim, self.step)
         self.working_on = None
         self._has_preempted = True
 
@@ -257,7 +257,7 @@ class StepPlanner:
         reader or grammar holds up nobody but itself."""
         if not self._may_stand_still:
             return False
-        for sequence in reversed(self.books.running):
+        for sequence in reversed(self.state.running):
             in_this_step = sequence.lease.last_step == self.step  # a sample that has just begun
             if self._stands_still(sequence) and not sequence.exhausted and not in_this_step:
                 self._preempt(sequence)
@@ -272,7 +272,7 @@ class StepPlanner:
         view = self.view()
         if self.policy_calls.orders_prefills:
             named = self.policy_calls.order_prefills([s.view for s in prefilling], view)
-            prefilling = [self.books.sequence_of(request) for request in named]
+            prefilling = [self.state.sequence_of(request) for request in named]
         for sequence in self._one_by_one(prefilling):
             if self.room.tokens <= 0:
                 break
@@ -290,17 +290,17 @@ class StepPlanner:
 
         Returns whether nothing was started for want of room.
         """
-        books, room = self.books, self.room
+        state, room = self.state, self.room
         num_slots = room.num_slots_free
-        lowest = lowest_precedence(books)
-        if num_slots <= 0 and (forced or not books.waits_above(lowest)):
-            return any(not s.is_held for s in books.waiting)
+        lowest = lowest_precedence(state)
+        if num_slots <= 0 and (forced or not state.waits_above(lowest)):
+            return any(not s.is_held for s in state.waiting)
         view, gave_way = self.view(), () if forced else self._gave_way
         if forced or not self.policy_calls.orders:  # of thousands only those that start are seen
-            candidates = books.queue.in_turn(gave_way)
+            candidates = state.queue.in_turn(gave_way)
         else:
-            order = self.policy_calls.order(books.queue.views(gave_way), view)
-            candidates = map(books.sequence_of, order)
+            order = self.policy_calls.order(state.queue.views(gave_way), view)
+            candidates = map(state.sequence_of, order)
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
@@ -324,15 +324,15 @@ class StepPlanner:
                     kept = self.policy_calls.reserve(request, self.memory.pool.num_pages, view)
                 to_leave = room.pages_to_leave(sequence, kept)
                 claim = room.claim(sequence, to_leave)
-                if claim is None and forced and books.pins:
-                    books.pins.end_all()
+                if claim is None and forced and state.pins:
+                    state.pins.end_all()
                     claim = room.claim(sequence, to_leave)
             if claim is None:
                 blocked = not started
-                books.stopped_at = sequence
+                state.stopped_at = sequence
                 break
             count = room.tokens_from(sequence, claim.num_cached)
-            if count:  # asked even where it must start: policies keep their books of starts by it
+            if count:  # asked even where it must start: policies count starts by it
                 chosen = self.policy_calls.chunk(request, count, view)
                 count = chosen or (count if forced else 0)
             if count == 0:
@@ -362,9 +362,9 @@ class StepPlanner:
         if not self.memory.begin(sequence.lease, claim, self.step):
             return False
         found = min(claim.num_found, sequence.prompt_tokens)
-        self.books.counters.tokens_cached += found
+        self.state.counters.tokens_cached += found
         self.room.started(sequence)
-        self.books.start(sequence)
+        self.state.start(sequence)
         self._started.append((sequence, found))
         self._launch([sequence], count)
         return True
@@ -373,7 +373,7 @@ class StepPlanner:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
         policy says and whoever's mask is late, so that an engine with work never stands still."""
         self._patient_steps = 0
-        for sequence in self.books.running:
+        for sequence in self.state.running:
             if sequence.is_held or sequence.remaining <= 1:
                 continue
             self.working_on = sequence
@@ -381,13 +381,13 @@ class StepPlanner:
             if count := self.room.tokens_with_pages(sequence, wanted):
                 self._launch([sequence], count)
                 return
-        late = [s for s in self.books.running if s.waits_for_mask]
+        late = [s for s in self.state.running if s.waits_for_mask]
         if late or self.policy_calls.chooses_decodes:
             decoding, _ = self._split_running()
             self._decode(decoding[:1])
             if self.entries:
                 return
-        while len(self.books.queue) and self._admit(forced=True):
+        while len(self.state.queue) and self._admit(forced=True):
             if not self._displace_one():
                 break
 
@@ -401,7 +401,7 @@ class StepPlanner:
         """
         memory, step = self.memory, self.step
         page_size, publishes = memory.page_size, memory.tree is not None
-        add, carry = self.entries.append, self.books.slots.carry
+        add, carry = self.entries.append, self.state.slots.carry
         for sequence in sequences:
             self.working_on = sequence
             lease, pending, known = sequence.lease, sequence.pending, sequence.num_known
@@ -451,7 +451,7 @@ class StepPlanner:
         if start + count != sequence.num_known + sequence.pending:
             return NO_ROWS, family
         sequence.pending += 1
-        family += self.books.fork_samples(sequence, self.step, written_step)
+        family += self.state.fork_samples(sequence, self.step, written_step)
         rows = [SampleRow(offset=count - 1, slot=one.slot) for one in family]
         return tuple(rows), family
 
@@ -469,7 +469,7 @@ class StepPlanner:
         if sequence.pooling is not None:
             pooled = sequence.pooling.launch(start, end)
         if (num_prefilled := min(end, sequence.prompt_tokens) - start) > 0:
-            self.books.counters.tokens_prefilled += num_prefilled
+            self.state.counters.tokens_prefilled += num_prefilled
         return scored, pooled
 
     # -- what fails

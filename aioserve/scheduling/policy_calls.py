@@ -206,7 +206,7 @@ class PolicyCalls(PluginCalls):
         return check(getattr(self.policy, question)(*args))
 
     def _tell(self, notification: str, *args: Any) -> None:
-        """Also after a fault: a policy that keeps books must hear of every request's end."""
+        """Also after a fault: a policy that keeps counts must hear of every request's end."""
         if self._may_have_own(notification):
             with suppress(PluginFault):
                 self.call(notification, self._checked, notification, _ignored, args)

@@ -35,33 +35,33 @@ class Granting(Protocol):
     def view(self) -> SchedulerView: ...
 
 
-def preempt_for_policy(books: SchedulerState, planner: Granting) -> set[SequenceState]:
+def preempt_for_policy(state: SchedulerState, planner: Granting) -> set[SequenceState]:
     """Drop, preempt and unpin before a step is planned; those preempted, who don't start in it."""
-    policy_calls = books.policy_calls
-    if policy_calls.pins and books.pins:
-        books.pins.ask_to_unpin(planner.view())
-    if policy_calls.drops and books.running:
-        _drop(books, planner)
-    if not policy_calls.preempts or not books.running:
+    policy_calls = state.policy_calls
+    if policy_calls.pins and state.pins:
+        state.pins.ask_to_unpin(planner.view())
+    if policy_calls.drops and state.running:
+        _drop(state, planner)
+    if not policy_calls.preempts or not state.running:
         return set()
-    candidates = [s.view for s in books.running if s.may_be_taken and not s.exhausted]
+    candidates = [s.view for s in state.running if s.may_be_taken and not s.exhausted]
     taken: set[SequenceState] = set()
     for one in policy_calls.preempt(candidates, planner.view()) if candidates else ():
-        sequence = books.sequence_of(one.request)
+        sequence = state.sequence_of(one.request)
         planner.working_on = sequence
         sequence.count_taken()
-        books.preempt(sequence, planner.step, one.how)
+        state.preempt(sequence, planner.step, one.how)
         taken.add(sequence)
     planner.working_on = None
     return taken
 
 
-def _drop(books: SchedulerState, planner: Granting) -> None:
+def _drop(state: SchedulerState, planner: Granting) -> None:
     view = planner.view()
-    for sequence in list(books.running):
+    for sequence in list(state.running):
         if sequence.phase is not Phase.RUNNING or sequence.exhausted:
             continue
-        refusal = books.policy_calls.drop(sequence.view, view)
+        refusal = state.policy_calls.drop(sequence.view, view)
         if refusal is not None:
             planner.working_on = sequence
             planner.reject(sequence, refusal)
@@ -69,17 +69,17 @@ def _drop(books: SchedulerState, planner: Granting) -> None:
 
 
 def chosen_decodes(
-    books: SchedulerState, ready: list[SequenceState], view: SchedulerView
+    state: SchedulerState, ready: list[SequenceState], view: SchedulerView
 ) -> list[SequenceState]:
     """Sequences that get a token, in the policy's order: first those that have one reserved."""
-    books.reserved_next_page = {
+    state.reserved_next_page = {
         s: computed
-        for s, computed in books.reserved_next_page.items()
+        for s, computed in state.reserved_next_page.items()
         if s.phase is Phase.RUNNING and s.lease.computed <= computed
     }
-    named = books.policy_calls.decode([s.view for s in ready], view)
-    first = [s for s in ready if s in books.reserved_next_page]
+    named = state.policy_calls.decode([s.view for s in ready], view)
+    first = [s for s in ready if s in state.reserved_next_page]
     return [
         *first,
-        *(s for s in map(books.sequence_of, named) if s not in books.reserved_next_page),
+        *(s for s in map(state.sequence_of, named) if s not in state.reserved_next_page),
     ]

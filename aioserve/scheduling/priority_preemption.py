@@ -29,31 +29,31 @@ def by_precedence(sequence: SequenceState) -> tuple[int, int]:
     return -sequence.precedence, sequence.sequence_id
 
 
-def lowest_precedence(books: SchedulerState) -> float:
+def lowest_precedence(state: SchedulerState) -> float:
     """The lowest precedence that runs: a sequence that waits with a greater one may displace it."""
-    if not books.has_precedences:  # all are equal
+    if not state.has_precedences:  # all are equal
         return math.inf
-    return min([s.precedence for s in books.running], default=math.inf)
+    return min([s.precedence for s in state.running], default=math.inf)
 
 
 def who_gives_way(
-    books: SchedulerState, sequence: SequenceState, view: SchedulerView
+    state: SchedulerState, sequence: SequenceState, view: SchedulerView
 ) -> Sequence[SequenceState]:
     """Running sequences, in the policy's order, without which a waiting one has its slots and its
     pages, now or after the steps in flight. None, if it has them anyway or not even so."""
-    lower = [s for s in books.running if s.precedence < sequence.precedence]
+    lower = [s for s in state.running if s.precedence < sequence.precedence]
     candidates = [s for s in lower if not s.exhausted]  # the others end by themselves
     if not candidates:
         return ()
-    left = RoomWithout(books, sequence)
-    if books.policy_calls.reserves:
-        left.keep(books.policy_calls.reserve(sequence.view, books.memory.pool.num_pages, view))
-    books.pins.make_room(left.num_pages_wanted)
+    left = RoomWithout(state, sequence)
+    if state.policy_calls.reserves:
+        left.keep(state.policy_calls.reserve(sequence.view, state.memory.pool.num_pages, view))
+    state.pins.make_room(left.num_pages_wanted)
     if left.suffices:
         return ()
-    named = books.policy_calls.displaces(sequence.view, [s.view for s in candidates], view)
+    named = state.policy_calls.displaces(sequence.view, [s.view for s in candidates], view)
     leaving: list[SequenceState] = []
-    for chosen in map(books.sequence_of, named):
+    for chosen in map(state.sequence_of, named):
         leaving.append(chosen)
         left.leave(chosen)
         if left.suffices:
@@ -66,5 +66,5 @@ def who_gives_way(
             leaving.remove(spared)
         else:
             left.leave(spared)
-    within = len(leaving) <= books.max_num_seqs - sequence.num_displaced
+    within = len(leaving) <= state.max_num_seqs - sequence.num_displaced
     return leaving if within else ()

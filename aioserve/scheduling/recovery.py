@@ -45,61 +45,61 @@ BrokenRow = tuple[SequenceState, int, PageIds]
 """A sequence whose logits were no numbers, with the slot and the pages that it had."""
 
 
-def after_failed_step(books: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
+def after_failed_step(state: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
     """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
     over what it should have written begin again."""
-    memory, page_size = books.memory, books.memory.page_size
-    failed = books.in_flight.pop(step)
+    memory, page_size = state.memory, state.memory.page_size
+    failed = state.in_flight.pop(step)
     cut = memory.withdraw(step)
     for run, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
         first, known_ids = full_pages(item.start, page_size), run.sequence.known_ids
         cut |= memory.forget(run.lease.namespace, known_ids, first)
-    for run, *_ in chain.from_iterable(books.in_flight.values()):
+    for run, *_ in chain.from_iterable(state.in_flight.values()):
         # So may a page that it should have copied to the host, and a later step copied back.
         lease = run.lease
         if lease.inherited_step >= step:
             first = full_pages(lease.cached, page_size)
             cut |= memory.forget(lease.namespace, run.sequence.known_ids, first)
-    books.complete(step)
+    state.complete(step)
     ended = [one for run, *_ in failed if run.goes_on for one in run.sequence.family]
-    books.end(ended, publish=False)
-    lost = books.shorten(cut)
-    for sequence in books.sequences.values():
+    state.end(ended, publish=False)
+    lost = state.shorten(cut)
+    for sequence in state.sequences.values():
         swapped = sequence.lease.swapped
         if swapped is not None and swapped.step >= step:
-            memory.forget_swapped(sequence.lease, books.launched)
-    for sequence in list(books.running):
+            memory.forget_swapped(sequence.lease, state.launched)
+    for sequence in list(state.running):
         if sequence in lost or sequence.lease.inherited_step >= step:
             sequence.lose_found()
-            books.begin_again(sequence)
+            state.begin_again(sequence)
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
 
 
-def after_bad_rows(books: SchedulerState, broken: list[BrokenRow]) -> None:
+def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> None:
     """Rows of logits were not numbers: end their sequences, and let none go on from the KV that
     may be to blame: all of theirs, but for leading pages over which another has sampled a token."""
-    suspects = [(s, _num_proven_pages(books, s, page_ids)) for s, _, page_ids in broken]
-    books.end([s for s, slot, _ in broken if s.slot == slot], publish=False)
+    suspects = [(s, _num_proven_pages(state, s, page_ids)) for s, _, page_ids in broken]
+    state.end([s for s, slot, _ in broken if s.slot == slot], publish=False)
     while suspects:
         suspect, num_pages = suspects.pop()
         namespace = suspect.request.namespace
-        books.shorten(books.memory.forget(namespace, suspect.known_ids, num_pages))
-        proven = capacity_tokens(num_pages, books.memory.page_size)
-        for sequence in list(books.running):
+        state.shorten(state.memory.forget(namespace, suspect.known_ids, num_pages))
+        proven = capacity_tokens(num_pages, state.memory.page_size)
+        for sequence in list(state.running):
             if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
                 sequence.lose_found()
                 sequence.forget_scores()
-                books.begin_again(sequence)
+                state.begin_again(sequence)
                 if sequence.pooling is not None:
                     sequence.pooling.forget()
                 suspects.append((sequence, num_pages))
 
 
-def _num_proven_pages(books: SchedulerState, broken: SequenceState, page_ids: PageIds) -> int:
+def _num_proven_pages(state: SchedulerState, broken: SequenceState, page_ids: PageIds) -> int:
     """How many of `page_ids`, from the first on, another sequence has sampled over."""
     most = 0
-    for sequence in books.running:
+    for sequence in state.running:
         proven = sequence.proven_pages
         shared = min(len(proven), len(page_ids))
         if sequence is not broken and shared > most:
@@ -109,11 +109,11 @@ def _num_proven_pages(books: SchedulerState, broken: SequenceState, page_ids: Pa
 
 
 def after_failed_planning(
-    books: SchedulerState, planner: StepPlanner, error: Exception
+    state: SchedulerState, planner: StepPlanner, error: Exception
 ) -> list[SequenceUpdate]:
     """Something was raised while a step was planned: end the sequence that was being worked on, and
     no other. What the planner chose before is a step all the same."""
-    culprits = _in_the_middle(books, planner)
+    culprits = _in_the_middle(state, planner)
     logger.error(
         "planning step %d failed; what ends: %s",
         planner.step,
@@ -124,18 +124,18 @@ def after_failed_planning(
         SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, repr(error), cause=error)
         for s in culprits
     ]
-    books.lose(culprits, planner.step if planner.entries else books.launched)
+    state.lose(culprits, planner.step if planner.entries else state.launched)
     # What the culprits published won't be written, and can't be told from what others published.
-    lost = books.shorten(books.memory.withdraw(planner.step))
+    lost = state.shorten(state.memory.withdraw(planner.step))
     planner.leave_out(lost)
     for sequence in lost:
         if not planner.entries:
-            books.memory.retract(sequence.lease, books.launched)
-        books.begin_again(sequence)
+            state.memory.retract(sequence.lease, state.launched)
+        state.begin_again(sequence)
     return updates
 
 
-def _in_the_middle(books: SchedulerState, planner: StepPlanner) -> list[SequenceState]:
+def _in_the_middle(state: SchedulerState, planner: StepPlanner) -> list[SequenceState]:
     """The sequence that the planner was working on, and those that were about to fork off it."""
     culprit = planner.working_on
     planned = {run.sequence for run, *_ in planner.entries}
@@ -143,7 +143,7 @@ def _in_the_middle(books: SchedulerState, planner: StepPlanner) -> list[Sequence
         return []
     return [
         sequence
-        for sequence in books.sequences.values()
+        for sequence in state.sequences.values()
         if sequence is culprit
         or (
             sequence.request is culprit.request

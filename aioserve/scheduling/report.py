@@ -1,4 +1,4 @@
-"""A scheduler's books as plain values, for dumps."""
+"""A scheduler's state as plain values, for dumps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def describe(scheduler: Scheduler) -> dict[str, Any]:
     return {
         "prefix_tree": _describe_tree(memory),
         "sequences": [
-            _describe_sequence(sequence, memory) for sequence in scheduler.books.sequences.values()
+            _describe_sequence(sequence, memory) for sequence in scheduler.state.sequences.values()
         ],
     }
 

@@ -38,12 +38,12 @@ def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
 class Room:
     """What is left for one step. `tokens` and `scored_tokens` shrink as the planner takes them."""
 
-    def __init__(self, books: SchedulerState, step: int) -> None:
-        self._books = books
-        self._memory: KVMemory = books.memory
+    def __init__(self, state: SchedulerState, step: int) -> None:
+        self._state = state
+        self._memory: KVMemory = state.memory
         self._step = step
-        self.tokens: int = books.max_num_batched_tokens
-        self.scored_tokens: int = books.max_scored_tokens
+        self.tokens: int = state.max_num_batched_tokens
+        self.scored_tokens: int = state.max_scored_tokens
         self._reserved: int | None = None
 
     # -- tokens
@@ -62,8 +62,8 @@ class Room:
     @property
     def num_slots_free(self) -> int:
         """Sequences that may start now. Pending samples of running sequences have their slots."""
-        books = self._books
-        return min(books.max_num_seqs - books.slots.num_taken, books.slots.num_free)
+        state = self._state
+        return min(state.max_num_seqs - state.slots.num_taken, state.slots.num_free)
 
     # -- pages of sequences that run
 
@@ -72,7 +72,7 @@ class Room:
         memory = self._memory
         memory.make_free(num_pages, self._step)
         if num_pages > memory.pool.num_free:
-            self._books.pins.make_room(num_pages)
+            self._state.pins.make_room(num_pages)
             memory.make_free(num_pages, self._step)
         return num_pages <= memory.pool.num_free
 
@@ -80,7 +80,7 @@ class Room:
         """Pages that a token more of each of `growing` needs beyond those that are free, evictable,
         or on their way back: of steps in flight, and of sequences at their end."""
         memory = self._memory
-        ending = [s for s in self._books.running if s.exhausted]
+        ending = [s for s in self._state.running if s.exhausted]
         coming = memory.num_available + memory.pool.num_fenced
         coming += sum([memory.num_reclaimable(s.lease) for s in ending])
         return memory.num_pages_to_reserve([s.lease for s in growing]) - coming
@@ -102,14 +102,14 @@ class Room:
         if kept is not None:
             return kept
         if self._reserved is None:
-            self._reserved = self._books.pages_reserved()
-        return self._books.reserve.pages_ahead(sequence) + self._reserved
+            self._reserved = self._state.pages_reserved()
+        return self._state.reserve.pages_ahead(sequence) + self._reserved
 
     def claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
         """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
         memory, lease = self._memory, sequence.lease
         limit = sequence.num_cacheable
-        alone = not self._books.running and not memory.pool.num_fenced
+        alone = not self._state.running and not memory.pool.num_fenced
         claim = memory.claims.claim(lease, sequence.known_ids, limit)
         if not _fits(self._left(claim), pages_to_leave, alone=alone):
             claim = memory.claims.without_tail(lease, sequence.num_known, claim, limit)
@@ -124,8 +124,8 @@ class Room:
     def started(self, sequence: SequenceState) -> None:
         """A sequence is about to run: the reserve has pages for its output, too."""
         if self._reserved is None:
-            self._reserved = self._books.pages_reserved()
-        self._reserved += self._books.reserve.pages_ahead(sequence)
+            self._reserved = self._state.pages_reserved()
+        self._reserved += self._state.reserve.pages_ahead(sequence)
 
 
 class RoomWithout:
@@ -136,19 +136,19 @@ class RoomWithout:
     have left. A page that none names is free, fenced or evictable.
     """
 
-    def __init__(self, books: SchedulerState, sequence: SequenceState) -> None:
-        memory, reserve = books.memory, books.reserve
+    def __init__(self, state: SchedulerState, sequence: SequenceState) -> None:
+        memory, reserve = state.memory, state.reserve
         limit = sequence.num_cacheable
         needed = memory.claims.pages_needed(sequence.lease, sequence.known_ids, limit)
         self._needed = needed
         self._reserve = reserve
         self._names = np.zeros(memory.pool.num_pages, np.int32)
         self._names[needed.page_ids] += 1
-        self._slots = books.max_num_seqs - slots_of(sequence)
+        self._slots = state.max_num_seqs - slots_of(sequence)
         self._pages_ahead = reserve.pages_ahead(sequence)
         self._others = 0
         self._kept: int | None = None
-        for other in books.running:
+        for other in state.running:
             if not other.exhausted:
                 self.stay(other)
 

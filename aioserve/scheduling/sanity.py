@@ -1,4 +1,4 @@
-"""Recounts the books: every page, receipt and queue, from the sequences themselves."""
+"""Recounts a scheduler's state: every page, receipt and queue, from the sequences themselves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from aioserve.kv.prefix_tree import NO_RECEIPT
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 
-__all__ = ["check_books", "check_idle"]
+__all__ = ["check_idle", "check_state"]
 
 
-def check_books(books: SchedulerState) -> None:
+def check_state(state: SchedulerState) -> None:
     """Raise `InvariantError` unless every page has exactly the references that page tables, swapped
     sequences and the prefix tree have to it, and every sequence is in exactly one place."""
-    memory = books.memory
+    memory = state.memory
     memory.sanity_check()
-    sequences = books.sequences.values()
+    sequences = state.sequences.values()
     nodes = [] if memory.tree is None else memory.tree.walk()
     _check_references(
         "device",
@@ -41,36 +41,36 @@ def check_books(books: SchedulerState) -> None:
                 *(n.page_ids for n in nodes if n.on_host),
             ],
         )
-    leases = [*(s.lease for s in sequences), *books.pins.leases]
+    leases = [*(s.lease for s in sequences), *state.pins.leases]
     receipts = sorted(lease.receipt for lease in leases if lease.receipt != NO_RECEIPT)
     locks = 0 if memory.tree is None else memory.tree.num_receipts
     if len(receipts) != len(set(receipts)) or len(receipts) != locks:
         raise InvariantError(
             f"sequences and pins have receipts {receipts}, the prefix tree gave out {locks}"
         )
-    pinned = sum(lease.published for lease in books.pins.leases)
-    if books.pins.num_pages != pinned or pinned > books.pins.max_pages:
+    pinned = sum(lease.published for lease in state.pins.leases)
+    if state.pins.num_pages != pinned or pinned > state.pins.max_pages:
         raise InvariantError(
-            f"{pinned} pages are pinned of {books.pins.max_pages}, "
-            f"and {books.pins.num_pages} are counted"
+            f"{pinned} pages are pinned of {state.pins.max_pages}, "
+            f"and {state.pins.num_pages} are counted"
         )
-    _check_queues(books)
+    _check_queues(state)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)
 
 
-def check_idle(books: SchedulerState) -> None:
+def check_idle(state: SchedulerState) -> None:
     """Raise `InvariantError` unless there is a reason that nothing is planned while nothing is in
     flight: no work, readers that are behind, or answers of which nobody has said what may come
     next."""
-    if any(s.is_held and not s.paused for s in books.running):
+    if any(s.is_held and not s.paused for s in state.running):
         return  # others may wait for its slot and its pages, which come back in their time
-    for sequence in (*books.running, *books.waiting):
+    for sequence in (*state.running, *state.waiting):
         if not sequence.is_held:
             raise InvariantError(
                 f"nothing is planned, nothing is in flight, and sequence {sequence.sequence_id} is "
                 f"{sequence.phase.value} with {sequence.remaining} tokens to compute; "
-                f"{books.memory.pool.num_free} pages are free and {books.memory.num_cached} can be "
+                f"{state.memory.pool.num_free} pages are free and {state.memory.num_cached} can be "
                 "evicted"
             )
 
@@ -89,8 +89,8 @@ def _check_references(
         )
 
 
-def _check_queues(books: SchedulerState) -> None:
-    queues = {Phase.WAITING: books.waiting, Phase.RUNNING: books.running}
+def _check_queues(state: SchedulerState) -> None:
+    queues = {Phase.WAITING: state.waiting, Phase.RUNNING: state.running}
     placed: list[int] = []
     for phase, queue in queues.items():
         ids = [s.sequence_id for s in queue]
@@ -103,17 +103,17 @@ def _check_queues(books: SchedulerState) -> None:
                 raise InvariantError(
                     f"{phase.value} {sequence} has slots {[s.slot for s in family]}"
                 )
-    num_slots = sum(len(s.family) for s in books.running)
-    if books.slots.num_taken != num_slots:
+    num_slots = sum(len(s.family) for s in state.running)
+    if state.slots.num_taken != num_slots:
         raise InvariantError(
-            f"{books.slots.num_taken} slots are taken, and sequences that run have {num_slots}"
+            f"{state.slots.num_taken} slots are taken, and sequences that run have {num_slots}"
         )
-    if sorted(placed) != sorted(books.sequences):
+    if sorted(placed) != sorted(state.sequences):
         raise InvariantError(
-            f"queues hold sequences {sorted(placed)}, live are {sorted(books.sequences)}"
+            f"queues hold sequences {sorted(placed)}, live are {sorted(state.sequences)}"
         )
-    able = [s.view for s in books.waiting if not s.is_held]
-    if list(books.queue.views()) != able:
+    able = [s.view for s in state.waiting if not s.is_held]
+    if list(state.queue.views()) != able:
         raise InvariantError(f"of those that wait {able} can go on, and others are shown")
 
 

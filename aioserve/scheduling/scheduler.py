@@ -3,9 +3,9 @@
     submit ──► plan ──► (a runner computes the step) ──► commit, or fail
 
 Steps may overlap: a step can be planned while others run. They are committed in the order in which
-they were planned. Where sequences are meanwhile is in the books (`aioserve.scheduling.state`), what
-goes into a step is the planner's, and what happens when something fails is in
-`aioserve.scheduling.recovery`.
+they were planned. `aioserve.scheduling.state` says where sequences are meanwhile, the planner
+chooses what goes into a step, and `aioserve.scheduling.recovery` says what happens when something
+fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aioserve.scheduling.recovery import (
     after_failed_planning,
     after_failed_step,
 )
-from aioserve.scheduling.sanity import check_books
+from aioserve.scheduling.sanity import check_state
 from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
@@ -65,7 +65,7 @@ class Scheduler:
         most `max_scored_tokens` tokens of prompts."""
         self.memory = memory
         self.policy_calls: PolicyCalls = PolicyCalls(policy, clock, name=policy_name)
-        self.books: SchedulerState = SchedulerState(
+        self.state: SchedulerState = SchedulerState(
             memory,
             self.policy_calls,
             max_num_seqs=max_num_seqs,
@@ -79,20 +79,20 @@ class Scheduler:
 
     @property
     def counters(self) -> SchedulerCounters:
-        return self.books.counters
+        return self.state.counters
 
     @property
     def num_slots(self) -> int:
         """Slots that its plans may name."""
-        return SLOTS_PER_SEQUENCE * self.books.max_num_seqs
+        return SLOTS_PER_SEQUENCE * self.state.max_num_seqs
 
     @property
     def num_waiting(self) -> int:
-        return len(self.books.queue)
+        return len(self.state.queue)
 
     @property
     def num_running(self) -> int:
-        return len(self.books.running)
+        return len(self.state.running)
 
     # -- requests come and go
 
@@ -109,40 +109,40 @@ class Scheduler:
                 f"prompt of {prompt_tokens} tokens, max_length {request.max_length}: need "
                 f"0 < prompt < max_length <= {fits} tokens of KV cache"
             )
-        if request.num_samples > self.books.max_num_seqs:
+        if request.num_samples > self.state.max_num_seqs:
             raise InvariantError(
-                f"n={request.num_samples} of at most {self.books.max_num_seqs} sequences"
+                f"n={request.num_samples} of at most {self.state.max_num_seqs} sequences"
             )
-        return self.books.enter(request)
+        return self.state.enter(request)
 
     def account_of(self, sequence_id: int) -> RequestAccount:
         """That of the request to which a sequence belongs that hasn't ended. It is kept up to date
         until no step that it was in is in flight."""
-        return self.books.sequences[sequence_id].account
+        return self.state.sequences[sequence_id].account
 
     def finish(self, sequence_id: int) -> None:
         """End a sequence from outside (cancelled, stop string found), and the pending samples that
         depend on it. Unknown ids are ignored, so that a cancel may cross the natural end. Tokens
         still in flight are dropped at commit."""
-        sequence = self.books.sequences.get(sequence_id)
+        sequence = self.state.sequences.get(sequence_id)
         if sequence is not None:
-            self.books.end([sequence])
+            self.state.end([sequence])
 
     def pause(self, sequence_id: int) -> None:
         """Plan no more work for a sequence whose reader is behind."""
-        if sequence_id in self.books.sequences:
-            self.books.pause(self.books.sequences[sequence_id])
+        if sequence_id in self.state.sequences:
+            self.state.pause(self.state.sequences[sequence_id])
 
     def resume(self, sequence_id: int) -> None:
-        if sequence_id in self.books.sequences:
-            self.books.sequences[sequence_id].paused = False
+        if sequence_id in self.state.sequences:
+            self.state.sequences[sequence_id].paused = False
 
     def guide(self, sequence_id: int, forced: Sequence[int] = ()) -> list[SequenceUpdate]:
         """A mask can be had for what comes next in a sequence whose request asks for structured
         output, behind the `forced` tokens, which are taken without being sampled. Where steps in
         flight sample some of these, they bring nothing new. Unknown ids are ignored. The first
         token of an answer is always sampled: before it, samples share what they have."""
-        sequence = self.books.sequences.get(sequence_id)
+        sequence = self.state.sequences.get(sequence_id)
         if sequence is None:
             return []
         has_begun = sequence.num_known > sequence.prompt_tokens
@@ -156,11 +156,11 @@ class Scheduler:
             reason = sequence.append(token_id)
             updates.append(SequenceUpdate(sequence_id, token_id, reason, forced=True))
             if reason is not None:
-                self.books.end([sequence])
+                self.state.end([sequence])
                 break
         sequence.masked_to = sequence.num_known
         self._draw_again(sequence)
-        self.books.counters.tokens_generated += len(updates)
+        self.state.counters.tokens_generated += len(updates)
         return updates
 
     def masked_rows(self, plan: StepPlan) -> list[tuple[int, int, int]]:
@@ -178,11 +178,11 @@ class Scheduler:
         return [row for row, (run, _) in enumerate(rows) if not run.goes_on]
 
     def _rows_in_flight(self, plan: StepPlan) -> list[tuple[Run, WorkItem]]:
-        return [(run, item) for run, item, _ in self.books.in_flight[plan.step] if item.rows]
+        return [(run, item) for run, item, _ in self.state.in_flight[plan.step] if item.rows]
 
     def end_pins(self) -> None:
         """No more requests come: nothing is kept for them."""
-        self.books.pins.end_all()
+        self.state.pins.end_all()
 
     # -- one step
 
@@ -193,16 +193,16 @@ class Scheduler:
         One that comes while none is ends none. The fourth such in a row is raised, and so is the
         seventeenth of any kind.
         """
-        books = self.books
+        state = self.state
         attempt = 0
         while True:
             planner = None
             try:
                 if attempt == 0:
                     self.policy_calls.begin_step()
-                books.tell_arrivals()
-                if books.running or len(books.queue) or self.policy_calls.acts_on_running:
-                    planner = StepPlanner(books, reject=self._reject, now_seconds=now_seconds)
+                state.tell_arrivals()
+                if state.running or len(state.queue) or self.policy_calls.acts_on_running:
+                    planner = StepPlanner(state, reject=self._reject, now_seconds=now_seconds)
                     planner.fill()
                 self._planning_failures = self._unexplained_failures = 0
             except Exception as error:
@@ -219,7 +219,7 @@ class Scheduler:
                 return planner.plan()
 
     def _recover(self, planner: StepPlanner | None, error: Exception) -> None:
-        ended = [] if planner is None else after_failed_planning(self.books, planner, error)
+        ended = [] if planner is None else after_failed_planning(self.state, planner, error)
         lost = {update.sequence_id for update in ended}
         told = [u for u in self._ended_unplanned if u.sequence_id not in lost]
         self._ended_unplanned = [*told, *ended]
@@ -239,14 +239,14 @@ class Scheduler:
 
     def not_launched(self, plan: StepPlan) -> None:
         """No runner heard of `plan`, the last one: it is about to fail."""
-        self.books.slots.repeat_changes(plan)
+        self.state.slots.repeat_changes(plan)
 
     def charge(self, plan: StepPlan, step_seconds: float) -> None:
         """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
         to be called once, before its `commit` or `fail`."""
-        self.books.times.took(plan, step_seconds)
+        self.state.times.took(plan, step_seconds)
         token_seconds = step_seconds / plan.num_tokens
-        for run, item, _ in self.books.in_flight[plan.step]:
+        for run, item, _ in self.state.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
             # An item with several rows has as many entries, all of one request.
             share = count / num_rows if num_rows > 1 else count
@@ -260,11 +260,11 @@ class Scheduler:
         Raises `InvariantError` for another order, `UnfitOutcomeError` for the outcome of another
         step, and has then changed nothing.
         """
-        books = self.books
+        state = self.state
         check_outcome(plan, outcome)
         self._check_order(plan)
         token_ids, errors, failures = outcome.token_ids, outcome.row_errors, outcome.row_failures
-        books.complete(plan.step)
+        state.complete(plan.step)
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
@@ -272,7 +272,7 @@ class Scheduler:
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
-        for run, item, page_ids in books.in_flight.pop(plan.step):
+        for run, item, page_ids in state.in_flight.pop(plan.step):
             sequence, slot = run.sequence, run.slot
             # The one place where results in flight are dropped: the sequence has ended, was
             # preempted or lacked a mask, and will sample the same token again: noise depends on
@@ -336,10 +336,10 @@ class Scheduler:
                 ended.append(sequence)
             if not decodes and item.kind is VERIFY:  # what was guessed behind that is gone
                 self.memory.truncate(run.lease, sequence.num_known - 1)
-        books.counters.tokens_generated += num_tokens
-        books.end(ended)
+        state.counters.tokens_generated += num_tokens
+        state.end(ended)
         if broken:
-            after_bad_rows(books, broken)
+            after_bad_rows(state, broken)
         for run, item in late:
             if run.goes_on:
                 self._go_back(run.sequence, item)
@@ -353,7 +353,7 @@ class Scheduler:
         if end == sequence.prompt_tokens:
             # Samples share these pages, and others may have found them: none may write there.
             self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
-            self.books.begin_again(sequence)
+            self.state.begin_again(sequence)
             return
         sequence.drop_launched()
         self.memory.truncate(sequence.lease, end)
@@ -371,8 +371,8 @@ class Scheduler:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
         what it should have written begin again; all others go on. The order is that of `commit`."""
         self._check_order(plan)
-        self.books.times.failed(plan)
-        ended = after_failed_step(self.books, plan.step, error)
+        self.state.times.failed(plan)
+        ended = after_failed_step(self.state, plan.step, error)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return ended
 
@@ -383,7 +383,7 @@ class Scheduler:
 
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless pools, prefix tree, page tables and queues agree."""
-        check_books(self.books)
+        check_state(self.state)
 
     def _reject(self, request: SequenceState, refusal: Refusal | None) -> None:
         for sequence in request.family:
@@ -396,7 +396,7 @@ class Scheduler:
                 retry_after_seconds=None if refusal is None else refusal.retry_after_seconds,
             )
             self._ended_unplanned.append(update)
-        self.books.end([request])
+        self.state.end([request])
 
 
 def _looked_at(sequence: SequenceState) -> SequenceUpdate:

@@ -1,4 +1,4 @@
-"""The books: every sequence that hasn't ended, where it is, and what it holds.
+"""The state of a scheduler: every sequence that hasn't ended, where it is, and what it holds.
 
     enter ──► waiting ──start──► running ──end──► gone
                  ▲                  │
@@ -278,7 +278,7 @@ class SchedulerState:
                 self.has_precedences |= precedence != 0
 
     def view(self, step: int, now_seconds: float, num_processed: int) -> SchedulerView:
-        """The books as they are now, while step `step` is planned and `num_processed` tokens were
+        """The state as it is now, while step `step` is planned and `num_processed` tokens were
         computed by all steps, and what is asked beyond that as it is then."""
         pool = self.memory.pool
         return SchedulerView(

@@ -29,30 +29,30 @@ __all__ = ["DecodePass", "decode_pass", "frees_at_once"]
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     """Make a pass from where the scheduler is now, with one step in flight or none. None where the
     next step may differ from one token for each running sequence."""
-    books, policy_calls, memory = scheduler.books, scheduler.policy_calls, scheduler.memory
+    state, policy_calls, memory = scheduler.state, scheduler.policy_calls, scheduler.memory
     if (
-        not books.running
-        or len(books.in_flight) > 1
+        not state.running
+        or len(state.in_flight) > 1
         or policy_calls.acts_on_running
         or policy_calls.chooses_decodes
         or policy_calls.hears_of_steps
-        or (books.has_precedences and (books.stopped_at is not None or len(books.queue)))
-        or (books.arrived and policy_calls.hears_of_arrivals)
-        or len(books.running) > books.max_num_batched_tokens
+        or (state.has_precedences and (state.stopped_at is not None or len(state.queue)))
+        or (state.arrived and policy_calls.hears_of_arrivals)
+        or len(state.running) > state.max_num_batched_tokens
         or memory.copies
         # Its own strategy is told of ticks, of which there are fewer.
         or (memory.tree is not None and memory.tree.asks_strategy)
     ):
         return None
-    sequences = books.running
-    if books.has_precedences:
+    sequences = state.running
+    if state.has_precedences:
         sequences = sorted(sequences, key=by_precedence)
-    num_flying = len(books.in_flight)
+    num_flying = len(state.in_flight)
     late: Set[SequenceState] = frozenset()
     if num_flying:
         # Results of those that have ended or were preempted meanwhile are dropped.
         kept = [
-            (run.sequence, item) for run, item, _ in books.in_flight[books.launched] if run.goes_on
+            (run.sequence, item) for run, item, _ in state.in_flight[state.launched] if run.goes_on
         ]
         flying = [sequence for sequence, _ in kept]
         if flying != sequences:
@@ -68,11 +68,11 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         return None
     head = None
     if (
-        len(books.queue)
-        and len(sequences) < books.max_num_batched_tokens
-        and len(sequences) < books.max_num_seqs
+        len(state.queue)
+        and len(sequences) < state.max_num_batched_tokens
+        and len(sequences) < state.max_num_seqs
     ):
-        head = head_of_queue(books)
+        head = head_of_queue(state)
         if head is None:
             return None
     return DecodePass(scheduler, list(sequences), late, num_flying, head)
@@ -132,14 +132,14 @@ def _extend(sequence: SequenceState, token_id: int, count: int) -> None:
     sequence.num_known = after
 
 
-def _pass_steps(books: SchedulerState, count: int) -> None:
+def _pass_steps(state: SchedulerState, count: int) -> None:
     """Launch `count` steps more and complete as many. Nothing is left for the next plan to carry.
     The entries in flight are written afterwards."""
-    books.launched += count
-    books.slots.clear_changes()
-    books.preempted.clear()
-    books.complete(books.launched - len(books.in_flight))
-    books.counters.steps += count - 1
+    state.launched += count
+    state.slots.clear_changes()
+    state.preempted.clear()
+    state.complete(state.launched - len(state.in_flight))
+    state.counters.steps += count - 1
 
 
 class DecodePass:
@@ -161,7 +161,7 @@ class DecodePass:
         self.num_flying = num_flying
         self._head = head
         """Request that could start if there were pages; None where none could."""
-        self.first_step: int = scheduler.books.launched + 1
+        self.first_step: int = scheduler.state.launched + 1
         """Number of the first step that it launches."""
         computed = [sequence.lease.computed for sequence in sequences]
         self.context_tokens: int = sum(computed) + len(computed)
@@ -203,10 +203,10 @@ class DecodePass:
         `seconds` are what the finished steps took, and `ends` when they were done. There must be as
         many pages as each step takes, free or to be evicted as far as it may.
         """
-        scheduler, books, memory = self.scheduler, self.scheduler.books, self.scheduler.memory
+        scheduler, state, memory = self.scheduler, self.scheduler.state, self.scheduler.memory
         scheduler.policy_calls.begin_step()
-        books.tell_arrivals()
-        books.stopped_at = None if self._head is None else self._head.sequence
+        state.tell_arrivals()
+        state.stopped_at = None if self._head is None else self._head.sequence
         last = self.first_step + count - 1
         # The first step has no use for pages that come back when the one in flight is done.
         memory.make_free(self._pages_in_turn[0], self.first_step)
@@ -238,12 +238,12 @@ class DecodePass:
                 pages if tokens_in_part(known, size) else pages[: full_pages(known, size)]
             )
         num_tokens = count * len(self.sequences)
-        books.counters.tokens_processed += num_tokens
-        books.counters.tokens_generated += num_tokens - len(self.late)
-        _pass_steps(books, count)
+        state.counters.tokens_processed += num_tokens
+        state.counters.tokens_generated += num_tokens - len(self.late)
+        _pass_steps(state, count)
         self._remember(count, seconds)
         in_flight = self._in_flight(last)
-        books.end(ended)
+        state.end(ended)
         return in_flight
 
     def _publish(self, count: int) -> None:
@@ -284,16 +284,16 @@ class DecodePass:
             for i in kept
         ]
         if self.num_flying and not kept.start:  # others may be in it
-            flying = self.scheduler.books.in_flight[first]
+            flying = self.scheduler.state.in_flight[first]
             items = {id(item): item for _, item, _ in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])
-        self.scheduler.books.times.kept.extend(summaries)
-        self.scheduler.books.times.num_steps += count
+        self.scheduler.state.times.kept.extend(summaries)
+        self.scheduler.state.times.num_steps += count
 
     def _in_flight(self, last: int) -> StepPlan | None:
         if not self.num_flying:
             return None
-        books = self.scheduler.books
+        state = self.scheduler.state
         entries = [
             (
                 sequence.run,
@@ -310,5 +310,5 @@ class DecodePass:
             )
             for sequence in self.sequences
         ]
-        books.in_flight = {last: entries}
+        state.in_flight = {last: entries}
         return StepPlan(step=last, items=tuple([item for _, item, _ in entries]))

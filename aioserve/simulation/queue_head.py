@@ -22,15 +22,15 @@ __all__ = ["QueueHead", "head_of_queue"]
 STEPS_AT_ONCE = 64
 
 
-def head_of_queue(books: SchedulerState) -> QueueHead | None:
+def head_of_queue(state: SchedulerState) -> QueueHead | None:
     """Head of the queue, if the policy isn't asked which request starts, and pages are all that it
     may lack: fewer run than may, and none of them has pending samples."""
-    policy_calls, memory = books.policy_calls, books.memory
-    head = books.waiting[0]
+    policy_calls, memory = state.policy_calls, state.memory
+    head = state.waiting[0]
     if (
         policy_calls.chooses_who_starts
         or policy_calls.reserves
-        or books.has_precedences
+        or state.has_precedences
         or head.is_held
         or head.pending_samples
         or head.num_cacheable is not None
@@ -40,10 +40,10 @@ def head_of_queue(books: SchedulerState) -> QueueHead | None:
         return None
     needed = memory.claims.pages_needed(head.lease, head.known_ids)
     size, pages = memory.page_size, needed.page_ids.tolist()
-    near = [s for s in books.running if s.lease.published <= len(pages)]
+    near = [s for s in state.running if s.lease.published <= len(pages)]
     if any(_may_write_for(head, pages, sequence, size) for sequence in near):
         return None
-    return QueueHead(head, memory.num_available - needed.total, books.running, books.reserve)
+    return QueueHead(head, memory.num_available - needed.total, state.running, state.reserve)
 
 
 def _may_write_for(

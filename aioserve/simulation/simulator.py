@@ -272,7 +272,7 @@ class _Run:
             for row in item.rows
         ]
         outcome = StepOutcome(step=plan.step, token_ids=tuple(token_ids))
-        self.scheduler.books.times.took(plan, self.step_seconds.popleft())
+        self.scheduler.state.times.took(plan, self.step_seconds.popleft())
         updates = self.pipeline.finish(outcome, self.now)
         self.token_gaps.add([progress.sequence_id for progress in updates], (self.now,))
         for progress in updates:

@@ -1,4 +1,4 @@
-"""Whether an engine's books balance: for tests, between any two steps of the program.
+"""Whether an engine's state is consistent: for tests, between any two steps of the program.
 
 async with Engine(FakeModel(), policy=MyPolicy()) as engine:
     ...
@@ -94,7 +94,7 @@ def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:
 
 def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
     pool, pipeline = scheduler.memory.pool, core.pipeline
-    launched, done = scheduler.books.launched, pool.done_step
+    launched, done = scheduler.state.launched, pool.done_step
     steps = [plan.step for plan in pipeline.in_flight]
     if steps != list(range(launched + 1 - len(steps), launched + 1)):
         yield f"steps {steps} are in flight; the last one launched is {launched}"
@@ -117,7 +117,7 @@ def _stats(live: EngineLifecycle) -> Iterator[str]:
 
 
 def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
-    table, sequences = core.table, scheduler.books.sequences
+    table, sequences = core.table, scheduler.state.sequences
     if sequences.keys() != table.samples.keys():
         yield (
             f"the scheduler knows sequences {sorted(sequences)}, "
@@ -179,6 +179,6 @@ def _idle(live: EngineLifecycle) -> Iterator[str]:
     if not busy and (scheduler.num_waiting or scheduler.num_running):
         yield f"{scheduler.num_waiting} sequences wait and {scheduler.num_running} run for nobody"
     held = stats_of(live).pages_held_by_requests
-    pinned = scheduler.books.pins.num_pages
+    pinned = scheduler.state.pins.num_pages
     if not busy and held > pinned:
         yield f"{held} pages are held, {pinned} of them by pins, and there is no request"

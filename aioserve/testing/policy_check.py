@@ -68,7 +68,7 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
     - lets nobody be overtaken beyond its `starvation_bound_tokens`, where it declares one;
 
     and, under it, every request ends once, with all of its tokens unless the policy refused it, no
-    step is over its budget, every run ends, and the books of the memory balance.
+    step is over its budget, every run ends, and the counts of the memory are consistent.
 
     `make_policy` makes a new policy object with each call: a class, or a function for one with
     options. `max_examples` workloads are drawn. Prompts have up to 64 tokens, and a bound above
@@ -227,7 +227,7 @@ class _Run:
                     self._finish(pipeline, due, step * STEP_SECONDS)
                 if self.scheduler.policy_calls.last_fault is not None:
                     raise AssertionError(self.scheduler.policy_calls.last_fault)
-                if not (self.todo or pipeline.in_flight or self.scheduler.books.sequences):
+                if not (self.todo or pipeline.in_flight or self.scheduler.state.sequences):
                     break
             else:
                 raise AssertionError(f"no end in sight after {len(plans)} steps: {self._left()}")
@@ -281,7 +281,7 @@ class _Run:
         held_up = [
             bound
             for sequence_id in self.own
-            if (sequence := scheduler.books.sequences.get(sequence_id)) is not None
+            if (sequence := scheduler.state.sequences.get(sequence_id)) is not None
             and sequence.phase is Phase.WAITING
             and (bound := self._bound(sequence)) is not None
         ]
@@ -305,7 +305,7 @@ class _Run:
 
     def _advance(self, pipeline: StepPipeline[StepPlan], now_seconds: float) -> StepPlan | None:
         scheduler = self.scheduler
-        waiting = list(scheduler.books.waiting)
+        waiting = list(scheduler.state.waiting)
         processed = scheduler.counters.tokens_processed
         plan = pipeline.advance(now_seconds)
         scheduler.sanity_check()
@@ -314,10 +314,10 @@ class _Run:
                 raise ended.cause
             self._end(ended.sequence_id)
         self._check_overtaking(waiting, processed)
-        if plan is not None and plan.num_tokens > scheduler.books.max_num_batched_tokens:
+        if plan is not None and plan.num_tokens > scheduler.state.max_num_batched_tokens:
             raise AssertionError(
                 f"step {plan.step} computes {plan.num_tokens} tokens, over its budget of "
-                f"{scheduler.books.max_num_batched_tokens}"
+                f"{scheduler.state.max_num_batched_tokens}"
             )
         return plan
 
@@ -344,7 +344,7 @@ class _Run:
             for progress in pipeline.fail("planted"):
                 self._end(progress.sequence_id)
             return
-        self.scheduler.books.times.took(plan, STEP_SECONDS)
+        self.scheduler.state.times.took(plan, STEP_SECONDS)
         for progress in pipeline.finish(self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)
@@ -363,7 +363,7 @@ class _Run:
         self.ended.add(sequence_id)
 
     def _left(self) -> str:
-        return ", ".join(map(repr, self.scheduler.books.sequences.values()))
+        return ", ".join(map(repr, self.scheduler.state.sequences.values()))
 
 
 def _work(plan: StepPlan) -> list[tuple[int, int, int]]:

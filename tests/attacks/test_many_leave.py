@@ -71,7 +71,7 @@ async def test_when_ten_thousand_come_at_once_the_loop_has_its_turns():
         known = [0]
         while known[-1] < NUM:
             await asyncio.sleep(0)
-            known.append(len(scheduler.books.sequences))
+            known.append(len(scheduler.state.sequences))
         assert max(after - before for before, after in pairwise(known)) <= MAX_AT_ONCE
         for stream in streams:
             stream.close()
@@ -110,5 +110,5 @@ def test_those_that_stay_keep_their_order(leaving):
         bench.scheduler.finish(ids[index])
     left = [i for index, i in enumerate(ids) if index not in set(leaving)]
     assert bench.scheduler.num_waiting == len(left)
-    assert [s.sequence_id for s in bench.scheduler.books.waiting] == left
+    assert [s.sequence_id for s in bench.scheduler.state.waiting] == left
     bench.scheduler.sanity_check()

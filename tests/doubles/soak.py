@@ -4,7 +4,7 @@
 
 Requests share prefixes, continue earlier answers, ask for several samples, leave early, are
 cancelled, or read slowly; steps take random times and fail; pages are scarce. Each batch is one
-engine with options of its own, whose books are checked all the while. Prints what was found, and
+engine with options of its own, whose state is checked all the while. Prints what was found, and
 ends with status 1 if that is anything.
 """
 

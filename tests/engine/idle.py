@@ -11,7 +11,7 @@ __all__ = ["all_given_back"]
 
 
 async def all_given_back(engine: Engine, within_steps: int = 3) -> bool:
-    """Whether no request holds a page any more within some steps; raises if the books are off."""
+    """Whether no request holds a page any more within some steps; raises if counts are off."""
     before = engine.stats().steps_total
     while (stats := engine.stats()).pages_held_by_requests or stats.pages_fenced:
         if stats.steps_total > before + within_steps:

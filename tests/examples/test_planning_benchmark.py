@@ -54,16 +54,16 @@ def test_each_situation_is_what_it_is_said_to_be(
 ) -> None:
     sizes = planning.Sizes(RUNNING, WAITING, DEEP, 2, planning.ANSWER_TOKENS)
     load = planning.SITUATIONS[situation](SchedulingPolicy(), sizes)
-    scheduler, books = load.scheduler, load.scheduler.books
-    live, before = set(books.sequences), msgspec.structs.replace(scheduler.counters)
+    scheduler, state = load.scheduler, load.scheduler.state
+    live, before = set(state.sequences), msgspec.structs.replace(scheduler.counters)
     for _ in range(sizes.rounds * sizes.steps):
         load.step()
         assert scheduler.num_waiting >= (DEEP if situation == "deep" else WAITING)
-        has_slots = len(books.running) < books.max_num_seqs and books.slots.num_free > 0
+        has_slots = len(state.running) < state.max_num_seqs and state.slots.num_free > 0
         assert goes_on or has_slots == (situation in ("no pages", "deep"))
     counters = scheduler.counters
     assert (counters.tokens_prefilled > before.tokens_prefilled) == computes_prompts
-    assert (set(books.sequences) != live) == goes_on
+    assert (set(state.sequences) != live) == goes_on
     assert (counters.tokens_cached > before.tokens_cached) == reuses
     assert (counters.preemptions > before.preemptions) == preempts
 

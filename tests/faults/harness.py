@@ -23,7 +23,7 @@ STEP_SECONDS = 0.01
 
 @asynccontextmanager
 async def watched(model: FakeModel | None = None, **options: Any) -> AsyncIterator[StreamChecker]:
-    """An engine whose books are checked after each step, and at the end, when it must be empty."""
+    """An engine whose state is checked after each step, and at the end, when it must be empty."""
     model = model or FakeModel(step_seconds=lambda plan: STEP_SECONDS)
     options = {"policy": SchedulingPolicy(), "output_reserve_tokens": 0, **options}
     async with Engine(model, **options) as engine:

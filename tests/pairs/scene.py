@@ -225,7 +225,7 @@ class Alone:
 
 
 async def played(model: str, scene: Scene, alone: Alone) -> Seen:
-    """Play it. Raises what a request raises, and `InvariantError` where the books are off."""
+    """Play it. Raises what a request raises, and `InvariantError` where counts are off."""
     asks = scene.waves[0]
     without = {ask: _without_changes(ask) for ask in asks}
     results = await alone.results([*asks, *without.values()])
@@ -308,7 +308,7 @@ async def _play(
 
 
 class _Watching(Observer):
-    """Counts what happens, and looks at the books every few steps."""
+    """Counts what happens, and checks the state every few steps."""
 
     def __init__(self, engine: Engine, seen: Seen) -> None:
         live = engine._lifecycle
@@ -347,14 +347,14 @@ class _Watching(Observer):
 
     def _count(self) -> None:
         seen, scheduler = self._seen, self._scheduler
-        sequences = scheduler.books.sequences.values()
+        sequences = scheduler.state.sequences.values()
         on_host = [one for one in sequences if one.lease.swapped is not None]
         seen.swapped.update([one.request.request_id for one in on_host])
         if scheduler.memory.tree is not None:
             seen.cached_on_host = max(seen.cached_on_host, scheduler.memory.tree.num_host_pages)
 
     def look_for_paused(self) -> None:
-        self._seen.paused += sum(one.paused for one in self._scheduler.books.sequences.values())
+        self._seen.paused += sum(one.paused for one in self._scheduler.state.sequences.values())
 
     async def steps(self, count: int) -> None:
         """As `Moments.steps`."""

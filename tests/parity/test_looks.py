@@ -45,12 +45,12 @@ async def preempting(engine: Engine) -> AsyncIterator[None]:
 
     async def preempt() -> None:
         live = engine._lifecycle
-        books = live.scheduler.books
+        state = live.scheduler.state
         while True:
-            for one in list(books.running):
+            for one in list(state.running):
                 done, tokens = one.lease.computed, one.prompt_tokens
                 if not one.request.answers and one.epoch < 2 and tokens < 2 * done < 2 * tokens:
-                    books.preempt(one, books.launched + 1)
+                    state.preempt(one, state.launched + 1)
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(preempt())

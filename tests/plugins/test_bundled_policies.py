@@ -177,7 +177,7 @@ def test_room_that_nobody_can_use_is_left_once():
     bench.step()
     bench.submit([2] * 8, max_tokens=20)
     sizes = [planned(bench).num_tokens for _ in range(6)]
-    assert {a, b} <= bench.scheduler.books.sequences.keys()
+    assert {a, b} <= bench.scheduler.state.sequences.keys()
     assert sizes == [4, 8, 8, 8, 8, 8]
 
 
@@ -269,7 +269,7 @@ def test_nobody_overtakes_a_request_that_has_waited_for_its_patience():
         bench.step()
     cheap = bench.submit([*[7] * 8, 1])
     assert [item[0] for item in work(planned(bench))] == [patient]
-    assert cheap in bench.scheduler.books.sequences
+    assert cheap in bench.scheduler.state.sequences
 
 
 # -- shortest_first

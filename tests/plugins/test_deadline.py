@@ -119,7 +119,7 @@ def test_without_rejection_those_that_are_late_come_last_and_are_served():
     started = starts(bench, NOW)
     assert [i for i in started if i >= hopeless] == [short, hopeless]
     assert bench.scheduler.take_ended_unplanned() == []
-    assert not bench.scheduler.books.sequences
+    assert not bench.scheduler.state.sequences
 
 
 def test_a_request_without_a_target_is_never_refused():
@@ -144,7 +144,7 @@ def test_a_preempted_request_that_has_begun_to_answer_is_not_refused():
     b = bench.submit(7, 9, ttft_target_seconds=2)
     view = bench.view(b)
     now = 0.0
-    while bench.scheduler.books.sequences:
+    while bench.scheduler.state.sequences:
         now += STEP_SECONDS
         bench.commit(bench.plan(now - STEP_SECONDS), now)
     assert view.preemptions == 1

@@ -35,7 +35,7 @@ bursts = st.lists(
 def serve_one_after_the_other(bench: Bench) -> list[int]:
     """Sequence ids in the order in which they start."""
     started: list[int] = []
-    while bench.scheduler.books.sequences:
+    while bench.scheduler.state.sequences:
         plan = bench.plan()
         started += [i.sequence_id for i in plan.items if i.start == 0]
         bench.commit(plan)
@@ -56,16 +56,16 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
     step = 0
     arrivals = iter(todo)
     burst = next(arrivals)
-    while burst is not None or bench.scheduler.books.sequences:
+    while burst is not None or bench.scheduler.state.sequences:
         while burst is not None and burst[0] <= step:
             _, tenant, count, prompt, output = burst
             for _ in range(count):
                 bench.submit(prompt, output, tenant=tenant)
             burst, step = next(arrivals, None), 0
         step += 1
-        if not bench.scheduler.books.sequences:
+        if not bench.scheduler.state.sequences:
             continue
-        waiting = {sequence.view.tenant for sequence in bench.scheduler.books.waiting}
+        waiting = {sequence.view.tenant for sequence in bench.scheduler.state.waiting}
         for pair in permutations(weight, 2):
             lead = served[pair[0]] - served[pair[1]]
             if waiting.issuperset(pair):
@@ -73,13 +73,13 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
                 assert max(leads[pair]) - min(leads[pair]) <= bound
             else:
                 leads.pop(pair, None)
-        tenants = {s.sequence_id: s.view.tenant for s in bench.scheduler.books.sequences.values()}
+        tenants = {s.sequence_id: s.view.tenant for s in bench.scheduler.state.sequences.values()}
         plan = bench.plan()
         for item in plan.items:
             tenant = tenants[item.sequence_id]
             if item.sequence_id not in begun:
                 begun.add(item.sequence_id)
-                prompt = bench.scheduler.books.sequences[item.sequence_id].prompt_tokens
+                prompt = bench.scheduler.state.sequences[item.sequence_id].prompt_tokens
                 served[tenant] += (prompt - item.start) / weight[tenant]
         for entry in bench.commit(plan):
             tenant = tenants[entry.sequence_id]
@@ -106,23 +106,23 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
     bench = Bench(policy=policy, num_pages=1024, max_num_seqs=SEATS)
     weight = dict.fromkeys(["a", "b", "c"], 1.0) | (weights or {})
     prompt = 8 * unit
-    steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.books.max_num_batched_tokens - SEATS)) + 2
+    steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.state.max_num_batched_tokens - SEATS)) + 2
     slack = (prompt + steps * 2.0 * SEATS) / min(weight.values())
     first: dict[tuple[str, str], float] = {}
     """Who leads by how much since both wait; below 0 where the other one does."""
     pending = list(reversed(todo))
     step = 0
-    while pending or bench.scheduler.books.sequences:
+    while pending or bench.scheduler.state.sequences:
         while pending and pending[-1][0] <= step:
             _, tenant, units = pending.pop()
             for _ in range(3):
                 bench.submit(units * unit, LONG_OUTPUT, tenant=tenant)
             step = 0
         step += 1
-        if not bench.scheduler.books.sequences:
+        if not bench.scheduler.state.sequences:
             continue
         bench.step()
-        waiting = {sequence.view.tenant for sequence in bench.scheduler.books.waiting}
+        waiting = {sequence.view.tenant for sequence in bench.scheduler.state.waiting}
         policy._settle()
         for pair in permutations(weight, 2):
             if waiting.issuperset(pair):
@@ -432,7 +432,7 @@ def test_a_preempted_request_is_charged_once():
     bench = Bench(num_pages=4, policy=policy)
     a, b = bench.submit(7, 9, tenant="a"), bench.submit(7, 9, tenant="b")
     views = [bench.view(index) for index in (a, b)]
-    while bench.scheduler.books.sequences[b].phase is not Phase.WAITING:
+    while bench.scheduler.state.sequences[b].phase is not Phase.WAITING:
         bench.step()
     bench.run()
     assert [view.preemptions for view in views] == [0, 1]

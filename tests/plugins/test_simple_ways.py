@@ -1,4 +1,4 @@
-"""Bundled policies that keep books, so as not to look at all that wait, decide as the simple way
+"""Bundled policies that keep counts, so as not to look at all that wait, decide as the simple way
 does, which looks at all of them in each step."""
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_fair_share_keeps_a_further_sample_in_its_place_of_arrival() -> None:
     later = bench.submit([5, 6], 8, tenant="a")
     for _ in range(3):
         bench.step()
-    books = bench.scheduler.books
-    books.preempt(books.sequences[sample], books.launched + 1)
+    state = bench.scheduler.state
+    state.preempt(state.sequences[sample], state.launched + 1)
     waiting = [bench.view(sample), bench.view(later)]
     assert waiting == list(policy._by_service(waiting, {}))

@@ -1,4 +1,4 @@
-"""Whatever raises while a step is planned, at whatever line: the books balance, and all go on.
+"""Whatever raises while a step is planned, at whatever line: the state stays consistent.
 
 Each run counts the lines that planning executes in the scheduler and in the KV memory, then runs
 again for some of them and raises there. The request that was being planned ends with an error, or
@@ -156,11 +156,11 @@ class Workload:
         shared = [*range(draw.choice([0, 3, 8]))]
         prompt = [*shared, *(draw.randint(0, 2) for _ in range(draw.randint(1, 4)))]
         prompt = prompt[: longest - 2]
-        n = draw.randint(1, min(3, self.bench.scheduler.books.max_num_seqs))
+        n = draw.randint(1, min(3, self.bench.scheduler.state.max_num_seqs))
         return prompt, draw.randint(1, min(8, longest - len(prompt))), n
 
     def _launched(self, plan: StepPlan) -> StepPlan:
-        for run, item, _ in self.bench.scheduler.books.in_flight[plan.step]:
+        for run, item, _ in self.bench.scheduler.state.in_flight[plan.step]:
             if item.slot == run.slot:
                 self.models[item.sequence_id].plan(item, run.sequence.epoch, self.now)
         return plan
@@ -178,7 +178,7 @@ class Workload:
                 model.check()
             for update in scheduler.take_ended_unplanned():
                 self._take(update)
-                scheduler.finish(update.sequence_id)  # as an engine does, whatever the books say
+                scheduler.finish(update.sequence_id)  # as an engine does, whatever the state says
             if (plan := self.pipeline.due) is not None:
                 for update in self._finish(plan):
                     self._take(update)
@@ -193,7 +193,7 @@ class Workload:
             self.bench.memory.tree.clear()
         assert self.bench.pool.num_free == self.bench.pool.num_pages
         assert not self.bench.memory.host_pool or not self.bench.host.num_held
-        assert scheduler.books.slots.num_free == scheduler.num_slots
+        assert scheduler.state.slots.num_free == scheduler.num_slots
 
     def _finish(self, plan: StepPlan) -> list[updates.SequenceUpdate]:
         outcome = self.bench.device.execute(plan)

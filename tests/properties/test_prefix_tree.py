@@ -583,7 +583,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         with pytest.raises(InvariantError, match=f"insert: page {page} is not"):
             self.tree.insert(holder.receipt, again, int32([page]), self.step)
 
-    # The books.
+    # The state.
 
     def pages_of_the_tree(self) -> Iterator[tuple[Prefix, CachedPage, int]]:
         """Every page with its use and locks, and the receipts' paths checked on the way."""

@@ -3,8 +3,8 @@ page.
 
 Steps are launched, run and committed with up to two in flight, while requests come, fork, leave,
 stall and steps fail, with and without prefix cache, partial pages and host pool. After each rule
-the books must balance; at the end every request must have ended with exactly the tokens that its
-prompt determines.
+the state must be consistent; at the end every request must have ended with exactly the tokens that
+its prompt determines.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None, guided=False):
         logprobs = logprobs and not guided
         form = StructuredOutput(json_object=True) if guided else None
-        n = min(n, self.scheduler.books.max_num_seqs)
+        n = min(n, self.scheduler.state.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
         seed = 2**64 - 2 + len(self.expected)
         if score_from is not None and score_from >= len(prompt):
@@ -309,14 +309,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def launched(self, plan: StepPlan) -> StepPlan:
         assert plan.items
-        assert plan.num_tokens <= self.scheduler.books.max_num_batched_tokens
-        assert plan.num_scored <= self.scheduler.books.max_scored_tokens
+        assert plan.num_tokens <= self.scheduler.state.max_num_batched_tokens
+        assert plan.num_scored <= self.scheduler.state.max_scored_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.page_tables.take(plan)
         for item in plan.items:
             self.pages[plan.step, item.slot] = self.page_tables.page_ids(item.slot).copy()
         self.assert_fenced(plan)
-        for run, item, _ in self.scheduler.books.in_flight[plan.step]:
+        for run, item, _ in self.scheduler.state.in_flight[plan.step]:
             sequence, slot = run.sequence, run.slot
             if item.slot == slot:
                 self.request_of[item.sequence_id].plan(item, sequence.epoch, self.now)
@@ -329,13 +329,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         written = self.written_places(plan)
         self.runs[plan.step] = {
             (run.slot, run.sequence.sequence_id, run.sequence.epoch)
-            for run, *_ in self.scheduler.books.in_flight[plan.step]
+            for run, *_ in self.scheduler.state.in_flight[plan.step]
         }
         again = {item.slot: item for item in plan.items}
         for earlier in self.in_flight:
             over = {
                 run.sequence.slot
-                for run, *_ in self.scheduler.books.in_flight[earlier.step]
+                for run, *_ in self.scheduler.state.in_flight[earlier.step]
                 if run.lease is run.sequence.lease and not run.goes_on
             }
             for item in earlier.items:
@@ -382,7 +382,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         for _ in range(steps):
             self.advance()
-            self.books_balance()
+            self.state_is_consistent()
 
     @precondition(lambda self: self.unguided & set(self.live()))
     @rule(data=st.data(), jump=st.integers(0, 20))
@@ -404,7 +404,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for row, sequence_id, position in rows:
             if sequence_id in self.unguided and (plan.step + row) % 3 == 0:
                 continue
-            sequence = self.scheduler.books.sequences.get(sequence_id)
+            sequence = self.scheduler.state.sequences.get(sequence_id)
             if sequence is None:
                 masks.bring(row, None)
                 continue
@@ -478,7 +478,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.device.holds_junk(list(self.token_places(plan, item, 0, item.end))):
                 outcome.row_errors[index] = "NaN"
         bad = {rows[index][1] for index in outcome.row_errors}
-        entries = self.scheduler.books.in_flight[plan.step]
+        entries = self.scheduler.state.in_flight[plan.step]
         heard = {run.slot for run, *_ in entries if run.goes_on}
         assert not self.device.stray_slots & heard - bad
 
@@ -490,14 +490,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave(self, sequence_id):
         self.scheduler.finish(sequence_id)
         self.scheduler.finish(sequence_id)
-        assert sequence_id not in self.scheduler.books.sequences
-        self.left |= set(self.live()) - set(self.scheduler.books.sequences)
+        assert sequence_id not in self.scheduler.state.sequences
+        self.left |= set(self.live()) - set(self.scheduler.state.sequences)
 
-    @precondition(lambda self: self.scheduler.books.running)
+    @precondition(lambda self: self.scheduler.state.running)
     @rule(data=st.data())
     def preempt(self, data):
-        victim = data.draw(st.sampled_from(self.scheduler.books.running))
-        self.scheduler.books.preempt(victim, self.scheduler.books.launched + 1)
+        victim = data.draw(st.sampled_from(self.scheduler.state.running))
+        self.scheduler.state.preempt(victim, self.scheduler.state.launched + 1)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), paused=st.booleans())
@@ -535,14 +535,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_known_whether_one_waits_above_others(self):
-        books = self.scheduler.books if hasattr(self, "scheduler") else None
-        if books is not None and not books.arrived:
+        state = self.scheduler.state if hasattr(self, "scheduler") else None
+        if state is not None and not state.arrived:
             for precedence in range(-2, 3):
-                above = [s for s in books.waiting if s.precedence > precedence]
-                assert books.waits_above(precedence) == bool(above)
+                above = [s for s in state.waiting if s.precedence > precedence]
+                assert state.waits_above(precedence) == bool(above)
 
     @invariant()
-    def books_balance(self):
+    def state_is_consistent(self):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.sanity_check()
@@ -590,8 +590,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.advance()
         assert not self.live(), "requests that never end"
-        self.books_balance()
-        self.scheduler.books.pins.end_all()
+        self.state_is_consistent()
+        self.scheduler.state.pins.end_all()
         assert self.pool.num_free + self.memory.num_cached == self.pool.num_pages
         if self.memory.tree is not None:
             self.memory.tree.clear()

@@ -35,7 +35,7 @@ def walk(seed: int) -> None:
     )
     for _ in range(choose.randint(3, EVENTS)):
         _step(machine, choose)
-        machine.books_balance()
+        machine.state_is_consistent()
     machine.teardown()
 
 
@@ -72,7 +72,7 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
         case "advance":
             for _ in range(choose.randint(1, 6)):
                 machine.advance()
-                machine.books_balance()
+                machine.state_is_consistent()
         case "launch" if len(machine.in_flight) < 2:
             machine.launch()
         case "complete" if machine.in_flight:
@@ -85,15 +85,15 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             machine.leave(choose.choice(live))
         case "pause" if live:
             choose.choice([scheduler.pause, scheduler.resume])(choose.choice(live))
-        case "preempt" if scheduler.books.running:
-            scheduler.books.preempt(
-                choose.choice(scheduler.books.running), scheduler.books.launched + 1
+        case "preempt" if scheduler.state.running:
+            scheduler.state.preempt(
+                choose.choice(scheduler.state.running), scheduler.state.launched + 1
             )
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, WALKS, WALKS // 8))
-def test_random_walks_keep_the_books_and_the_tokens(first, caplog):
+def test_random_walks_keep_the_state_and_the_tokens(first, caplog):
     caplog.set_level(logging.CRITICAL)
     for seed in range(first, first + WALKS // 8):
         try:

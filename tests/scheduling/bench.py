@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Bench:
-    """Plans and commits steps; every plan and commit is followed by a check of the books."""
+    """Plans and commits steps; every plan and commit is followed by a check of the state."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Bench:
 
     @property
     def sequences(self) -> dict[int, SequenceState]:
-        return self.scheduler.books.sequences
+        return self.scheduler.state.sequences
 
     @property
     def running(self) -> list[SequenceState]:
-        return self.scheduler.books.running
+        return self.scheduler.state.running
 
     @property
     def waiting(self) -> list[SequenceState]:
-        return self.scheduler.books.waiting
+        return self.scheduler.state.waiting
 
     def view(self, sequence_id: int) -> RequestView:
         return self.sequences[sequence_id].view

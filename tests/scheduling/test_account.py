@@ -72,8 +72,8 @@ def test_what_a_preempted_request_finds_of_its_own_does_not_count():
     sequence_id = bench.submit(9)
     told = account(bench, sequence_id)
     bench.step()
-    books = bench.scheduler.books
-    books.preempt(bench.sequences[sequence_id], books.launched + 1)
+    state = bench.scheduler.state
+    state.preempt(bench.sequences[sequence_id], state.launched + 1)
     bench.step()
     assert bench.view(sequence_id).cached_tokens == 8
     assert (told.cached_tokens, told.preemptions) == (0, 1)

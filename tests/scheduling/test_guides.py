@@ -173,7 +173,7 @@ def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leave
     if leaves == "ends":
         one.finish(sequence_id)
     else:
-        one.books.preempt(one.books.running[0], one.books.launched + 1)
+        one.state.preempt(one.state.running[0], one.state.launched + 1)
     tree = one.memory.tree
     assert tree is not None
     assert tree.peek(b"", np.array([1, 2, 3, 7, 8, 9, 10, 11], np.int32)) == (0, 0)

@@ -94,7 +94,7 @@ def served(bench: Bench, prompts: list[list[int]] = PROMPTS) -> None:
     assert bench.scheduler.take_ended_unplanned() == []
     for prompt, tokens in zip(prompts, received.values(), strict=True):
         assert tokens == expected_tokens(prompt, MAX_TOKENS, 0)
-    bench.scheduler.books.pins.end_all()
+    bench.scheduler.state.pins.end_all()
     assert bench.memory.num_available == bench.pool.num_pages
 
 
@@ -119,7 +119,7 @@ def test_pins_stay_where_a_policy_names_them_in_nonsense(pins):
         bench.submit(8, 1)
         bench.run()
     assert str(bench.scheduler.policy_calls.last_fault).startswith("scheduling policy Odd: unpin ")
-    assert [pin.published for pin in bench.scheduler.books.pins.leases] == [2]
+    assert [pin.published for pin in bench.scheduler.state.pins.leases] == [2]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class Served:
 
     def finish(self, plan: StepPlan) -> None:
         """Where the mask isn't late, or nobody will hear of the row, anything may be drawn."""
-        ((run, item, _),) = self.bench.scheduler.books.in_flight[plan.step]
+        ((run, item, _),) = self.bench.scheduler.state.in_flight[plan.step]
         masks = LateMasks(range(len(item.rows)))
         is_late = run.goes_on and bool(item.rows) and item.end in self.late
         self.num_dropped += not run.goes_on
@@ -147,9 +147,9 @@ def test_one_that_waits_for_its_mask_may_be_preempted(
     while served.bench.sequences:
         num_late = served.num_late
         served.step()
-        books = served.bench.scheduler.books
+        state = served.bench.scheduler.state
         if served.num_late > num_late and served.sequence.phase is Phase.RUNNING:
-            books.preempt(served.sequence, books.launched + 1)
+            state.preempt(served.sequence, state.launched + 1)
             served.bench.scheduler.sanity_check()
             preempted += 1
     served.run()
@@ -202,16 +202,16 @@ def test_guesses_of_a_row_without_its_mask_are_gone() -> None:
     served = Served([], depth=1, prefix_caching=True, page_size=2)
     while len(served.tokens) < 3:
         served.step()
-    bench, books = served.bench, served.bench.scheduler.books
+    bench, state = served.bench, served.bench.scheduler.state
     plan = bench.scheduler.plan(0.0)
     assert plan is not None
     bench.device.execute(plan)
-    ((run, item, _),) = books.in_flight[plan.step]
+    ((run, item, _),) = state.in_flight[plan.step]
     assert bench.memory.reserve(run.lease, 4, plan.step)
     bench.memory.advance(run.lease, 4, plan.step)
     token_ids = np.array([item.token_ids[0], *TOKENS[3:7]], np.int32)
     item = msgspec.structs.replace(item, kind=ItemKind.VERIFY, count=5, token_ids=token_ids)
-    books.in_flight[plan.step] = [(run, item, run.lease.page_ids)]
+    state.in_flight[plan.step] = [(run, item, run.lease.page_ids)]
     plan = msgspec.structs.replace(plan, items=(item,))
     none = StepOutcome(step=plan.step, token_ids=(), token_counts={0: 0})
     assert bench.scheduler.commit(plan, none, 0.0) == []

@@ -307,7 +307,7 @@ def test_nobody_finds_a_bad_row_of_which_nobody_is_told(end):
     if end == "cancelled":
         bench.scheduler.finish(a)
     else:
-        bench.scheduler.books.preempt(bench.sequences[a], plan.step + 1)
+        bench.scheduler.state.preempt(bench.sequences[a], plan.step + 1)
 
     assert commit_with_a_bad_row(bench, plan, 0) == []
 

@@ -290,7 +290,7 @@ def test_what_is_pinned_is_not_evicted_for_others_until_the_pin_ends():
     policy.unpinned = [1]
     fill(bench, start=1000)
     assert cached(bench, kept) == 0
-    assert not bench.scheduler.books.pins.leases
+    assert not bench.scheduler.state.pins.leases
 
 
 def test_pins_hold_no_more_than_their_share_and_the_oldest_goes_first():
@@ -298,7 +298,7 @@ def test_pins_hold_no_more_than_their_share_and_the_oldest_goes_first():
     for i in range(4):
         bench.submit([100 * i + j for j in range(8)], 1, tenant="kept")
         bench.run()
-        assert bench.scheduler.books.pins.num_pages <= PINNED_SHARE * 16
+        assert bench.scheduler.state.pins.num_pages <= PINNED_SHARE * 16
     bench.submit(4, 1)
     bench.run()
     assert policy.offered[-1] == (3, 4)
@@ -308,7 +308,7 @@ def test_pins_give_way_to_those_that_run():
     bench, _ = pinned_bench(num_pages=8)
     bench.submit(list(range(8)), 1, tenant="kept")
     bench.run()
-    assert bench.scheduler.books.pins.num_pages == 2
+    assert bench.scheduler.state.pins.num_pages == 2
     tokens = bench.submit([9, 9, 9], 28)  # which takes all pages in the end
     assert len(bench.run()[tokens]) == 28
     assert bench.scheduler.counters.preemptions == 0
@@ -338,10 +338,10 @@ def test_pins_give_way_to_one_that_may_displace_others_although_it_finds_part_of
     bench.step()
     urgent = bench.submit([*range(200, 216), *range(400, 412)], 4, priority=1)
     bench.step()  # which has no room for it
-    assert bench.scheduler.books.pins.num_pages == 4
+    assert bench.scheduler.state.pins.num_pages == 4
     bench.step()
     assert bench.view(urgent).is_running
-    assert bench.scheduler.books.pins.num_pages == 0
+    assert bench.scheduler.state.pins.num_pages == 0
     assert bench.scheduler.counters.preemptions == 0
 
 
@@ -350,9 +350,9 @@ def test_pins_of_what_a_failed_step_should_have_written_end():
     sequence_id = bench.submit(list(range(8)), 1, tenant="kept")
     plan = bench.plan()
     bench.scheduler.finish(sequence_id)
-    assert bench.scheduler.books.pins.num_pages == 2
+    assert bench.scheduler.state.pins.num_pages == 2
     bench.fail(plan)
-    assert not bench.scheduler.books.pins.leases
+    assert not bench.scheduler.state.pins.leases
     assert cached(bench, list(range(8))) == 0
 
 

@@ -59,7 +59,7 @@ def test_after_a_preemption_the_sum_goes_on_where_it_was():
     bench.step()
     in_flight = bench.plan()
     assert work(in_flight) == [(look, 6, 6)]
-    bench.scheduler.books.preempt(bench.running[0], bench.scheduler.books.launched + 1)
+    bench.scheduler.state.preempt(bench.running[0], bench.scheduler.state.launched + 1)
     assert bench.commit(in_flight) == []
 
     # The cache has the first three pages; six tokens of them were added, and six were dropped.

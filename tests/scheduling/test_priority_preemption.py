@@ -224,8 +224,8 @@ class Drawn(ByPriority):
 def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     """Whether a waiting sequence has seats and pages without those that are `leaving`, as sets of
     pages: those of the others, and those that it finds."""
-    books, memory, reserve = bench.scheduler.books, bench.memory, bench.scheduler.books.reserve
-    others = [s for s in books.running if s.sequence_id not in leaving and not s.exhausted]
+    state, memory, reserve = bench.scheduler.state, bench.memory, bench.scheduler.state.reserve
+    others = [s for s in state.running if s.sequence_id not in leaving and not s.exhausted]
     claim = memory.claims.claim(sequence.lease, sequence.known_ids)
     memory.claims.drop(claim)
     taken = set(claim.match.page_ids.tolist()).union(*(s.lease.page_ids.tolist() for s in others))
@@ -233,7 +233,7 @@ def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     running = [sequence, *(s for s in others if not s.paused)]
     ahead = sum(map(reserve.pages_ahead, running)) if others else 0
     seats = sum(1 + len(s.pending_samples) for s in [sequence, *others])
-    return free >= ahead and seats <= books.max_num_seqs
+    return free >= ahead and seats <= state.max_num_seqs
 
 
 @settings(max_examples=150, deadline=None)
@@ -272,10 +272,10 @@ def test_those_who_give_way_are_enough_and_none_of_them_was_spare(
     bench.submit_all([tokens % 3] * tokens, 12, n=n, priority=priority)
     bench.step()
     scheduler = bench.scheduler
-    stopped_at = scheduler.books.stopped_at
+    stopped_at = scheduler.state.stopped_at
     if stopped_at is not None and stopped_at.phase is Phase.WAITING:
         policy.named = []  # it may have been asked for another, and not be asked for this one
-        leaving = who_gives_way(scheduler.books, stopped_at, VIEW)
+        leaving = who_gives_way(scheduler.state, stopped_at, VIEW)
         ids, named = {s.sequence_id for s in leaving}, set(policy.named)
         assert all(s.precedence < stopped_at.precedence for s in leaving)
         if ids:
@@ -297,8 +297,8 @@ def test_one_that_is_preempted_counts_among_those_that_wait_above_others():
     bench.step()
     bench.submit(4, 20, priority=0)
     bench.step()
-    books = bench.scheduler.books
-    assert not books.waits_above(0)
-    books.preempt(books.sequences[urgent], books.launched + 1)
-    assert books.waits_above(0)
-    assert not books.waits_above(2)
+    state = bench.scheduler.state
+    assert not state.waits_above(0)
+    state.preempt(state.sequences[urgent], state.launched + 1)
+    assert state.waits_above(0)
+    assert not state.waits_above(2)

@@ -1,4 +1,4 @@
-"""The recount of a scheduler's books finds whatever is off, also where the sums are right."""
+"""The recount of a scheduler's state finds whatever is off, also where the sums are right."""
 
 from __future__ import annotations
 

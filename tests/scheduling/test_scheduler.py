@@ -121,7 +121,7 @@ def test_one_that_comes_within_the_budget_by_a_preemption_gets_its_page_too():
     bench = Bench(num_pages=5, policy=SecondOldest(), max_num_batched_tokens=32)
     a, b, c = bench.submit(7, 9), bench.submit(7, 9), bench.submit(4, 9)
     bench.step()
-    bench.scheduler.books.max_num_batched_tokens = 2
+    bench.scheduler.state.max_num_batched_tokens = 2
     bench.step()  # a and b have filled their pages, and c its first one before
 
     plan = bench.plan()

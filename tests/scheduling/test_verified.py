@@ -22,7 +22,7 @@ WRONG = -7
 
 def with_guesses(bench: Bench, plan: StepPlan, guesses: Sequence[int]) -> StepPlan:
     """A plan of one decode, as it would be with these guesses behind its token."""
-    ((run, item, _),) = bench.scheduler.books.in_flight[plan.step]
+    ((run, item, _),) = bench.scheduler.state.in_flight[plan.step]
     lease = run.lease
     assert bench.memory.reserve(lease, len(guesses), plan.step)
     bench.memory.advance(lease, len(guesses), plan.step)
@@ -34,7 +34,7 @@ def with_guesses(bench: Bench, plan: StepPlan, guesses: Sequence[int]) -> StepPl
     )
     pages = lease.page_ids
     lease.carried = len(pages)
-    bench.scheduler.books.in_flight[plan.step] = [(run, item, pages)]
+    bench.scheduler.state.in_flight[plan.step] = [(run, item, pages)]
     plan = msgspec.structs.replace(plan, items=(item,), pages=(SlotPages(run.slot, 0, pages),))
     bench.page_tables.take(plan)
     return plan

@@ -58,7 +58,7 @@ def test_a_request_starts_exactly_if_there_are_the_pages_that_it_says(reserve):
         assert bench.view(last).is_running
         assert bench.view(last).pages_to_start == 0
         verdicts.add(expected[0])
-        alone = not bench.scheduler.books.running[:-1]
+        alone = not bench.scheduler.state.running[:-1]
         assert [*expected[:-1], expected[-1] or alone] == [False] * (len(expected) - 1) + [True]
 
     expected: list[bool] = []

@@ -1,4 +1,4 @@
-"""However calls end, the books on them balance: a call that has begun ends once."""
+"""However calls end, their counts are consistent: a call that has begun ends once."""
 
 from __future__ import annotations
 

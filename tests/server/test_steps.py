@@ -1,4 +1,4 @@
-"""The recorder's books against a plain model, and traces made of them."""
+"""The recorder's state against a plain model, and traces made of them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def walk(notes: Any, recorder: StepRecorder, model: Model) -> Iterator[None]:
 
 @given(notices, st.integers(1, 12), st.integers(4, 12))
 @settings(max_examples=200)
-def test_the_books_equal_a_plain_model(notes: Any, max_entries: int, max_parts: int) -> None:
+def test_the_state_equals_a_plain_model(notes: Any, max_entries: int, max_parts: int) -> None:
     recorder = StepRecorder(max_entries=max_entries, max_parts=max_parts)
     model = Model()
     for _ in walk(notes, recorder, model):

@@ -49,7 +49,7 @@ def test_steps_are_passed_while_the_next_one_can_only_find_what_it_would_now(
     assert count == 6
     steps.take(count, [7], [0.1] * count, [1.0] * count, {})
     bench.scheduler.sanity_check()
-    assert bench.scheduler.books.stopped_at is bench.waiting[0]
+    assert bench.scheduler.state.stopped_at is bench.waiting[0]
     assert bench.running[0].num_known == 11 + count
 
 
@@ -132,12 +132,12 @@ def go_on(scheduler: Scheduler, in_flight: deque[StepPlan], num_steps: int) -> N
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
             tokens = tuple(99 + item.sequence_id for item in done.items for _ in item.rows)
-            scheduler.books.times.took(done, 0.1)
+            scheduler.state.times.took(done, 0.1)
             scheduler.commit(done, StepOutcome(step=done.step, token_ids=tokens), float(done.step))
 
 
 def shown(scheduler: Scheduler) -> list[Any]:
-    books, memory = scheduler.books, scheduler.memory
+    state, memory = scheduler.state, scheduler.memory
     assert memory.tree is not None
     done, nodes = memory.pool.done_step, memory.tree.walk()
     # There are fewer ticks, in the same order; those of locked paths are to come.
@@ -150,10 +150,10 @@ def shown(scheduler: Scheduler) -> list[Any]:
                 (s.pending, s.first_token_seconds, s.last_token_seconds, len(s.proven_pages)),
                 (s.lease.computed, s.lease.published, s.lease.last_step, s.lease.num_pages),
             )
-            for s in books.running
+            for s in state.running
         ],
-        [s.sequence_id for s in books.waiting],
-        (books.counters, books.launched, done, scheduler.books.times.recent),
+        [s.sequence_id for s in state.waiting],
+        (state.counters, state.launched, done, scheduler.state.times.recent),
         (memory.pool.num_free, memory.pool.num_fenced, memory.num_cached),
         [
             (

@@ -1,4 +1,4 @@
-"""check_invariants finds what is planted in an engine's books, and nothing in one that is well."""
+"""check_invariants finds what is planted in an engine's state, and nothing in one that is well."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_pins_are_held_for_as_long_as_the_engine_is_open():
     run_simulated(main)
 
 
-def test_an_engine_that_was_never_entered_has_no_books():
+def test_an_engine_that_was_never_entered_has_no_state():
     with pytest.raises(EngineClosedError, match="never entered"):
         check_invariants(Engine(model()))
 
@@ -106,12 +106,12 @@ def leak_a_page(live: EngineLifecycle) -> None:
 
 
 def name_a_page_twice(live: EngineLifecycle) -> None:
-    lease = live.scheduler.books.running[0].lease
+    lease = live.scheduler.state.running[0].lease
     lease.page_table.append(lease.page_ids[:1])
 
 
 def launch_a_step_unnoticed(live: EngineLifecycle) -> None:
-    live.scheduler.books.launched += 2
+    live.scheduler.state.launched += 2
 
 
 def lose_a_sequence(live: EngineLifecycle) -> None:
@@ -124,7 +124,7 @@ def lose_a_token(live: EngineLifecycle) -> None:
 
 
 def forget_to_pause(live: EngineLifecycle) -> None:
-    for sequence in live.scheduler.books.sequences.values():
+    for sequence in live.scheduler.state.sequences.values():
         sequence.paused = False
 
 
@@ -166,7 +166,7 @@ def say_idle(live: EngineLifecycle) -> None:
         (say_idle, "says that it is idle"),
     ],
 )
-def test_what_is_planted_in_the_books_is_named(plant, message):
+def test_what_is_planted_in_the_state_is_named(plant, message):
     found = []
 
     def check(engine: Engine, live: EngineLifecycle) -> None:
