@@ -8,6 +8,7 @@ number.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import re
@@ -40,6 +41,7 @@ __all__ = [
     "several",
     "shown",
     "text",
+    "unknown_argument",
 ]
 
 T = TypeVar("T")
@@ -375,3 +377,11 @@ def shown(value: object) -> str:
         raise
     except BaseException:
         return object.__repr__(value)
+
+
+def unknown_argument(call: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error that Python raises for a keyword argument that `call` has not, with the nearest of
+    those that it has, if one is near."""
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return TypeError(f"{call}() got an unexpected keyword argument {name!r}{meant}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from aioserve.arguments import (
     sequence,
     several,
     text,
+    unknown_argument,
 )
 from aioserve.errors import InvalidSamplingError
 from aioserve.hints import SchedulingHints
@@ -72,7 +73,22 @@ class FinishReason(StrEnum):
     """The request failed; iterating its stream raises the error."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class _NamesWhatWasMeant(type(msgspec.Struct)):
+    """Structs whose constructor names the nearest field where a keyword argument is none."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args, **fields):
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError:
+                if unknown := fields.keys() - set(cls.__struct_fields__):
+                    known = cls.__struct_fields__
+                    raise unknown_argument(cls.__name__, min(unknown), known) from None
+                raise
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesWhatWasMeant):
     """How to pick each next token, and when to end. Names as in vLLM and the OpenAI API.
 
     Raises `InvalidSamplingError` for a value outside its range.
@@ -85,7 +101,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
     top_k: int = 0
-    """Keep this many most likely tokens, in [0, 2**63); 0 keeps all."""
+    """Keep this many most likely tokens, in [-1, 2**63); 0 keeps all, and so does -1, which
+    becomes 0."""
     min_p: float = 0.0
     """Keep tokens that are at least so many times as likely as the most likely one; in [0, 1]."""
     typical_p: float = 1.0
@@ -191,7 +208,7 @@ _RULES: dict[str, Rule[Any]] = {
     "max_tokens": optional(integer(1)),
     "temperature": number(0, 100),
     "top_p": number(0, 1, above=True),
-    "top_k": integer(0),
+    "top_k": lambda value: max(integer(-1)(value), 0),
     "min_p": number(0, 1),
     "typical_p": number(0, 1, above=True),
     "repetition_penalty": number(0.01, 100),

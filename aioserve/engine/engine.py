@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from aioserve.engine.beam_search import EarlyStopping, beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream, held_calls
 from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.options import (
+    DEFAULT_POLICY,
     MESSAGE_DEFAULTS,
     STREAM_DEFAULTS,
     BeamSearchOptions,
@@ -36,6 +37,7 @@ from aioserve.engine.options import (
     check_chat_template,
     check_listener,
     check_names,
+    check_policy_name,
     checked_deadline,
     checked_model,
     checked_plugins,
@@ -83,7 +85,8 @@ class Engine:
 
     An engine works between `async with` and its end, once, on one event loop of asyncio; several
     engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
-    effect beside another; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`,
+    effect beside another, and `UnknownPolicyError` where none but the bundled plugins could offer
+    the policy; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`,
     `ConfigError` for a name that no plugin offers, and `WrongLoopError` where no loop of asyncio
     runs. The collector closes what is left of an engine that was dropped unclosed, with a
     `ResourceWarning`.
@@ -94,18 +97,19 @@ class Engine:
         self,
         model: str | Path | ModelSource = "pyhelp",
         *,
-        policy: str | SchedulingPolicy = "fcfs",
+        policy: str | SchedulingPolicy = DEFAULT_POLICY,
         plugins: Sequence[object] = (),
         progress: Callable[[int, int], None] | None = None,
         capture_progress: Callable[[int, int], None] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        check_names("Engine", options, EngineOptions)
+        check_names("Engine", options, EngineOptions, "model", "policy", "plugins", "progress")
         given: dict[str, Any] = {**options}
         if isinstance(template := given.get("chat_template"), Path):
             given["chat_template"] = str(template)
         self.config: EngineConfig = EngineConfig(**given)
         policy, plugins = checked_policy(policy), checked_plugins(plugins)
+        check_policy_name(policy, plugins)
         model = checked_model(model)
         check_chat_template(self.config.chat_template, model)
         check_listener("progress", progress, model)
@@ -138,6 +142,13 @@ class Engine:
         that is no number of at least 0, and has then changed nothing.
         """
         return await self._lifecycle.drain(checked_deadline(deadline_seconds))
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError("an Engine is entered by `async with`, not by `with`")
+
+        def __exit__(self, *exc: object) -> None: ...
 
     def __del__(self) -> None:
         # A constructor that failed leaves none.

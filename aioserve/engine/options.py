@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from aioserve.arguments import check, number, optional
+from aioserve.arguments import check, number, optional, unknown_argument
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
 from aioserve.hints import HintOptions, PromptHintOptions, SearchHintOptions
 from aioserve.isolation import blamed, shown
-from aioserve.plugins import check_policy_object
+from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.plugins.installed import installed_plugins
+from aioserve.request import SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.conversation import conversation_of
 
 __all__ = [
+    "DEFAULT_POLICY",
     "MESSAGE_DEFAULTS",
     "STREAM_DEFAULTS",
     "BeamSearchOptions",
@@ -28,6 +31,7 @@ __all__ = [
     "StreamOptions",
     "check_listener",
     "check_names",
+    "check_policy_name",
     "checked_deadline",
     "checked_model",
     "checked_plugins",
@@ -37,6 +41,7 @@ __all__ = [
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
+DEFAULT_POLICY = "fcfs"
 MAX_POLICY_CHARS = 1000
 MAX_PLUGINS = 1000
 """Given to one engine."""
@@ -96,10 +101,17 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
     return shown_in
 
 
-def check_names(call: str, given: Mapping[str, Any], options: Any) -> None:
-    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call."""
+def check_names(call: str, given: Mapping[str, Any], options: Any, *own: str) -> None:
+    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call.
+    `own` are further names that may have been meant."""
     if unknown := given.keys() - options.__optional_keys__:
-        raise TypeError(f"{call}() got an unexpected keyword argument {min(unknown)!r}")
+        name = min(unknown)
+        if call != "Engine" and name in SamplingParams.__struct_fields__:
+            raise TypeError(
+                f"{call}() got an unexpected keyword argument {name!r}: it goes into "
+                f"SamplingParams({name}=...), which is the argument params"
+            )
+        raise unknown_argument(call, name, (*options.__optional_keys__, *own))
 
 
 def checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
@@ -114,6 +126,16 @@ def checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
             f"got {len(policy)}"
         )
     return policy
+
+
+def check_policy_name(policy: str | SchedulingPolicy, plugins: Sequence[object]) -> None:
+    """Raise `UnknownPolicyError` for a name that no plugin offers, and `ConfigError` for options
+    that its policy doesn't take, where no plugin but the bundled ones could offer it: others are
+    imported when the engine is entered, in a thread, and that raises it then."""
+    if not isinstance(policy, str) or policy == DEFAULT_POLICY or plugins:
+        return
+    if all(plugin.bundled for plugin in installed_plugins()):
+        PluginRegistry().policy(policy)
 
 
 def checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:

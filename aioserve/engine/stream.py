@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import msgspec
 
@@ -81,6 +81,22 @@ class RequestStream:
 
     def __aiter__(self) -> Self:
         return self
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"a {type(self).__name__} is read by `async for`, not by `for`")
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(
+                f"a {type(self).__name__} is read by `async for`, not by `await`; "
+                "`await engine.generate(...)` gives a whole completion"
+            )
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"a {type(self).__name__} is closed by `async with`, not by `with`")
+
+        def __exit__(self, *exc: object) -> None: ...
 
     async def started(self) -> None:
         """Wait until the first token is there, or the end. Raises what ended the request, if that

@@ -33,6 +33,7 @@ Message = Mapping[str, Any]
 MAX_MESSAGES = 10_000
 """Most messages of one prompt. To look at as many takes the event loop some 10 ms."""
 MAX_ROLE_CHARS = 64
+MEDIA = {"image": "images are", "audio": "audio is", "video": "videos are", "file": "files are"}
 MAX_ID_CHARS = 256
 """Longest id of a tool call."""
 MAX_NAME_CHARS = 256
@@ -178,8 +179,10 @@ def _text_of_part(part: Any, reader: Reader) -> str:
     fields = dict(reader.items(part))
     with reader.at("type"):
         if (kind := fields.get("type")) != "text":
+            media = [MEDIA[word] for word in MEDIA if type(kind) is str and word in kind]
+            why = f"; {media[0]} not supported" if media else ""
             raise reader.error(
-                f"must be 'text', the only part that is supported, got {shown(kind)}"
+                f"must be 'text', the only part that is supported, got {shown(kind)}{why}"
             )
     _check_names(fields, ("type", "text"), reader)
     with reader.at("text"):

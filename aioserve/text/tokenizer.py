@@ -79,6 +79,9 @@ class Tokenizer:
         self._special = {content: token_id for token_id, content in self.special_names.items()}
         self.special_ids: frozenset[int] = frozenset(self.special_names)
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._source!r}, vocab_size={self.vocab_size})"
+
     @classmethod
     def from_directory(cls, path: Path | str) -> Tokenizer:
         """Load `path`/tokenizer.json. Raises `ModelError` naming the file if that fails."""

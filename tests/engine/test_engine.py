@@ -156,7 +156,7 @@ async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
         ({"temperature": True}, "temperature must be a number"),
         ({"top_p": 0}, "top_p must be a number above 0 and at most 1, got 0"),
         ({"top_p": 1.1}, "top_p must be a number above 0 and at most 1, got 1.1"),
-        ({"top_k": -1}, r"top_k must be an int in \[0, 9223372036854775807\], got -1"),
+        ({"top_k": -2}, r"top_k must be an int in \[-1, 9223372036854775807\], got -2"),
         ({"min_p": -0.1}, r"min_p must be a number in \[0, 1\], got -0.1"),
         ({"min_p": 1.1}, r"min_p must be a number in \[0, 1\], got 1.1"),
         ({"typical_p": 0}, "typical_p must be a number above 0 and at most 1, got 0"),

@@ -60,11 +60,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def sampling_params(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """`given`, with `defaults` for what is None. A `top_k` of -1 keeps all, as 0 does, a seed is
-    taken modulo 2**64, and ids of `logit_bias` are text. Raises `InvalidSamplingError`."""
+    """`given`, with `defaults` for what is None. A seed is taken modulo 2**64, and ids of
+    `logit_bias` are text. Raises `InvalidSamplingError`."""
     fields = {name: value for name, value in given.items() if value is not None}
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0
     if "seed" in fields:
         fields["seed"] %= 2**64
     bias = fields.get("logit_bias")
