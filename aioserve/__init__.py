@@ -12,6 +12,7 @@ from __future__ import annotations
 from aioserve.config import Device, DType, EngineConfig, EngineOptions, Preemption
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
+from aioserve.engine.llm import LLM
 from aioserve.engine.options import (
     BeamSearchOptions,
     MessageOptions,
@@ -91,6 +92,7 @@ from aioserve.text.tokenizer import Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "AioserveError",
     "Beam",
     "BeamSearchOptions",

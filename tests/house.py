@@ -48,6 +48,7 @@ FOR_ALL = (
     "aioserve.isolation",
     "aioserve.hints",
     "aioserve.json_file",
+    "aioserve.progress_bar",
     "aioserve._native",
 )
 """Modules that every place may import. The last is compiled."""

@@ -9,8 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "OnProgress",
-    "bar_on_terminal",
     "check_output",
     "decoded",
     "discard_unwritten",
@@ -31,8 +28,6 @@ __all__ = [
     "read_prompt",
     "table_console",
 ]
-
-OnProgress = Callable[[int, int], None]
 
 MAX_PROMPT_CHARS = 1 << 24
 WIDTH_OF_FILES = 10_000
@@ -136,39 +131,3 @@ def one_line(error: object) -> str:
     if len(text) > MAX_LINE_CHARS:
         text = f"{text[: MAX_LINE_CHARS // 2]} ... {text[-MAX_LINE_CHARS // 2 :]}"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-@contextmanager
-def bar_on_terminal(name: str) -> Iterator[OnProgress | None]:
-    """A callback `(done, total)` that draws; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        shown = -1
-
-        def update(done: int, total: int) -> None:
-            nonlocal shown
-            if done != shown:
-                shown = done
-                bar.update(task, completed=done, total=total)
-
-        yield update

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from aioserve.arguments import shown
 from aioserve.cli._simulations import TRIAL_FLAGS, TrialFlags, source_of
-from aioserve.cli._streams import OnProgress
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy
+from aioserve.progress_bar import OnProgress
 from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostTable
 from aioserve.simulation.metrics import Metrics

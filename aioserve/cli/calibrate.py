@@ -26,11 +26,12 @@ from aioserve.cli._calibration import (
     recorded_engine,
 )
 from aioserve.cli._engine import DeviceOptions
-from aioserve.cli._streams import bar_on_terminal, check_output, json_text
+from aioserve.cli._streams import check_output, json_text
 from aioserve.cli.doctor import device_facts
 from aioserve.errors import AioserveError, ConfigError
 from aioserve.execution.runner import ModelLimits
 from aioserve.kv.pages import pages_for
+from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.calibration import (
     MOST_MEDIAN_ERROR,
     MOST_TOTAL_ERROR,

@@ -29,10 +29,11 @@ from aioserve.cli._simulations import (
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
-from aioserve.cli._streams import bar_on_terminal, json_text, table_console
+from aioserve.cli._streams import json_text, table_console
 from aioserve.errors import ConfigError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy
+from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.figures import client_rows, rows, unanswered
 from aioserve.simulation.machine import Machine
 from aioserve.simulation.metrics import Metrics

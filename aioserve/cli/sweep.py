@@ -28,9 +28,10 @@ from aioserve.cli._simulations import (
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
-from aioserve.cli._streams import bar_on_terminal, json_text, table_console
+from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._sweep_runs import Cell, Done, Grid, SweepOptions, Workers, grid_of
 from aioserve.errors import ConfigError
+from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.figures import MISSING, text_of, unanswered_at_rates
 from aioserve.simulation.metrics import Metrics, measure_of
 from aioserve.simulation.report import RateRun, rate_page

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,11 @@ from aioserve.config import (
     ReasoningParserName,
     ToolParserName,
 )
+from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import EarlyStopping, beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream, held_calls
 from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
+from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
     DEFAULT_POLICY,
     MESSAGE_DEFAULTS,
@@ -51,7 +53,7 @@ from aioserve.engine.prompt_only import (
     scores_of,
     token_ids_of,
 )
-from aioserve.engine.prompts import Continuation, Prompt
+from aioserve.engine.prompts import Continuation, Prompt, holds_prompts
 from aioserve.engine.stats import EngineStats, dump_of, stats_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.errors import EngineState, InvalidRequestError, ModelError
@@ -66,7 +68,7 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(EnteredByAsync):
     """One model that serves many streams, inside the caller's event loop.
 
         async with Engine("path/to/model") as engine:
@@ -143,13 +145,6 @@ class Engine:
         """
         return await self._lifecycle.drain(checked_deadline(deadline_seconds))
 
-    if not TYPE_CHECKING:
-
-        def __enter__(self) -> NoReturn:
-            raise TypeError("an Engine is entered by `async with`, not by `with`")
-
-        def __exit__(self, *exc: object) -> None: ...
-
     def __del__(self) -> None:
         # A constructor that failed leaves none.
         lifecycle: EngineLifecycle | None = getattr(self, "_lifecycle", None)
@@ -206,18 +201,50 @@ class Engine:
         check_names("stream", options, StreamOptions)
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
-    @takes(StreamOptions, STREAM_DEFAULTS)
+    @overload
     async def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         **options: Unpack[StreamOptions],
-    ) -> Completion:
+    ) -> Completion: ...
+    @overload
+    async def generate(
+        self,
+        prompt: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress = None,
+        **options: Unpack[StreamOptions],
+    ) -> list[Completion]: ...
+    @takes(StreamOptions, STREAM_DEFAULTS)
+    async def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress = None,
+        **options: Unpack[StreamOptions],
+    ) -> Completion | list[Completion]:
         """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
-        Where very many are called at once, some wait for turns of the event loop first."""
+        Where very many are called at once, some wait for turns of the event loop first.
+
+        A sequence of prompts gives a list in their order. They are as many requests, which leave
+        room in the queue for others: number `i` has the id `request_id`-`i`, and `params` are one
+        for all, or a list or tuple of one for each. The first that fails ends the others.
+        `progress` is called with how many are done, and how many there are; None draws a bar where
+        standard error is a terminal, and False doesn't.
+        """
         check_names("generate", options, StreamOptions)
-        await self._lifecycle.usable().turns.take()
-        return await collect(self.stream(prompt, with_best_of(params), **options), params)
+        live = self._lifecycle.usable()
+        if holds_prompts(prompt):
+            at_once = self.config.max_num_seqs + self.config.max_waiting // 2
+            return await completions_of(self.generate, prompt, params, at_once, progress, options)
+        check_no_progress(progress)
+        wanted = cast("SamplingParams | None", params)
+        await live.turns.take()
+        stream = self.stream(cast("Prompt", prompt), with_best_of(wanted), **options)
+        return await collect(stream, wanted)
 
     @takes(BeamSearchOptions, STREAM_DEFAULTS)
     async def beam_search(

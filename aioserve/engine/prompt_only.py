@@ -101,7 +101,7 @@ async def scores_of(
             prompts.append(ContinuedPrompt(None, checked_continuation(part, limits, check_text)))
     prompts[0].prompt = live.intake.checked_prompt(prompt, {})
     params = msgspec.structs.replace(ONE_TOKEN, prompt_logprobs=top)
-    ids = _request_ids(request_id, len(prompts) if several else None)
+    ids = request_ids_of(request_id, len(prompts) if several else None)
     requests = [(one, ids[index], one.request_fields) for index, one in enumerate(prompts)]
     async with _ended(engine, requests[:1], params, options, several) as mailboxes:
         scores = [_score(prompts[0], mailbox) for mailbox in mailboxes]
@@ -153,7 +153,7 @@ async def embeddings_of(
     def wanted(prompt_tokens: int) -> dict[str, Any]:
         return {"pooled": _pooled_positions(pooling, prompt_tokens), "answers": False}
 
-    ids = _request_ids(request_id, len(every) if several else None)
+    ids = request_ids_of(request_id, len(every) if several else None)
     requests = [(prompt, ids[index], wanted) for index, prompt in enumerate(every)]
     async with _ended(engine, requests, ONE_TOKEN, options, several) as mailboxes:
         vectors = [_vector(mailbox, pooling, normalize) for mailbox in mailboxes]
@@ -216,7 +216,7 @@ async def token_ids_of(
 # -- several requests of one call
 
 
-def _request_ids(request_id: Any, count: int | None) -> list[Any]:
+def request_ids_of(request_id: Any, count: int | None) -> list[Any]:
     """The id of a request, or ids of `count`: what the caller gives, and the place behind it."""
     if count is None or request_id is None:
         return [request_id] * (count or 1)

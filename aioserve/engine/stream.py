@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import NoReturn, Self
 
 import msgspec
 
 from aioserve.arguments import MAX_INT, check, integer
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.misuse import ReadByAsync
 from aioserve.errors import InvalidRequestError
 from aioserve.request import (
     Completion,
@@ -28,7 +29,7 @@ from aioserve.request import (
 __all__ = ["RequestStream", "TokenStream", "collect", "with_best_of"]
 
 
-class RequestStream:
+class RequestStream(ReadByAsync):
     """What streams of a request have in common. A stream owns its request: leaving it ends it."""
 
     __slots__ = ("__weakref__", "_mailbox")
@@ -81,22 +82,6 @@ class RequestStream:
 
     def __aiter__(self) -> Self:
         return self
-
-    if not TYPE_CHECKING:
-
-        def __iter__(self) -> NoReturn:
-            raise TypeError(f"a {type(self).__name__} is read by `async for`, not by `for`")
-
-        def __await__(self) -> NoReturn:
-            raise TypeError(
-                f"a {type(self).__name__} is read by `async for`, not by `await`; "
-                "`await engine.generate(...)` gives a whole completion"
-            )
-
-        def __enter__(self) -> NoReturn:
-            raise TypeError(f"a {type(self).__name__} is closed by `async with`, not by `with`")
-
-        def __exit__(self, *exc: object) -> None: ...
 
     async def started(self) -> None:
         """Wait until the first token is there, or the end. Raises what ended the request, if that

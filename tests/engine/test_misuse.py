@@ -66,15 +66,15 @@ def test_a_policy_that_no_plugin_offers_is_told_when_the_engine_is_made() -> Non
 @pytest.mark.asyncio
 async def test_what_asyncio_needs_is_said() -> None:
     wrong: Any = Engine(FakeModel())
-    with pytest.raises(TypeError, match="an Engine is entered by `async with`"), wrong:
+    with pytest.raises(TypeError, match="Engine is entered by `async with`, not by `with`"), wrong:
         pass
     async with Engine(FakeModel()) as engine, engine.stream([1, 2]) as stream:
         read: Any = stream
-        with pytest.raises(TypeError, match="a TokenStream is read by `async for`, not by `for`"):
+        with pytest.raises(TypeError, match="TokenStream is read by `async for`, not by `for`"):
             list(read)
         with pytest.raises(TypeError, match=r"not by `await`; `await engine.generate"):
             await read
-        with pytest.raises(TypeError, match="a TokenStream is closed by `async with`"), read:
+        with pytest.raises(TypeError, match="TokenStream is entered by `async with`"), read:
             pass
 
 
