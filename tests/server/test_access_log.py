@@ -143,13 +143,12 @@ async def test_a_call_that_ends_before_its_first_token_tells_of_its_request(
     lines: list[tuple[int, str]], path: str, body: dict[str, Any], stream: bool
 ) -> None:
     late = {"model": "pyhelp", "deadline_seconds": 0.3, "stream": stream}
-    busy = SamplingParams(max_tokens=2000, ignore_eos=True)
-    async with (
-        served(num_pages=256, max_num_seqs=1) as (engine, client),
-        engine.stream("import", busy),
-    ):
+    busy = SamplingParams(max_tokens=3900, ignore_eos=True)
+    async with served(num_pages=256, max_num_seqs=1) as (engine, client):
+        serving = asyncio.create_task(engine.generate("import", busy))
         await until(lambda: engine.stats().num_running)
         answer = await client.post(path, json=body | late)
+        serving.cancel()
         assert answer.status_code == 504, answer.text
     told = json.loads(lines[0][1])
     assert (told["finish_reason"], told["error"]) == ("abort", "deadline_exceeded")
