@@ -14,7 +14,17 @@ from typing import Any
 
 import msgspec
 
-from aioserve.arguments import boolean, check, optional, plain_int, plain_str, sequence, shown, text
+from aioserve.arguments import (
+    boolean,
+    check,
+    integer,
+    optional,
+    plain_int,
+    plain_str,
+    sequence,
+    shown,
+    text,
+)
 from aioserve.errors import InvalidSamplingError
 
 __all__ = ["StructuredOutput", "structured_output"]
@@ -27,6 +37,7 @@ MAX_CHOICE_CHARS = 2**13
 MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
 
+MAX_WHITESPACE = 32
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
@@ -52,8 +63,10 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str | None = None
     """The answer matches this grammar, in llguidance's form of Lark; it begins with `start`."""
     disable_any_whitespace: bool = False
-    """JSON without white space between its parts; where False, up to 32 characters are allowed at
-    each place. Of JSON alone."""
+    """JSON without white space between its parts, as `max_whitespace=0`. Of JSON alone."""
+    max_whitespace: int | None = None
+    """Most characters of white space at each place of JSON, in [0, 32]. None: one space behind a
+    colon and a comma, where `json.dumps` has one, or none. Of JSON alone."""
 
     def __post_init__(self) -> None:
         rules = {
@@ -63,6 +76,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             "choice": optional(sequence(text(1, MAX_CHOICE_CHARS), MAX_CHOICES, least=1)),
             "grammar": optional(text(1, MAX_CHARS)),
             "disable_any_whitespace": boolean,
+            "max_whitespace": optional(integer(0, MAX_WHITESPACE)),
         }
         for name, rule in rules.items():
             value = check(InvalidSamplingError, name, getattr(self, name), rule)
@@ -76,11 +90,20 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
                 value=" and ".join(given) or "none",
                 limit=1,
             )
-        if self.disable_any_whitespace and given[0] not in ("json_schema", "json_object"):
+        for name, plain in (("disable_any_whitespace", False), ("max_whitespace", None)):
+            value = getattr(self, name)
+            if value != plain and given[0] not in ("json_schema", "json_object"):
+                raise InvalidSamplingError(
+                    f"{name} must be {plain} with {given[0]}, got {value}",
+                    argument=name,
+                    value=value,
+                )
+        if self.disable_any_whitespace and self.max_whitespace:
             raise InvalidSamplingError(
-                f"disable_any_whitespace must be False with {given[0]}, got True",
-                argument="disable_any_whitespace",
-                value=True,
+                f"max_whitespace must be 0 with disable_any_whitespace, got {self.max_whitespace}",
+                argument="max_whitespace",
+                value=self.max_whitespace,
+                limit=0,
             )
         chars = sum(map(len, self.choice or ()))
         if chars > MAX_CHARS:
@@ -90,6 +113,11 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
                 value=chars,
                 limit=MAX_CHARS,
             )
+
+    @property
+    def whitespace(self) -> int | None:
+        """`max_whitespace`, or what `disable_any_whitespace` makes of it."""
+        return 0 if self.disable_any_whitespace else self.max_whitespace
 
     @property
     def kind(self) -> str:

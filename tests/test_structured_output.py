@@ -73,6 +73,14 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
         None,
         "False with regex",
     ),
+    ({"regex": "a", "max_whitespace": 3}, "max_whitespace", None, "None with regex, got 3"),
+    ({"json_object": True, "max_whitespace": 33}, "max_whitespace", 32, r"\[0, 32\], got 33"),
+    (
+        {"json_object": True, "max_whitespace": 2, "disable_any_whitespace": True},
+        "max_whitespace",
+        0,
+        "must be 0 with disable_any_whitespace, got 2",
+    ),
 ]
 
 

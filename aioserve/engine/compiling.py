@@ -293,7 +293,7 @@ def _too_slow(output: StructuredOutput) -> InvalidSamplingError:
 def _key(output: StructuredOutput) -> tuple[Any, ...]:
     schemas = output.schemas if isinstance(output, CallsOutput) else None
     given = getattr(output, output.kind)
-    return (output.kind, given, output.disable_any_whitespace, schemas)
+    return (output.kind, given, output.whitespace, schemas)
 
 
 def _num_bytes(key: tuple[Any, ...]) -> int:

@@ -21,15 +21,12 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import InvalidSamplingError
-from aioserve.grammars.schema import sound_schema
+from aioserve.grammars.schema import json_spacing, sound_schema
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
 from aioserve.text.output_parsers import families
 from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
 
 __all__ = ["CallsOutput", "Style", "calls_output", "calls_source"]
-
-MAX_SPACES = 32
-"""Most spaces of JSON at one place."""
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -88,8 +85,8 @@ def calls_source(output: CallsOutput) -> str:
     lines = [output.grammar or ""]
     for index, schema in enumerate(output.schemas):
         kept = json.loads(sound_schema(schema, "tools"))
-        space = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}"}
-        lines.append(f"args{index}: %json {json.dumps({**kept, 'x-guidance': space})}")
+        spacing = json_spacing(output.whitespace)
+        lines.append(f"args{index}: %json {json.dumps({**kept, 'x-guidance': spacing})}")
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +156,7 @@ class _Rules:
 _TERMINALS = (
     "ANY: /(?s:.*)/",
     rf"SPACE: /{_SPACE}+/",
-    rf"WS: /[ \t\n\r]{{1,{MAX_SPACES}}}/",
+    r"WS: /[ \t\n\r]/",
 )
 
 
@@ -185,7 +182,7 @@ def _llama3(rules: _Rules) -> None:
     rules.calls("parameters")
     rules.add("held: WS? calls", "bare: WS? calls")
     rules.add("calls: call" if rules.one else "calls: call (BETWEEN call)*")
-    rules.add(rf"BETWEEN: /[ \t\n\r]{{0,{MAX_SPACES}}}[;,]?[ \t\n\r]{{0,{MAX_SPACES}}}/")
+    rules.add(r"BETWEEN: /[ \t\n\r]?[;,]?[ \t\n\r]?/")
     rules.texts(families.LLAMA3_TAG, "_AFTER", [rf"{_SPACE}*[;,]?{_SPACE}*\{{"])
     _marked(rules, families.LLAMA3_TAG, starts=[rf"{_SPACE}*\{{"], after="_AFTER")
 

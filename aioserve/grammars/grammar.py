@@ -10,15 +10,12 @@ from typing import Any
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.calls import CallsOutput, calls_source
 from aioserve.grammars.matcher import GrammarMatcher
-from aioserve.grammars.schema import sound_lark, sound_schema
+from aioserve.grammars.schema import json_spacing, sound_lark, sound_schema
 from aioserve.grammars.vocabulary import Vocabulary, llguidance
 from aioserve.structured_output import StructuredOutput
 
 __all__ = ["CompiledGrammar", "compile_grammar"]
 
-MAX_WHITESPACE = 32
-"""Most white space between two parts of JSON: enough to indent, and a model can't go on for
-ever."""
 MAX_REASON_CHARS = 500
 
 MAX_ITEMS_IN_ROW = 2000
@@ -124,10 +121,8 @@ def _json_source(schema: str, output: StructuredOutput) -> str:
         raise ValueError("Unsatisfiable schema: schema is false")
     if schema.strip() == "true":
         schema = "{}"
-    space: dict[str, Any] = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}"}
-    if output.disable_any_whitespace:
-        space = {"whitespace_flexible": False}
-    return llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=space)
+    spacing = json_spacing(output.whitespace)
+    return llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
 
 
 def _refused(argument: str, reason: str) -> InvalidSamplingError:

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["check_ends", "sound_lark", "sound_schema"]
+__all__ = ["check_ends", "json_spacing", "sound_lark", "sound_schema"]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
@@ -64,6 +64,17 @@ _PLACES: dict[str, str] = {
 """Places of schemas within a schema, by the keywords that llguidance supports."""
 
 _Path = tuple[str, ...]
+
+
+def json_spacing(max_whitespace: int | None) -> dict[str, Any]:
+    """llguidance's options for white space between the parts of JSON: so many characters at each
+    place, or None: one space behind a colon and a comma, or none. A model that has little to say
+    fills what it may with blanks."""
+    if max_whitespace:
+        return {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{max_whitespace}}}"}
+    if max_whitespace == 0:
+        return {"whitespace_flexible": False}
+    return {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 def sound_schema(text: str, argument: str) -> str:

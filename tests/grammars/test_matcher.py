@@ -258,3 +258,32 @@ def test_a_vocabulary_of_bytes_writes_what_it_has(tmp_path: Path) -> None:
 
 def test_what_is_sorted_out_beforehand_is_what_the_library_sorts_out() -> None:
     assert set(SLICES) < set(llguidance().LLTokenizer.general_slices())
+
+
+LINE = '{"a":1,"b":[1,2]}'
+SPACED = '{"a": 1, "b": [1, 2]}'
+INDENTED = '{\n  "a": 1,\n  "b": [1, 2]\n}'
+BLANKS = '{"a":      1, "b": [1, 2]}'
+
+
+@pytest.mark.parametrize(
+    ("max_whitespace", "taken"),
+    [
+        (None, [LINE, SPACED]),
+        (0, [LINE]),
+        (1, [LINE, SPACED]),
+        (3, [LINE, SPACED, INDENTED]),
+        (32, [LINE, SPACED, INDENTED, BLANKS]),
+    ],
+)
+def test_white_space_is_what_json_dumps_writes_unless_more_is_allowed(
+    max_whitespace: int | None, taken: list[str]
+) -> None:
+    tokenizer, _ = pyhelp()
+    compiled = grammar(json_object=True, max_whitespace=max_whitespace)
+
+    def takes(text: str) -> bool:
+        matcher = compiled.matcher({END})
+        return matcher.accept_all(tokenizer.encode(text)) and matcher.is_accepting
+
+    assert [text for text in (LINE, SPACED, INDENTED, BLANKS) if takes(text)] == taken

@@ -46,6 +46,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     choice: list[str] | None = None
     grammar: str | None = None
     disable_any_whitespace: bool | None = None
+    max_whitespace: int | None = None
 
     @property
     def form(self) -> StructuredOutput:
@@ -56,6 +57,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             choice=self.choice,
             grammar=self.grammar,
             disable_any_whitespace=bool(self.disable_any_whitespace),
+            max_whitespace=self.max_whitespace,
         )
 
 
