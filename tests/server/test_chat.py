@@ -178,14 +178,34 @@ async def test_a_call_that_is_required_is_made(
             choices = chat_joined(answer) if stream else chat_whole(answer)
             assert sorted(choices) == [0, 1]
             for choice in choices.values():
+                assert choice["content"] == choice["reasoning"] == ""
                 if choice["finish_reason"] != "tool_calls":
                     assert choice["finish_reason"] == "length"
                     continue
-                assert choice["content"] == choice["reasoning"] == ""
                 assert choice["calls"]
                 assert parallel or len(choice["calls"]) == 1
                 for name, arguments in choice["calls"]:
                     jsonschema.validate(json.loads(arguments), schemas[name])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", range(1, 12, 2))
+async def test_a_call_that_is_cut_off_leaves_no_grammar_in_the_content(
+    with_tools: str, stream: bool, max_tokens: int
+) -> None:
+    body = {
+        "model": "pyhelp",
+        "messages": ASK,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "stream": stream,
+        "max_tokens": max_tokens,
+    }
+    async with served(model=with_tools, num_pages=256) as (_, client):
+        answer = await post(client, PATH, body)
+    (choice,) = (chat_joined(answer) if stream else chat_whole(answer)).values()
+    assert choice["finish_reason"] == "length"
+    assert choice["content"] == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -254,9 +254,9 @@ class Answering:
                 begun.append(CallBegun(call.id, call.name))
             if call.arguments:
                 (begun or before).append(Arguments(call.arguments))
-        if delta.content:
+        if content := self._asked.plan.content_of(delta.content):
             is_call = self._asked.plan.function is not None
-            before.append(Arguments(delta.content) if is_call else Content(delta.content))
+            before.append(Arguments(content) if is_call else Content(content))
         return before + begun
 
 

@@ -195,6 +195,11 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     strict: tuple[str, ...] = ()
     """Functions that the model calls if it likes, with arguments that have their form."""
 
+    def content_of(self, content: str) -> str:
+        """Content to tell. A list of calls has none: what wasn't read of it is a call that was cut
+        off, in a form that no client asked for."""
+        return "" if self.reads_list else content
+
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of `Engine.chat`, beside those of every request."""

@@ -151,7 +151,8 @@ class ChatWriter(Writer[list[ChatDelta]]):
     async def _whole(
         self, number: int, answer: ChatAnswer, stop_reason: int | str | None
     ) -> ChatChoice:
-        content, plan = answer.content, self._plan
+        plan = self._plan
+        content = plan.content_of(answer.content)
         calls = [
             CallOfTool(id=call.id, function=CalledFunction(call.name, call.arguments))
             for call in answer.tool_calls[: 1 if plan.one_call else None]
@@ -215,7 +216,8 @@ class ChatWriter(Writer[list[ChatDelta]]):
         return self._chunks.end(self._stream.usage)
 
     def _piece(self, delta: ChatDelta) -> ChatPiece | None:
-        content, plan, calls = delta.content or None, self._plan, None
+        plan, calls = self._plan, None
+        content = plan.content_of(delta.content) or None
         if plan.function is not None and content:
             calls = [CallDelta(index=0, function=FunctionDelta(arguments=content))]
             content = None
