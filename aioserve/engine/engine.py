@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -201,22 +201,26 @@ class Engine(EnteredByAsync):
         check_names("stream", options, StreamOptions)
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
-    @overload
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[StreamOptions],
-    ) -> Completion: ...
-    @overload
-    async def generate(
-        self,
-        prompt: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: Progress = None,
-        **options: Unpack[StreamOptions],
-    ) -> list[Completion]: ...
+    # Python keeps all overloads for ever, and with them this module and what it holds.
+    if TYPE_CHECKING:
+
+        @overload
+        async def generate(
+            self,
+            prompt: Prompt,
+            params: SamplingParams | None = None,
+            **options: Unpack[StreamOptions],
+        ) -> Completion: ...
+        @overload
+        async def generate(
+            self,
+            prompt: Sequence[Prompt],
+            params: SamplingParams | Sequence[SamplingParams] | None = None,
+            *,
+            progress: Progress = None,
+            **options: Unpack[StreamOptions],
+        ) -> list[Completion]: ...
+
     @takes(StreamOptions, STREAM_DEFAULTS)
     async def generate(
         self,
@@ -229,15 +233,14 @@ class Engine(EnteredByAsync):
         """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
         Where very many are called at once, some wait for turns of the event loop first.
 
-        A sequence of prompts gives a list in their order. They are as many requests, which leave
-        room in the queue for others: number `i` has the id `request_id`-`i`, and `params` are one
-        for all, or a list or tuple of one for each. The first that fails ends the others.
-        `progress` is called with how many are done, and how many there are; None draws a bar where
-        standard error is a terminal, and False doesn't.
-        """
+        Several prompts give a list in their order. Number `i` has the id `request_id`-`i`, and
+        `params` are one for all, or a list of one for each. The first that fails ends the others.
+        `progress` is called with how many are done and how many there are; None draws a bar on a
+        terminal, and False doesn't."""
         check_names("generate", options, StreamOptions)
         live = self._lifecycle.usable()
         if holds_prompts(prompt):
+            # Others find room in the queue.
             at_once = self.config.max_num_seqs + self.config.max_waiting // 2
             return await completions_of(self.generate, prompt, params, at_once, progress, options)
         check_no_progress(progress)

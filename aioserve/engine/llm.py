@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -89,22 +89,26 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.engine!r})"
 
-    @overload
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[StreamOptions],
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self,
-        prompt: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: Progress = None,
-        **options: Unpack[StreamOptions],
-    ) -> list[Completion]: ...
+    # Python keeps all overloads for ever, and with them this module and what it holds.
+    if TYPE_CHECKING:
+
+        @overload
+        def generate(
+            self,
+            prompt: Prompt,
+            params: SamplingParams | None = None,
+            **options: Unpack[StreamOptions],
+        ) -> Completion: ...
+        @overload
+        def generate(
+            self,
+            prompt: Sequence[Prompt],
+            params: SamplingParams | Sequence[SamplingParams] | None = None,
+            *,
+            progress: Progress = None,
+            **options: Unpack[StreamOptions],
+        ) -> list[Completion]: ...
+
     @takes(StreamOptions, STREAM_DEFAULTS)
     def generate(
         self,

@@ -276,7 +276,7 @@ def test_what_is_older_than_the_floor_is_missing(
 ) -> None:
     import gpu_wheels  # pyright: ignore[reportMissingImports]
 
-    versions = {"pytest": "8.3.9", "msgspec": "0.19", "torch": "2.11.0+cu130", "rich": "13"}
+    versions = {"pytest": "8.3.9", "msgspec": "0.20", "torch": "2.11.0+cu130", "rich": "13"}
     monkeypatch.setattr(gpu_wheels, "installed", versions.get)
     assert gpu_wheels.missing(list(versions)) == ["pytest"]
     assert gpu_wheels.missing(["anyio", "pytest"]) == ["anyio", "pytest"]
