@@ -1,4 +1,8 @@
-"""What is said where `with`, `for` or `await` is used on what asyncio enters and reads."""
+"""What is said where `with` or `for` is used on what asyncio enters and reads.
+
+Of `await` Python says enough. Objects that had a method for it would be awaited by frameworks that
+await whatever they can.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,3 @@ class ReadByAsync(EnteredByAsync):
 
         def __iter__(self) -> NoReturn:
             raise TypeError(f"{type(self).__name__} is read by `async for`, not by `for`")
-
-        def __await__(self) -> NoReturn:
-            raise TypeError(
-                f"{type(self).__name__} is read by `async for`, not by `await`; "
-                "`await engine.generate(...)` gives a whole completion"
-            )
