@@ -4,11 +4,11 @@ OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=... python langchain_cha
 """
 
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Module(BaseModel):
-    name: str
+    name: str = Field(max_length=20)  # a model without a word for it would never end
     is_in_standard_library: bool
 
 

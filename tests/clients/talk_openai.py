@@ -15,7 +15,7 @@ from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 USER: Any = [{"role": "user", "content": "What does json.dumps do?"}]
 ADD: Any = {
@@ -39,7 +39,7 @@ class Add(BaseModel):
 
 
 class Colour(BaseModel):
-    name: str
+    name: str = Field(max_length=20)  # a model without a word for it would never end
     is_warm: bool
 
 
