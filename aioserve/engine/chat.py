@@ -25,7 +25,13 @@ from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.completion_reader import CompletionReader
-from aioserve.text.output_parsers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
+from aioserve.text.output_parsers.parts import (
+    Parts,
+    ToolCall,
+    ToolCallDelta,
+    joined,
+    whole_calls,
+)
 from aioserve.text.output_parsers.registry import (
     ReasoningTags,
     reasoning_tags_named,
@@ -261,19 +267,37 @@ class _Reading:
         self.sample = sample
         self.reader: CompletionReader | None = None
         self.deltas: list[ChatDelta] = []
+        self.reasoning_tokens = 0
         self._tokens: list[Token] = []
+        self._num_unsaid = 0
+        """Tokens behind the last that said something."""
 
     def push(self, tokens: Sequence[Token], chat_format: ChatFormat) -> ChatDelta | None:
         if self.reader is None:
             self.reader = chat_format.reader()
         self._tokens += tokens
-        text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
-        parts = self.reader.push(text)
+        if len(tokens) == 1 or self.reader.may_reason:
+            parts = joined([self._read(self.reader, token) for token in tokens])
+        else:
+            parts = self.reader.push("".join([token.text for token in tokens]))
         return self._delta(parts) if parts else None
+
+    def _read(self, reader: CompletionReader, token: Token) -> Parts:
+        parts = reader.push(token.text)
+        self._num_unsaid += 1
+        self._count(parts)
+        return parts
+
+    def _count(self, parts: Parts) -> None:
+        if parts.reasoning:
+            self.reasoning_tokens += self._num_unsaid
+        if parts:
+            self._num_unsaid = 0
 
     def finish(self) -> ChatDelta | None:
         parts = Parts() if self.reader is None else self.reader.finish()
         self.reader = None
+        self._count(parts)
         return self._delta(parts) if parts or self._tokens else None
 
     def _delta(self, parts: Parts) -> ChatDelta:
@@ -307,6 +331,12 @@ class ChatStream(RequestStream):
         self._format = chat_format
         self._readings = [_Reading(sample) for sample in range(len(mailbox.finish_reasons))]
         self._ending: Iterator[_Reading] | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens read so far that said something of the reasoning, of all samples. Marks around it
+        that say nothing count with what comes next."""
+        return sum([reading.reasoning_tokens for reading in self._readings])
 
     async def __anext__(self) -> ChatDelta:
         """The next delta. Raises what ended the request, if that was an error."""

@@ -13,6 +13,7 @@ Installs no signal handler: the program that runs the app says when.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import os
 import time
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
 from typing import Any
 
 import anyio
@@ -118,6 +120,12 @@ class AppState:
     def own_name(self) -> str:
         """The name of the model by itself. The working directory may change later."""
         return name_of(self.engine.model_name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What answers of the same model, dtype and version of aioserve have in common."""
+        made_by = [metadata.version("aioserve"), self.own_name, self.engine.config.dtype]
+        return f"fp_{hashlib.sha256(repr(made_by).encode()).hexdigest()[:12]}"
 
     @property
     def recorded_steps(self) -> StepRecorder:

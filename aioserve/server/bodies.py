@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope
 
 from aioserve.server.errors import ApiError
 
-__all__ = ["ClientGone", "Strict", "converted", "parameters", "parse", "read_body"]
+__all__ = [
+    "ClientGone",
+    "NoParameters",
+    "Strict",
+    "converted",
+    "parameters",
+    "parse",
+    "read_body",
+]
 
 T = TypeVar("T")
 
@@ -90,6 +98,31 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
+    decoded = _as_kind(body, kind)
+    _check_fields_differ(body)
+    return decoded
+
+
+class _Field:
+    """Name of a field of a body."""
+
+
+def _check_fields_differ(body: bytes) -> None:
+    """Raise `ApiError` for a field that is given twice: a gateway that reads the first, and a
+    server that reads the last, would not be asked the same."""
+    seen: set[str] = set()
+
+    def note(_: type, field: str) -> _Field:
+        if field in seen:
+            param = field[:MAX_FIELD_CHARS]
+            raise ApiError(400, f"{param} is given several times", param=param)
+        seen.add(field)
+        return _Field()
+
+    msgspec.json.decode(body, type=dict[_Field, msgspec.Raw], dec_hook=note)
+
+
+def _as_kind(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -130,10 +163,18 @@ def converted(value: object, kind: Any, place: str) -> Any:
         raise _refused(str(error), place) from None
 
 
+VERSION_PARAMETERS = ("api-version", "beta")
+"""Parameters of a query by which clients choose a version of an API; there is one version here."""
+
+
+class NoParameters(Strict, frozen=True):
+    """The query and the path of an endpoint that takes neither."""
+
+
 def parameters(scope: Scope, kind: type[T]) -> T:
     """Parameters of the query and the path, as a `kind`. Raises `ApiError` that names one."""
     query = QueryParams(scope.get("query_string", b""))
-    given = dict(query)
+    given = {name: value for name, value in query.items() if name not in VERSION_PARAMETERS}
     for name in given:
         if len(query.getlist(name)) > 1:
             param = name[:MAX_FIELD_CHARS]

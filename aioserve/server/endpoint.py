@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
 from aioserve.server.app_state import AppState, Call
-from aioserve.server.bodies import ClientGone, parameters, parse, read_body
+from aioserve.server.bodies import ClientGone, NoParameters, parameters, parse, read_body
 from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, api_error_of, called
 
@@ -185,6 +185,7 @@ class EndpointApp(Generic[B]):
             return None
         if self._endpoint.method != "POST":
             return parameters(scope, self._endpoint.kind)
+        parameters(scope, NoParameters)  # what a query asks for must not be missed
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
             body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.server.app_state import Calls
@@ -148,11 +148,14 @@ async def _no_path(request: Request, _: Exception) -> Response:
     raise ApiError(404, f"there is nothing at {path!r:.300}", code="not_found")
 
 
-async def _no_method(request: Request, error: Exception) -> Response:
-    headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+async def _no_method(request: Request, _: Exception) -> Response:
+    """Starlette names the methods of the first route alone that has the path."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = ", ".join(sorted({method for route in here for method in route.methods or ()}))
     call_log: CallLog = request.scope[CALL_LOG]
-    call_log.headers += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
+    call_log.headers.append((b"allow", allowed.encode()))
+    message = f"{request.method:.20} isn't served here; {allowed} is"
     raise ApiError(405, message, code="method_not_allowed")
 
 

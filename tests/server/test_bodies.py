@@ -60,3 +60,19 @@ def test_garbage_is_collected_again_whatever_became_of_a_body(body: bytes) -> No
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "prompt": "a", "model": "n"}',
+        b'{"model": "m", "prompt": "a", "\\u006dodel": "m"}',
+        b'{"prompt": "a", "x": null, "model": "m", "model": "m"}',
+        b'{"model": "m", "prompt": "a"' + b', "model": "m"' * 100_000 + b"}",
+    ],
+)
+def test_a_field_is_given_once(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(body, CompletionRequest)
+    assert (caught.value.status, caught.value.param) == (400, "model")
+    assert caught.value.message == "model is given several times"

@@ -58,11 +58,42 @@ async def test_chunks_begin_with_the_role_and_end_with_the_reason_and_the_counts
 
 async def test_counts_so_far_come_with_every_chunk_that_asks() -> None:
     async with scripted("Rain.") as (_, client):
-        body = CHAT_BODY | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        options = {"continuous_usage_stats": True, "include_usage": True}
+        body = CHAT_BODY | {"stream": True, "stream_options": options}
         events = await post(client, PATH, body)
     counts = [event["usage"]["completion_tokens"] for event in events]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert counts == sorted(counts)
-    assert counts[-1] == 6
+    assert (counts[0], counts[-1]) == (0, 6)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
+async def test_no_counts_come_where_no_usage_is_asked_for(path: str) -> None:
+    async with scripted("Rain.") as (_, client):
+        what = CHAT_BODY if path == PATH else {"model": "scripted", "prompt": "hi"}
+        body = what | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        events = await post(client, path, body)
+    assert not [event for event in events if event.get("usage")]
+
+
+@pytest.mark.parametrize("interval", [1, 3, 50])
+async def test_tokens_of_the_reasoning_are_counted_alike_whole_and_streamed(interval: int) -> None:
+    settings = ServerSettings(served_model_names=["scripted"], stream_interval=interval)
+    async with scripted(CALLS, settings=settings) as (_, client):
+        body = CHAT_BODY | {"tools": TOOLS}
+        whole = await post(client, PATH, body)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        events = await post(client, PATH, body)
+    usage = whole["usage"]
+    details = "completion_tokens_details"
+    assert events[-1]["usage"][details] == usage[details]
+    told = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert len("hm") <= told < usage["completion_tokens"]
+    message = whole["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "hm"
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join([delta.get(name, "") for delta in deltas]) == "hm"
 
 
 @pytest.mark.parametrize(("parallel", "count"), [(None, 2), (True, 2), (False, 1)])

@@ -41,6 +41,16 @@ async def test_what_is_not_there_is_told_as_other_errors_are(
 
 
 @pytest.mark.asyncio
+async def test_allow_names_all_methods_of_a_path() -> None:
+    async with Engine(FakeModel()) as engine, client_of(create_app(engine)) as client:
+        answer = await client.post("/v1/responses/resp_1", json={})
+        assert answer.headers["allow"] == "DELETE, GET, HEAD"
+        assert "DELETE" in answer.json()["error"]["message"]
+        answer = await client.put("/v1/responses", json={})
+        assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.asyncio
 async def test_each_api_writes_them_in_its_own_way() -> None:
     async with Engine(FakeModel()) as engine, client_of(create_app(engine)) as client:
         answer = await client.get("/v1/messages")

@@ -9,6 +9,7 @@ import pytest
 
 from aioserve import Engine, Observer, RequestInfo, RequestView, SchedulingPolicy
 from aioserve.server import ServerSettings
+from tests.server.serving import served
 from tests.server.talking import scripted
 
 pytestmark = pytest.mark.asyncio
@@ -187,3 +188,24 @@ async def test_a_target_that_an_api_has_no_place_for_is_refused(to: Any) -> None
 async def test_settings_allow_no_more_metadata_than_the_engine_takes(too_much: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(too_much))):
         ServerSettings(**too_much)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "path", "param"),
+    [
+        ("POST", "/v1/completions?stream=true", "stream"),
+        ("POST", "/v1/completions?n=1&n=2", "n"),
+        ("POST", "/v1/messages?beta=true&model=a", "model"),
+        ("GET", "/v1/models?limit=1", "limit"),
+    ],
+)
+async def test_nothing_asked_in_a_query_is_missed(method: str, path: str, param: str) -> None:
+    body = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
+    async with served() as (_, client):
+        answer = await client.request(method, path, json=body if method == "POST" else None)
+        assert answer.status_code == 400
+        assert param in answer.json()["error"]["message"]
+        allowed = await client.post("/v1/completions?api-version=2024-10-21&beta=true", json=body)
+        assert allowed.status_code == 200
+        assert (await client.get("/health?now=1")).status_code == 200

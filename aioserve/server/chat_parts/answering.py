@@ -180,9 +180,6 @@ class Answering:
         """Submit. Raises `ApiError` in the words of the API."""
         self._asked = asked
         self._cut = False
-        self.reasoning_tokens: int = 0
-        """Tokens that said something of the reasoning; the marks around it that say nothing count
-        with what comes next."""
         options = {**asked.options, **asked.plan.options}
         with self.in_words():
             self.stream: ChatStream = engine.chat(asked.messages, asked.params, **options)
@@ -234,8 +231,6 @@ class Answering:
         """Up to the one behind which nothing is told."""
         pieces: list[Piece] = []
         for delta in deltas:
-            if delta.reasoning:
-                self.reasoning_tokens += len(delta.tokens)
             pieces += self._pieces_of(delta)
             if self._cut:
                 break

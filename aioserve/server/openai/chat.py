@@ -50,6 +50,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """The same under its newer name."""
     tool_calls: list[CallOfTool] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -79,6 +81,7 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[CallDelta] | None = None
 
 
@@ -102,6 +105,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
 
@@ -113,6 +117,7 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str
 
 
 class ChatWriter(Writer[list[ChatDelta]]):
@@ -130,9 +135,14 @@ class ChatWriter(Writer[list[ChatDelta]]):
             "id": f"chatcmpl-{call.call_log.call_id}",
             "created": call.created_seconds,
             "model": body.model,
+            "system_fingerprint": call.app_state.fingerprint,
         }
         self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
-        self._texts = TokenTexts(call.engine) if body.logprobs else None
+        self._texts = (
+            TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
+            if body.logprobs
+            else None
+        )
         self._num_top = body.top_logprobs or 0
         self._arguments: list[list[str] | None] = [None] * n
         """What was told of those of each choice's last call; None where there is no call."""
@@ -146,7 +156,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         done = await self._stream.completion()
         ends = zip(done.answers, self._stream.stop_reasons, strict=True)
         choices = [await self._whole(number, *end) for number, end in enumerate(ends)]
-        return ChatCompletion(**self._about, choices=choices, usage=usage_of(done.usage))
+        return ChatCompletion(**self._about, choices=choices, usage=self._counted())
 
     async def _whole(
         self, number: int, answer: ChatAnswer, stop_reason: int | str | None
@@ -166,6 +176,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
             message=AssistantMessage(
                 content=None if calls and not content else content,
                 reasoning_content=answer.reasoning or msgspec.UNSET,
+                reasoning=answer.reasoning or msgspec.UNSET,
                 tool_calls=calls or msgspec.UNSET,
             ),
             logprobs=None
@@ -195,9 +206,9 @@ class ChatWriter(Writer[list[ChatDelta]]):
     async def write(self, batch: list[ChatDelta]) -> bytes:
         """Write what deltas add to the choices, which were all that the stream had; also the ends
         of those that have ended."""
-        stream, pieces = self._stream, self._first
-        self._first = []
-        pieces += [piece for delta in batch if (piece := self._piece(delta)) is not None]
+        stream = self._stream
+        begun, self._first = self._first, []
+        pieces = [piece for delta in batch if (piece := self._piece(delta)) is not None]
         for number, reason in enumerate(stream.finish_reasons):
             if reason is not None and reason in OWN_ENDS and not self._has_ended[number]:
                 self._has_ended[number] = True
@@ -210,10 +221,17 @@ class ChatWriter(Writer[list[ChatDelta]]):
                         stop_reason=stop_reason,
                     )
                 )
-        return self._chunks.joined(pieces, stream.usage if self._chunks.counts_always else None)
+        if not self._chunks.counts_always:
+            return self._chunks.joined(begun + pieces)
+        none_yet = msgspec.structs.replace(stream.usage, completion_tokens=0)
+        first = self._chunks.joined(begun, usage_of(none_yet))
+        return first + self._chunks.joined(pieces, self._counted())
 
     def end(self) -> bytes:
-        return self._chunks.end(self._stream.usage)
+        return self._chunks.end(self._counted())
+
+    def _counted(self) -> UsageBody:
+        return usage_of(self._stream.usage, self._stream.reasoning_tokens)
 
     def _piece(self, delta: ChatDelta) -> ChatPiece | None:
         plan, calls = self._plan, None
@@ -247,6 +265,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
             delta=MessageDelta(
                 content=content,
                 reasoning_content=delta.reasoning or None,
+                reasoning=delta.reasoning or None,
                 tool_calls=calls or None,
             ),
             finish_reason=None,

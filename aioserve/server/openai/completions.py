@@ -67,7 +67,7 @@ class CompletionPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     text: str
     finish_reason: FinishReason | None
     """In the last one."""
-    logprobs: CompletionLogprobs | None = None
+    logprobs: CompletionLogprobs | None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
     """In the first one."""
@@ -95,7 +95,7 @@ class PromptChoices:
         self._engine = engine
         self._prompt = prompt
         self._first = first_index
-        self._texts = TokenTexts(engine)
+        self._texts = TokenTexts(engine, as_ids=body.return_tokens_as_token_ids)
         self._num_choices = body.n or engine.default_params.n
         self._echoed: EncodedLogprobs | None = None
         """Log-probabilities of the prompt, where they are wanted: all choices begin with them."""
@@ -222,6 +222,7 @@ class AboutCompletion(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
 
 
 class Completion(AboutCompletion, frozen=True, kw_only=True):
@@ -245,7 +246,10 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         self._params = params
         self._merged = merged
         self._about = AboutCompletion(
-            id=f"cmpl-{call.call_log.call_id}", created=call.created_seconds, model=body.model
+            id=f"cmpl-{call.call_log.call_id}",
+            created=call.created_seconds,
+            model=body.model,
+            system_fingerprint=call.app_state.fingerprint,
         )
         self._chunks = Chunks(self._about, body.stream_options)
         self._makers = [
@@ -265,9 +269,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
             for choice in await maker.whole(answer.samples, stream)
         ]
         about = msgspec.structs.asdict(self._about)
-        return Completion(
-            **about, choices=choices, usage=usage_of(self._counted(self._merged.usage))
-        )
+        return Completion(**about, choices=choices, usage=self._counted(self._merged.usage))
 
     async def write(self, batch: tuple[int, Batch]) -> bytes:
         place, its = batch
@@ -282,8 +284,8 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
     def end(self) -> bytes:
         return self._chunks.end(self._counted(self._merged.usage))
 
-    def _counted(self, usage: Usage) -> Usage:
-        return self._makers[0].counted(usage)
+    def _counted(self, usage: Usage) -> UsageBody:
+        return usage_of(self._makers[0].counted(usage))
 
 
 @endpoint(OPENAI_ERRORS, "/v1/completions", "Continue prompts", method="POST", answer=Completion)

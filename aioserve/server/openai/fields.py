@@ -54,11 +54,15 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_usage: bool | None = None
     """A last chunk without choices tells the counts."""
     continuous_usage_stats: bool | None = None
-    """Every chunk tells those so far."""
+    """With `include_usage`, every chunk tells those so far."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +70,16 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
-def usage_of(usage: Usage) -> UsageBody:
+def usage_of(usage: Usage, reasoning_tokens: int = 0) -> UsageBody:
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
     )
 
 
@@ -93,21 +99,21 @@ class Chunks:
         self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
         self.counts_last: bool = bool(options.include_usage)
         """A chunk without choices tells them."""
-        self.counts_always: bool = bool(options.continuous_usage_stats)
+        self.counts_always: bool = self.counts_last and bool(options.continuous_usage_stats)
         """Every chunk tells those so far."""
 
-    def joined(self, choices: Sequence[msgspec.Struct], usage: Usage | None = None) -> bytes:
+    def joined(self, choices: Sequence[msgspec.Struct], usage: UsageBody | None = None) -> bytes:
         """Return an event for each choice, to be sent at once. `usage` where every chunk tells
         it."""
         tail = self._tail if usage is None else self._counted(usage)
         return b"".join([self._head + _encode(choice) + tail for choice in choices])
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, usage: UsageBody) -> bytes:
         """The last events of an answer that is whole."""
         return self._head + self._counted(usage) + DONE if self.counts_last else DONE
 
-    def _counted(self, usage: Usage) -> bytes:
-        return b'],"usage":' + _encode(usage_of(usage)) + b"}\n\n"
+    def _counted(self, usage: UsageBody) -> bytes:
+        return b'],"usage":' + _encode(usage) + b"}\n\n"
 
 
 _TAG = b"aioserve cache_salt 1"
@@ -253,6 +259,8 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     """Choices have the ids of prompt and answer."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities call each token "token_id:ID", which no two have in common."""
 
     def check(self, call: Call) -> None:
         super().check(call)

@@ -25,9 +25,10 @@ __all__ = [
 
 class TokenTexts:
     """Writes the tokens of one completion, and keeps what it looked up. Special tokens have their
-    names, and without a tokenizer each id is called "token_id:ID", as vLLM does."""
+    names; without a tokenizer, or `as_ids`, each is called "token_id:ID", as vLLM does."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, as_ids: bool | None = False) -> None:
+        self._as_ids = as_ids
         self._tokenizer = engine.tokenizer if engine.has_tokenizer else None
         self._known: dict[int, tuple[bytes, bool]] = {}
         self._written: dict[int, tuple[str, list[int]]] = {}
@@ -44,11 +45,14 @@ class TokenTexts:
         written = self._written.get(token_id)
         if written is None:
             raw = self.of(token_id)[0]
-            written = self._written[token_id] = raw.decode("utf-8", "replace"), list(raw)
+            name = _id_name(token_id) if self._as_ids else raw.decode("utf-8", "replace")
+            written = self._written[token_id] = name, list(raw)
         return written
 
     def legacy_text(self, token_id: int) -> str:
         """Where its bytes are part of a character, they are written as `bytes:\\xe2\\x80`."""
+        if self._as_ids:
+            return _id_name(token_id)
         raw = self.of(token_id)[0]
         try:
             return raw.decode()
@@ -57,11 +61,15 @@ class TokenTexts:
 
     def _look_up(self, token_id: int) -> tuple[bytes, bool]:
         if self._tokenizer is None:
-            return f"token_id:{token_id}".encode(), False
+            return _id_name(token_id).encode(), False
         piece = self._tokenizer.pieces[token_id]
         if piece is None:
             return self._tokenizer.special_names.get(token_id, "").encode(), False
         return (piece.encode() if isinstance(piece, str) else piece), True
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 T = TypeVar("T")

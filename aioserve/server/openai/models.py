@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.bodies import Strict
+from aioserve.server.bodies import NoParameters, Strict
 from aioserve.server.endpoint import endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
 
@@ -34,7 +34,7 @@ class Named(Strict, frozen=True, kw_only=True):
 
 
 @endpoint(OPENAI_ERRORS, "/v1/models", "The models served here")
-async def models(call: Call, _: None) -> ModelList:
+async def models(call: Call, _: NoParameters) -> ModelList:
     return ModelList(data=[_model(call, name) for name in call.app_state.model_names])
 
 

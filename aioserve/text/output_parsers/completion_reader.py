@@ -25,6 +25,11 @@ class CompletionReader:
         if reasoning is not None:
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether more reasoning can come."""
+        return self._reasoning is not None and not self._reasoning.has_ended
+
     def push(self, text: str) -> Parts:
         """Take more text; return what became known."""
         if not text:
@@ -56,6 +61,8 @@ class ReasoningReader(TextReader):
     def __init__(self, opens: str, closes: str, *, is_open: bool) -> None:
         self._tags = opens, closes
         self._is_open = is_open
+        self.has_ended: bool = False
+        """Whether all that follows is content."""
         super().__init__()
 
     def _read(self) -> Reading[None]:
@@ -69,6 +76,7 @@ class ReasoningReader(TextReader):
             if not mark:
                 self._reasoning.append(held)
             yield from self._spaces()
+        self.has_ended = True
         while (yield from self._next()):
             self._content.append(self._text[self._at :])
             self._at = len(self._text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["Parts", "ToolCall", "ToolCallDelta", "call_id", "short_id", "whole_calls"]
+__all__ = ["Parts", "ToolCall", "ToolCallDelta", "call_id", "joined", "short_id", "whole_calls"]
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -43,6 +43,17 @@ class Parts(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
+
+
+def joined(parts: Sequence[Parts]) -> Parts:
+    """Parts that follow each other, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Parts(
+        "".join([one.content for one in parts]),
+        "".join([one.reasoning for one in parts]),
+        tuple([call for one in parts for call in one.tool_calls]),
+    )
 
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:

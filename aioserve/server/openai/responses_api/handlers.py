@@ -205,12 +205,13 @@ class ResponseWriter(Writer[list[Piece]]):
         return self._stored(response)
 
     def _usage(self) -> ResponseUsage:
-        usage = self._answering.stream.usage
+        stream = self._answering.stream
+        usage = stream.usage
         return ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(self._answering.reasoning_tokens),
+            output_tokens_details=OutputTokensDetails(stream.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
 
