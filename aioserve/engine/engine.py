@@ -493,6 +493,11 @@ class Engine(EnteredByAsync):
         live = self._lifecycle.at_rest()
         return {"state": self.state, **dump_of(live)}
 
+    def reset_prefix_cache(self) -> int:
+        """Forget the cached prefixes that no request uses; return how many KV pages they had, on
+        the device and on the host. Raises what `stream` does where the engine takes no requests."""
+        return self._lifecycle.usable().scheduler.memory.forget_cached()
+
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Tell `observer` of what happens from now on; call what is returned to end that.
 

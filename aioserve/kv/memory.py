@@ -257,6 +257,16 @@ class KVMemory:
         evicted = self.tree.evict(short, step)
         self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
 
+    def forget_cached(self) -> int:
+        """Drop every cached page that no request uses, on the device and on the host; return how
+        many there were of both. Steps in flight go on with those that they read."""
+        if self.tree is None:
+            return 0
+        held = self.num_cached + (0 if self.host_pool is None else self.host_pool.num_held)
+        self.tree.clear()
+        kept = self.num_cached + (0 if self.host_pool is None else self.host_pool.num_held)
+        return held - kept
+
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
         """Take note that `step` computes `num_tokens` more tokens into pages that the lease has."""
         lease.computed += num_tokens

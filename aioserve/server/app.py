@@ -33,9 +33,17 @@ from aioserve.server.openai.responses_api.handlers import (
     response,
     responses,
 )
+from aioserve.server.openai.similarity import rerank, score, v1_rerank, v1_score, v2_rerank
 from aioserve.server.openai.tokens import detokenize, tokenize
 from aioserve.server.openapi import describing
-from aioserve.server.operations import health, ready, version
+from aioserve.server.operations import (
+    health,
+    ping,
+    ready,
+    reset_prefix_cache,
+    server_info,
+    version,
+)
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.request_checks import checks_of
 from aioserve.server.settings import ServerSettings
@@ -49,7 +57,8 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     *(models, model, completions, chat, embeddings, tokenize, detokenize),
     *(responses, response, delete_response, input_items),
     *(messages, count_tokens),
-    *(health, ready, version),
+    *(score, v1_score, rerank, v1_rerank, v2_rerank),
+    *(health, ready, ping, version, server_info, reset_prefix_cache),
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (live, live_now, trace)
 """What the page shows of the engine."""

@@ -22,6 +22,7 @@ __all__ = [
     "ClientGone",
     "NoParameters",
     "Strict",
+    "check_no_body",
     "converted",
     "parameters",
     "parse",
@@ -82,6 +83,13 @@ def _too_long(length: int, limit: int) -> ApiError:
     return ApiError(
         413, f"the body has {length} bytes or more; {limit} are read", code="body_too_large"
     )
+
+
+def check_no_body(scope: Scope) -> None:
+    """Raise `ApiError` for a request with a body, at a path that takes none."""
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
+        raise ApiError(400, "this path takes no body")
 
 
 def parse(body: bytes, kind: type[T]) -> T:

@@ -21,7 +21,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
 from aioserve.server.app_state import AppState, Call
-from aioserve.server.bodies import ClientGone, NoParameters, parameters, parse, read_body
+from aioserve.server.bodies import (
+    ClientGone,
+    NoParameters,
+    check_no_body,
+    parameters,
+    parse,
+    read_body,
+)
 from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, api_error_of, called
 
@@ -182,6 +189,8 @@ class EndpointApp(Generic[B]):
 
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         if self._endpoint.kind is None:
+            if self._endpoint.method == "POST":
+                check_no_body(scope)
             return None
         if self._endpoint.method != "POST":
             return parameters(scope, self._endpoint.kind)

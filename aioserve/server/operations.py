@@ -1,4 +1,4 @@
-"""What operators and their machines ask: is it alive, does it take requests, which version is it.
+"""What operators and their machines ask: is it alive, does it take requests, how is it set up.
 
 `/health` is about the engine: whether steps come to their ends. `/ready` is about requests: whether
 new ones are taken. A server that drains is healthy and not ready.
@@ -6,19 +6,33 @@ new ones are taken. A server that drains is healthy and not ready.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState
 from aioserve.server.app_state import Call
-from aioserve.server.endpoint import Answer, endpoint
+from aioserve.server.endpoint import Answer, Endpoint, endpoint
 from aioserve.server.errors import DRAINING_RETRY_SECONDS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 
-__all__ = ["Health", "Readiness", "Version", "health", "health_of", "ready", "version"]
+__all__ = [
+    "Health",
+    "PrefixCacheReset",
+    "Readiness",
+    "ServerInfo",
+    "Version",
+    "health",
+    "health_of",
+    "ping",
+    "ready",
+    "reset_prefix_cache",
+    "server_info",
+    "version",
+]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +59,25 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """Version of aioserve."""
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    """Version of aioserve."""
+    models: list[str]
+    """Names under which the model is served."""
+    state: EngineState
+    max_model_len: int
+    """Most tokens of a prompt and its answer together."""
+    num_pages: int
+    """Pages of the KV cache."""
+    engine: dict[str, Any]
+    """Options of the engine by name, as they were given."""
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True, kw_only=True):
+    pages: int
+    """KV pages that were forgotten, on the device and on the host."""
 
 
 def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: float) -> Health:
@@ -74,6 +107,10 @@ async def health(call: Call, _: None) -> Answer:
     return Answer(found, 200 if found.status == "ok" else 503)
 
 
+ping: Endpoint[None] = replace(health, path="/ping", summary="The same as /health")
+"""What some platforms ask in its place."""
+
+
 @endpoint(OPENAI_ERRORS, "/ready", "Whether requests are taken", answer=Readiness)
 async def ready(call: Call, _: None) -> Answer:
     state = call.engine.state
@@ -86,3 +123,22 @@ async def ready(call: Call, _: None) -> Answer:
 @endpoint(OPENAI_ERRORS, "/version", "Which aioserve this is")
 async def version(call: Call, _: None) -> Version:
     return Version(version=metadata.version("aioserve"))
+
+
+@endpoint(OPENAI_ERRORS, "/server_info", "How the server is set up")
+async def server_info(call: Call, _: None) -> ServerInfo:
+    engine = call.engine
+    return ServerInfo(
+        version=metadata.version("aioserve"),
+        models=list(call.app_state.model_names),
+        state=engine.state,
+        max_model_len=engine.limits.max_model_len,
+        num_pages=engine.limits.num_pages,
+        engine=msgspec.to_builtins(engine.config),
+    )
+
+
+@endpoint(OPENAI_ERRORS, "/reset_prefix_cache", "Forget cached prefixes", method="POST")
+async def reset_prefix_cache(call: Call, _: None) -> PrefixCacheReset:
+    """Those that no request uses, of all keys."""
+    return PrefixCacheReset(pages=call.engine.reset_prefix_cache())

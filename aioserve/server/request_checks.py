@@ -284,8 +284,10 @@ class QueryCheck:
                 )
 
 
-OPERATOR_PATHS: frozenset[str] = frozenset({"/metrics", "/live", "/live/now", "/trace"})
-"""Which show the requests of all keys together."""
+OPERATOR_PATHS: frozenset[str] = frozenset(
+    {"/metrics", "/live", "/live/now", "/trace", "/server_info", "/reset_prefix_cache"}
+)
+"""Which show the requests of all keys together, or change what all have."""
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
 
@@ -315,8 +317,8 @@ class KeyCheck:
         if arrival.path in OPERATOR_PATHS and holder.name not in self._operators:
             raise ApiError(
                 403,
-                f"{arrival.path} shows what all keys ask for, and {holder.name} isn't the key of "
-                "an operator: operators names those that are",
+                f"{arrival.path} is about what all keys ask for, and {holder.name} isn't the key "
+                "of an operator: operators names those that are",
                 code="operator_key_needed",
             )
 

@@ -154,10 +154,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
     `ApiKey`, from which no key can be read."""
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
-    """Names of `api_keys` whose holders may see `/metrics`, `/live` and `/trace`, which show the
-    requests of all keys together; up to 1024. None: where there is one key, its holder, and
-    no holder where there are several. Without keys every caller may."""
-    open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = ("/health", "/ready")
+    """Names of `api_keys` whose holders may see `/metrics`, `/live`, `/trace` and `/server_info`,
+    which are about the requests of all keys together, and may ask for `/reset_prefix_cache`; up to
+    1024. None: where there is one key, its holder, and no holder where there are several. Without
+    keys every caller may."""
+    open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = (
+        "/health",
+        "/ready",
+        "/ping",
+    )
     """Paths that need no key: load balancers ask them, and they say nothing of who asks for what.
     Up to 16, as they are written in a URL."""
     allowed_hosts: Annotated[Sequence[str], sequence(text(1, 256), 256)] = ()

@@ -493,6 +493,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sequence_id not in self.scheduler.state.sequences
         self.left |= set(self.live()) - set(self.scheduler.state.sequences)
 
+    @precondition(lambda self: self.memory.num_cached)
+    @rule()
+    def forget_cached(self):
+        num_cached = self.memory.num_cached
+        assert self.memory.forget_cached() >= num_cached
+        assert self.memory.num_cached == 0
+
     @precondition(lambda self: self.scheduler.state.running)
     @rule(data=st.data())
     def preempt(self, data):

@@ -44,13 +44,46 @@ async def test_a_text_and_ids_are_one_input_each() -> None:
         await post(client, PATH, BODY | {"dimensions": size})
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_the_first_dimensions_are_told_and_normalized_again(normalize: bool) -> None:
+    async with served(num_pages=256) as (_, client):
+        body = BODY | {"normalize": normalize}
+        whole = _vectors(await post(client, PATH, body | {"normalize": False}))
+        first = _vectors(await post(client, PATH, body | {"dimensions": 5}))
+    expected = whole[:, :5]
+    if normalize:
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.allclose(first, expected, atol=1e-5)
+
+
+async def test_a_conversation_is_embedded_as_its_template_frames_it() -> None:
+    messages = [{"role": "user", "content": "How is JSON read?"}]
+    async with served(num_pages=256) as (engine, client):
+        answer = await post(client, PATH, {"model": "pyhelp", "messages": messages})
+        ids = await engine.encode(messages, add_generation_prompt=False)
+        expected = await engine.embed([ids])
+        asked = {"model": "pyhelp", "messages": messages, "add_generation_prompt": True}
+        other = await post(client, PATH, asked)
+    assert np.allclose(_vectors(answer), expected, atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == len(ids) < other["usage"]["prompt_tokens"]
+
+
+def _vectors(answer: Any) -> np.ndarray[Any, Any]:
+    return np.array([one["embedding"] for one in answer["data"]], np.float32)
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input"),
         ({"input": [[10**6]]}, "input"),
-        ({"dimensions": 3}, "dimensions"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 10**6}, "dimensions"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "input"),
+        ({"input": None}, "input"),
+        ({"input": None, "messages": []}, "messages"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
         ({"pooling": "max"}, "pooling"),
         ({"input": ["a", "b", "c"]}, "input"),
         ({"unheard_of": 1}, "unheard_of"),

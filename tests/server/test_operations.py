@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import metadata
 from typing import get_args
 
@@ -16,6 +17,7 @@ from aioserve.server import ServerSettings, create_app
 from aioserve.server.operations import health_of
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, served, until
+from tests.server.talking import post
 
 
 @pytest.mark.asyncio
@@ -79,3 +81,64 @@ def test_health_is_ok_exactly_where_an_engine_serves_and_its_step_is_young(
 
 
 STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0))
+
+
+@pytest.mark.asyncio
+async def test_a_ping_is_answered_as_health_is() -> None:
+    async with served(num_pages=64) as (_, client):
+        ping, health = await client.get("/ping"), await client.get("/health")
+    assert (ping.status_code, ping.json().keys()) == (200, health.json().keys())
+
+
+@pytest.mark.asyncio
+async def test_the_server_says_how_it_is_set_up() -> None:
+    async with served(num_pages=64, max_num_seqs=3) as (engine, client):
+        info = (await client.get("/server_info")).json()
+    assert info["engine"]["max_num_seqs"] == 3
+    assert info["max_model_len"] == engine.limits.max_model_len
+    assert (info["models"], info["num_pages"], info["state"]) == (["pyhelp"], 64, "open")
+
+
+@pytest.mark.asyncio
+async def test_cached_prefixes_are_forgotten_when_it_is_asked() -> None:
+    body = {"model": "pyhelp", "prompt": "The json module " * 20, "max_tokens": 4, "seed": 1}
+    async with served(num_pages=256) as (engine, client):
+        first = await post(client, "/v1/completions", body)
+        again = await post(client, "/v1/completions", body)
+        cached = engine.stats().pages_cached
+        reset = await client.post("/reset_prefix_cache")
+        assert reset.json() == {"pages": cached}
+        assert engine.stats().pages_cached == 0
+        anew = await post(client, "/v1/completions", body)
+        assert (await client.post("/reset_prefix_cache")).json()["pages"] > 0
+        assert (await client.post("/reset_prefix_cache")).json() == {"pages": 0}
+        assert (await client.post("/reset_prefix_cache", json={"all": True})).status_code == 400
+    answers = (first, again, anew)
+    counts = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers]
+    assert counts[0] == counts[2] == 0 < counts[1]
+    assert first["choices"] == again["choices"] == anew["choices"]
+
+
+@pytest.mark.asyncio
+async def test_a_reset_takes_nothing_from_those_that_run() -> None:
+    body = {"model": "pyhelp", "prompt": "The json module", "max_tokens": 60, "ignore_eos": True}
+    async with served(num_pages=256) as (engine, client):
+        alone = await post(client, "/v1/completions", body)
+        running = asyncio.ensure_future(post(client, "/v1/completions", body))
+        for _ in range(20):
+            assert (await client.post("/reset_prefix_cache")).status_code == 200
+        assert (await running)["choices"] == alone["choices"]
+        assert not engine.stats().pages_held_by_requests
+
+
+@pytest.mark.asyncio
+async def test_operators_alone_see_the_setup_and_reset_the_cache() -> None:
+    keys = {"one": "a-secret-of-the-first", "two": "a-secret-of-the-second"}
+    settings = ServerSettings(api_keys=keys, operators=["two"])
+    async with served(settings, num_pages=64) as (_, client):
+        for name, status in (("one", 403), ("two", 200)):
+            headers = {"authorization": f"Bearer {keys[name]}"}
+            info = await client.get("/server_info", headers=headers)
+            reset = await client.post("/reset_prefix_cache", headers=headers)
+            assert (info.status_code, reset.status_code) == (status, status)
+        assert (await client.get("/ping")).status_code == 200

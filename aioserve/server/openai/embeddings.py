@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts as vectors, which are pooled hidden states of the model."""
+"""`/v1/embeddings`: texts, or a conversation, as vectors, which are pooled hidden states."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import base64
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
+from aioserve.server.openai.chat_request import messages_of
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import CallFields
@@ -20,12 +23,17 @@ _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
 class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
-    input: str | list[str | int | list[int]]
+    input: str | list[str | int | list[int]] | None = None
     """One or several, as text or as token ids."""
+    messages: list[dict[str, Any]] | None = None
+    """One conversation in place of `input`, framed by the model's chat template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """False where it isn't said."""
     encoding_format: Literal["float", "base64"] | None = None
     """float where it isn't said. base64: of float32, little-endian."""
     dimensions: int | None = None
-    """Refused unless it is what the model has."""
+    """The first so many of the model's, as models of Matryoshka representations are trained for."""
     pooling: Literal["last", "mean", "cls"] | None = None
     normalize: bool | None = None
     """To the Euclidean length 1, where it isn't said."""
@@ -49,23 +57,55 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
+async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
+    """Raises `ApiError`."""
+    if (body.input is None) == (body.messages is None):
+        raise refuse("input", "or messages must be given, and not both")
+    if body.input is not None:
+        for field in ("chat_template_kwargs", "add_generation_prompt"):
+            if getattr(body, field) is not None:
+                raise refuse(field, "goes with messages alone")
+        return prompts_of(body.input, call.settings.max_prompts, "input")
+    if not body.messages:
+        raise refuse("messages", "must not be empty")
+    with as_named({"prompt": "messages"}):
+        ids = await call.engine.encode(
+            messages_of(body.messages, call),
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=bool(body.add_generation_prompt),
+        )
+    return [ids]
+
+
+def _first_dimensions(
+    vectors: npt.NDArray[np.float32], dimensions: int, *, normalize: bool
+) -> npt.NDArray[np.float32]:
+    """The first `dimensions` numbers of `vectors`, float32 `[N, hidden]`: `[N, dimensions]`."""
+    size = vectors.shape[1]
+    if not 1 <= dimensions <= size:
+        raise refuse("dimensions", f"must be in [1, {size}], got {dimensions}")
+    first = vectors[:, :dimensions]
+    if not normalize:
+        return first
+    lengths = np.linalg.norm(first, axis=1, keepdims=True)
+    return first / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
 @endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     body.check(call)
-    prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
+    prompts = await _prompts(call, body)
+    normalize = body.normalize is not False
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
             prompts,
             pooling=body.pooling or "last",
-            normalize=body.normalize is not False,
+            normalize=normalize and body.dimensions is None,
             **body.options(call),
         )
     call.call_log.counts.append(usage)
-    size = vectors.shape[1]
-    if body.dimensions not in (None, size):
-        raise refuse(
-            "dimensions", f"must be {size}, which the model has, or left out; got {body.dimensions}"
-        )
+    if body.dimensions is not None:
+        vectors = _first_dimensions(vectors, body.dimensions, normalize=normalize)
     if body.encoding_format == "base64":
         written = [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in vectors]
     else:

@@ -1,0 +1,173 @@
+"""`/score` and `/rerank`: how alike texts are, by the cosine of the angle between their embeddings.
+
+The fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at once, and those
+that come several times are embedded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import check_at_most
+from aioserve.server.endpoint import Endpoint, endpoint
+from aioserve.server.errors import as_named, refuse
+from aioserve.server.openai.embeddings import EmbeddingUsage
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import CallFields
+
+__all__ = [
+    "RerankRequest",
+    "Reranking",
+    "ScoreList",
+    "ScoreRequest",
+    "rerank",
+    "score",
+    "v1_rerank",
+    "v1_score",
+    "v2_rerank",
+]
+
+Pooling = Literal["last", "mean", "cls"]
+
+
+class ScoreRequest(CallFields, frozen=True, kw_only=True):
+    text_1: str | list[str]
+    text_2: str | list[str]
+    """As many as of `text_1`, pair by pair, or any number beside one `text_1`."""
+    pooling: Pooling | None = None
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+    """In [-1, 1]."""
+
+
+class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+
+
+class RerankRequest(CallFields, frozen=True, kw_only=True):
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    """How many are told; all of them where it isn't said, or 0."""
+    return_documents: bool | None = None
+    """True where it isn't said."""
+    pooling: Pooling | None = None
+
+
+class Ranked(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    """Place of the document in the request."""
+    relevance_score: float
+    """In [-1, 1]."""
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class Reranking(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    results: list[Ranked]
+    """The most relevant first; of equal ones the earlier."""
+    usage: EmbeddingUsage
+
+
+@endpoint(OPENAI_ERRORS, "/score", "How alike texts are", method="POST")
+async def score(call: Call, body: ScoreRequest) -> ScoreList:
+    body.check(call)
+    ones, others = _listed(body.text_1), _listed(body.text_2)
+    if len(ones) == 1 and others:
+        ones *= len(others)
+    if ones and others and len(ones) != len(others):
+        raise refuse("text_2", f"must have {len(ones)} texts, as text_1 has, got {len(others)}")
+    cosines, usage = await _cosines(call, body, ones, others, ("text_1", "text_2"))
+    return ScoreList(
+        id=f"score-{call.call_log.call_id}",
+        created=call.created_seconds,
+        model=body.model,
+        data=[Score(index=index, score=cosine) for index, cosine in enumerate(cosines)],
+        usage=usage,
+    )
+
+
+@endpoint(OPENAI_ERRORS, "/rerank", "Documents, the likest to a query first", method="POST")
+async def rerank(call: Call, body: RerankRequest) -> Reranking:
+    body.check(call)
+    if (body.top_n or 0) < 0:
+        raise refuse("top_n", f"must be at least 0, got {body.top_n}")
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    queries = [body.query] * max(1, len(texts))
+    cosines, usage = await _cosines(call, body, queries, texts, ("query", "documents"))
+    order = sorted(range(len(texts)), key=lambda index: -cosines[index])
+    shown = body.return_documents is not False
+    return Reranking(
+        id=f"rerank-{call.call_log.call_id}",
+        model=body.model,
+        results=[
+            Ranked(
+                index=index,
+                relevance_score=cosines[index],
+                document=Document(texts[index]) if shown else msgspec.UNSET,
+            )
+            for index in order[: body.top_n or None]
+        ],
+        usage=usage,
+    )
+
+
+v1_score: Endpoint[ScoreRequest] = replace(score, path="/v1/score")
+v1_rerank: Endpoint[RerankRequest] = replace(rerank, path="/v1/rerank")
+v2_rerank: Endpoint[RerankRequest] = replace(rerank, path="/v2/rerank")
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+async def _cosines(
+    call: Call,
+    body: ScoreRequest | RerankRequest,
+    ones: list[str],
+    others: list[str],
+    fields: tuple[str, str],
+) -> tuple[list[float], EmbeddingUsage]:
+    """Of each of `ones` and its neighbour in `others`. `fields` are where they stand in the
+    body."""
+    for field, texts in zip(fields, (ones, others), strict=True):
+        if not texts or not all(texts):
+            raise refuse(field, "must not be empty, and have no empty text")
+    places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
+    check_at_most(fields[1], "have at most {} texts", len(places) - 1, call.settings.max_prompts)
+    prompts: list[Any] = list(places)
+    with as_named({"prompt": fields[1], "prompts": fields[1], "tenant": "user"}):
+        vectors, usage = await call.engine.embed_counted(
+            prompts, pooling=body.pooling or "last", **body.options(call)
+        )
+    call.call_log.counts.append(usage)
+    cosines = _rows(vectors, places, ones) * _rows(vectors, places, others)
+    total = EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens)
+    return cosines.sum(axis=1).clip(-1.0, 1.0).tolist(), total
+
+
+def _rows(
+    vectors: npt.NDArray[np.float32], places: dict[str, int], texts: list[str]
+) -> npt.NDArray[np.float32]:
+    """Vectors of length 1 of `texts`: float32 `[N, hidden]`."""
+    return vectors[[places[text] for text in texts]]
