@@ -31,6 +31,7 @@ from cyclopts import (
 from aioserve.arguments import shown
 from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended, leave_at_once
 from aioserve.cli._numbers import check_numbers
+from aioserve.cli._other_servers import answer_for
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
 from aioserve.errors import (
     AioserveError,
@@ -188,6 +189,8 @@ def _unknown_option(error: UnknownOptionError) -> str:
     word = error.token.value or error.token.keyword or ""
     if word.partition("=")[0] == "--model" and "model" in _names(error.target):
         return f"the model comes first, without --model; usage: {_usage(error)}"
+    if answer := answer_for(word.partition("=")[0], set(_names(error.target))):
+        return answer
     if f"Did you mean {word}?" in str(error):
         return f"{shown(word)} is one word too many: options come before --"
     if error.command_chain == ("run",) and (not word.startswith("--") or " " in word):

@@ -1,0 +1,103 @@
+"""What options of other servers are called here: who comes with a command line of vLLM, SGLang or
+llama-server is told the equivalent, and not the option with the most similar name.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["ANSWERS", "answer_for"]
+
+_ONE_DEVICE = "a model runs on one device"
+_NO_QUANTIZATION = "quantised weights aren't supported"
+_NO_ADAPTERS = "adapters aren't supported"
+_NO_SPECULATION = "speculative decoding isn't supported"
+_MODEL_FIRST = "the model comes first, without an option"
+_CHUNKS = "long prompts are always computed in chunks, of at most --max-num-batched-tokens"
+_THREADS = "the environment variable AIOSERVE_NUM_THREADS says how many threads compute"
+
+ANSWERS: dict[str, str] = {
+    # vLLM
+    "--enable-prefix-caching": "prefixes are cached unless --no-prefix-caching is given",
+    "--gpu-memory-utilization": "it is --memory-utilization, of the memory that the weights leave",
+    "--kv-cache-dtype": "the KV cache has the type of --dtype",
+    "--kv-cache-memory-bytes": "it is --num-pages, in pages of --page-size tokens",
+    "--num-gpu-blocks-override": "it is --num-pages",
+    "--block-size": "it is --page-size",
+    "--swap-space": "it is --num-host-pages, in pages",
+    "--cpu-offload-gb": "weights can't be offloaded; KV pages can, to --num-host-pages",
+    "--served-model-name": "it is --served-model-names",
+    "--scheduling-policy": "it is --policy",
+    "--enable-chunked-prefill": _CHUNKS,
+    "--long-prefill-token-threshold": _CHUNKS,
+    "--async-scheduling": "steps overlap with the host's work unless --no-overlap is given",
+    "--enforce-eager": "it is --no-capture-graphs",
+    "--cuda-graph-sizes": "it is --graph-sizes",
+    "--attention-backend": "it is --attention",
+    "--tool-call-parser": "it is --tool-parser",
+    "--enable-auto-tool-choice": "tools are read where the chat template tells how the model calls "
+    "them, or --tool-parser does",
+    "--enable-reasoning": "reasoning is told apart unless --reasoning-parser none is given",
+    "--max-logprobs": "it is --max-top-logprobs",
+    "--ssl-certfile": "it is --tls-cert-file",
+    "--ssl-keyfile": "it is --tls-key-file",
+    "--disable-log-requests": "calls are logged without what they say; --access-log off logs none",
+    "--no-enable-log-requests": "calls are logged without what they say; --access-log off logs "
+    "none",
+    "--disable-log-stats": "it is --no-metrics",
+    "--trust-remote-code": "code that comes with a model is never run",
+    "--task": "the same server generates, embeds and scores",
+    "--runner": "the same server generates, embeds and scores",
+    "--tensor-parallel-size": _ONE_DEVICE,
+    "--pipeline-parallel-size": _ONE_DEVICE,
+    "--data-parallel-size": _ONE_DEVICE,
+    "--enable-expert-parallel": _ONE_DEVICE,
+    "--distributed-executor-backend": _ONE_DEVICE,
+    "--quantization": _NO_QUANTIZATION,
+    "--enable-lora": _NO_ADAPTERS,
+    "--lora-modules": _NO_ADAPTERS,
+    "--speculative-config": _NO_SPECULATION,
+    # SGLang
+    "--model-path": _MODEL_FIRST,
+    "--mem-fraction-static": "it is --memory-utilization, of the memory that the weights leave",
+    "--context-length": "it is --max-model-len",
+    "--max-running-requests": "it is --max-num-seqs",
+    "--max-total-tokens": "it is --num-pages, in pages of --page-size tokens",
+    "--chunked-prefill-size": _CHUNKS,
+    "--schedule-policy": "it is --policy",
+    "--disable-radix-cache": "it is --no-prefix-caching",
+    "--disable-cuda-graph": "it is --no-capture-graphs",
+    "--disable-overlap-schedule": "it is --no-overlap",
+    "--tp": _ONE_DEVICE,
+    "--tp-size": _ONE_DEVICE,
+    "--dp": _ONE_DEVICE,
+    "--dp-size": _ONE_DEVICE,
+    "--speculative-algorithm": _NO_SPECULATION,
+    # llama-server
+    "--ctx-size": "it is --max-model-len",
+    "--parallel": "it is --max-num-seqs",
+    "--batch-size": "it is --max-num-batched-tokens",
+    "--threads": _THREADS,
+    "--n-gpu-layers": "all layers are on one device, which --device names",
+    "--model-draft": _NO_SPECULATION,
+    "--alias": "it is --served-model-names",
+    "--jinja": "the model's chat template is always used; --chat-template names another",
+    "--hf-repo": _MODEL_FIRST,
+}
+"""What to say of an option, with options of `aioserve serve`."""
+
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+_NO = "--no-"
+
+
+def answer_for(option: str, known: set[str]) -> str | None:
+    """What is said of `option`; None where it is of no other server, or the command has not all the
+    options that would help. `known` are its options, with underscores and without hyphens before
+    them."""
+    answer = ANSWERS.get(option.replace("_", "-"))
+    if answer is None:
+        return None
+    named = {one.removeprefix(_NO).removeprefix("--") for one in _OPTION.findall(answer)}
+    if not named <= {name.replace("_", "-") for name in known}:
+        return None
+    return f"{option} isn't an option here: {answer}"
