@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
     facts = facts_of(trace, options, trial.requests)
     try:
         if options.report is not None:
+            check_window(window, drawn)
             page = report_page(
                 drawn,
                 title=f"{facts['name']}: {', '.join(found)}",
@@ -111,6 +113,21 @@ def window_of(text: str | None) -> tuple[float, float] | None:
             f"gantt_window must be START:END in seconds, START before END, got {text!r}"
         )
     return window
+
+
+def check_window(window: tuple[float, float] | None, drawn: Sequence[PolicyRun]) -> None:
+    """Raise `ConfigError` for a window in which no run has a step."""
+    steps = [one for run in drawn for one in run.timeline.steps]
+    if window is None or any(
+        one.ended_seconds > window[0] and one.began_seconds < window[1] for one in steps
+    ):
+        return
+    end = max([one.ended_seconds for one in steps], default=0.0)
+    raise ConfigError(
+        f"gantt_window has no step in it, from {window[0]:g} to {window[1]:g} s: the first step "
+        f"of all begins at {min([one.began_seconds for one in steps], default=0.0):g} s, and the "
+        f"last ends at {end:g} s"
+    )
 
 
 def _tried(

@@ -123,7 +123,8 @@ class ChatTemplate:
         """The prompt for `messages`, special tokens written out: encode it without adding any.
 
         Raises `InvalidPromptError` for malformed messages and where the template itself
-        refuses them (its `raise_exception`), `RequestFailedError` if the template breaks.
+        refuses them (its `raise_exception`) or fails on a content that is None,
+        `RequestFailedError` if the template breaks.
         `add_generation_prompt` is that of a `Conversation` where it is one.
         """
         return self._rendered(self._checked(messages, add_generation_prompt))
@@ -211,6 +212,22 @@ class ChatTemplate:
         return environment
 
     def _rendered(self, checked: Conversation, escapes: Escapes | None = None) -> str:
+        try:
+            return self._render(checked, escapes)
+        except RequestFailedError as error:
+            if (index := _without_content(checked)) is None:
+                raise
+            try:
+                self._render(_with_contents(checked), escapes)
+            except (InvalidPromptError, RequestFailedError):
+                raise error from None
+            raise InvalidPromptError(
+                f"messages[{index}].content must be text for this model, got null: its chat "
+                "template fails without one, and doesn't with ''",
+                argument="messages",
+            ) from error
+
+    def _render(self, checked: Conversation, escapes: Escapes | None) -> str:
         fuel = template_budget.fuel_for(checked.num_items)
         budget = template_budget.Budget(checked.num_items, checked.num_chars)
         mark = ""
@@ -242,6 +259,21 @@ class ChatTemplate:
                 ) from error
             raise RequestFailedError(f"{self._file}: rendering failed: {_brief(error)}") from error
         return _cut_at(text, mark) if mark else text
+
+
+def _without_content(conversation: Conversation) -> int | None:
+    """Index of the first message whose content is None."""
+    contents = [message.get("content") for message in conversation.messages]
+    return contents.index(None) if None in contents else None
+
+
+def _with_contents(conversation: Conversation) -> Conversation:
+    """The conversation with empty texts in place of contents that are None."""
+    messages = [
+        message if message.get("content") is not None else message | {"content": ""}
+        for message in conversation.messages
+    ]
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:

@@ -393,6 +393,18 @@ def test_many_policies_are_all_shown_where_nobody_sets_a_width(
     assert any(line.split() == names for line in shown.splitlines())
 
 
+def test_a_window_outside_of_all_runs_is_told_beside_the_table(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    plain = aioserve_here("simulate", mooncake)
+    options = ("--report", page, "--gantt-window", "100000:100001")
+    done = aioserve_here("simulate", mooncake, *options)
+    assert (done.returncode, done.stdout) == (2, plain.stdout)
+    assert "gantt_window has no step in it, from 100000 to 100001 s" in done.stderr
+    assert not page.exists()
+
+
 def test_a_report_is_written_beside_the_table(
     aioserve_here: Run, mooncake: Path, tmp_path: Path
 ) -> None:
