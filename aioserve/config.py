@@ -47,7 +47,9 @@ Device = str
 """auto, cpu, cuda, or cuda:N."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "json"]
+ToolParserName = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "json"
+]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 MAX_SEQS = 65_536

@@ -191,13 +191,41 @@ def _mistral(rules: _Rules) -> None:
     rules.calls("arguments")
     rules.add(_list_of(rules))
     begin = f"({rules.mark(families.MISTRAL_CALL_ID)} ID)? {rules.mark(families.MISTRAL_ARGS)} WS?"
-    named = [
-        f"{_text(name)} {begin} args{index}"
+    named = [f"{_text(name)} {begin} args{index}" for index, name in _words(rules)]
+    rules.add("held: WS? (" + " | ".join(["list", *named]) + ")", "ID: /[A-Za-z0-9]{9}/")
+    _marked(rules, families.MISTRAL_CALLS)
+
+
+def _words(rules: _Rules) -> list[tuple[int, str]]:
+    """Names that are read without quotes, each with its index."""
+    return [
+        (index, name)
         for index, name in enumerate(rules.names)
         if len(name) <= families.MAX_WORD_CHARS and _WORD.fullmatch(name)
     ]
-    rules.add("held: WS? (" + " | ".join(["list", *named]) + ")", "ID: /[A-Za-z0-9]{9}/")
-    _marked(rules, families.MISTRAL_CALLS)
+
+
+def _deepseek_v31(rules: _Rules) -> None:
+    sep = rules.mark(families.DEEPSEEK_SEP)
+    _deepseek(rules, [f"{_text(name)} {sep} WS? args{index}" for index, name in _words(rules)])
+
+
+def _deepseek_v3(rules: _Rules) -> None:
+    sep, fence = rules.mark(families.DEEPSEEK_SEP), families.DEEPSEEK_FENCE
+    begin, end = f"WS? {_text(f'{fence}json')} WS?", f"WS? {_text(fence)}"
+    words = _words(rules)
+    named = [f"{_text(name)} {begin} args{index} {end}" for index, name in words]
+    _deepseek(rules, [f'"function" {sep} {one}' for one in named])
+
+
+def _deepseek(rules: _Rules, named: Sequence[str]) -> None:
+    if len(named) < len(rules.names):
+        raise _refused(
+            f"have names of letters, digits, '_', '-' and '.', at most {families.MAX_WORD_CHARS}, "
+            "where one is strict and the model is of DeepSeek's"
+        )
+    rules.add(f"held: ({' | '.join(named)}) WS? {rules.mark(families.DEEPSEEK_CALL_END)}")
+    _marked(rules, families.DEEPSEEK_CALL)
 
 
 def _json(rules: _Rules) -> None:
@@ -218,6 +246,8 @@ _FAMILIES: Mapping[str, Callable[[_Rules], None]] = {
     "hermes": _hermes,
     "llama3_json": _llama3,
     "mistral": _mistral,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
     "json": _json,
 }
 

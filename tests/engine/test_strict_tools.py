@@ -33,6 +33,8 @@ FORMS = {
     "hermes": '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>',
     "mistral": '[TOOL_CALLS] [{{"name": "{}", "arguments": {}}}]',
     "llama3_json": '<|python_tag|>{{"name": "{}", "parameters": {}}}',
+    "deepseek_v31": "<\uff5ctool▁call▁begin\uff5c>{}<\uff5ctool▁sep\uff5c>{}"
+    "<\uff5ctool▁call▁end\uff5c>",
 }
 CALLS = (
     ("weather", '{"city": "Oslo"}', True),

@@ -42,8 +42,15 @@ TOOLS: list[dict[str, Any]] = [
     for name, schema in SCHEMAS.items()
 ] + [{"type": "function", "function": {"name": "now"}}]
 FREE: list[dict[str, Any]] = [{"type": "function", "function": {"name": "free"}}]
-KEYS = {"hermes": "arguments", "llama3_json": "parameters", "mistral": "arguments"}
-MARKS = {"hermes": "<tool_call>", "llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+KEYS = {
+    "hermes": "arguments",
+    "llama3_json": "parameters",
+    "mistral": "arguments",
+    "deepseek_v3": "arguments",
+    "deepseek_v31": "arguments",
+}
+MARKS = {style: TOOL_PARSERS[style].marks[0] for style in KEYS}
+CALL, CALLS, SEP, CALL_END, CALLS_END = TOOL_PARSERS["deepseek_v3"].marks
 LURES = (
     *MARKS.values(),
     "</tool_call>",
@@ -62,6 +69,10 @@ LURES = (
     '{"arguments": {}, "name": "weather"}',
     "weather[ARGS]{}",
     "other[ARGS]{}",
+    *(CALLS, SEP, CALL_END, CALLS_END, f"{CALLS}{CALL}", f"{CALL_END}{CALLS_END}"),
+    f"{CALL}move{SEP}{{}}{CALL_END}",
+    f"{CALL}function{SEP}move\n```json\n{{}}\n```{CALL_END}",
+    "```",
     ";",
     ",",
     "\n",
@@ -195,9 +206,15 @@ def test_text_without_a_call_is_free(form: str, text: str) -> None:
     assert matcher.is_accepting
 
 
-def call_in(form: str, call: str) -> list[int]:
-    ids = VOCABULARY[0].encode(f"Let me see.{MARKS[form]}") + list(call.encode())
-    return ids + (list(b"</tool_call>") if form == "hermes" else [])
+def call_in(form: str, name: str, arguments: str) -> list[int]:
+    if form == "deepseek_v3":
+        call = f"function{SEP}{name}\n```json\n{arguments}\n```{CALL_END}{CALLS_END}"
+    elif form == "deepseek_v31":
+        call = f"{name}{SEP}{arguments}{CALL_END}"
+    else:
+        call = f'{{"name": "{name}", "{KEYS[form]}": {arguments}}}'
+        call = {"mistral": f"[{call}]", "hermes": f"{call}</tool_call>"}.get(form, call)
+    return VOCABULARY[0].encode(f"Let me see.{MARKS[form]}") + list(call.encode())
 
 
 @pytest.mark.parametrize("form", list(KEYS))
@@ -219,8 +236,7 @@ def call_in(form: str, call: str) -> list[int]:
 def test_a_call_behind_text_is_held_to_its_tool(
     form: str, name: str, arguments: str, is_taken: bool
 ) -> None:
-    call = f'{{"name": "{name}", "{KEYS[form]}": {arguments}}}'
-    ids = call_in(form, f"[{call}]" if form == "mistral" else call)
+    ids = call_in(form, name, arguments)
     matcher = grammar_of(form).matcher({END_ID})
     taken = all(matcher.accept(token_id) for token_id in ids)
     assert (taken and matcher.is_accepting) is is_taken
@@ -229,8 +245,7 @@ def test_a_call_behind_text_is_held_to_its_tool(
 @pytest.mark.parametrize("form", list(KEYS))
 def test_a_call_with_a_number_of_any_length_is_read_as_it_was_held(form: str) -> None:
     arguments = f'{{"n": {"7" * 2000}}}'
-    call = f'{{"name": "free", "{KEYS[form]}": {arguments}}}'
-    ids = call_in(form, f"[{call}]" if form == "mistral" else call)
+    ids = call_in(form, "free", arguments)
     matcher = grammar_of(form).matcher({END_ID})
     assert all(matcher.accept(token_id) for token_id in ids)
     assert matcher.is_accepting
@@ -244,6 +259,13 @@ def test_a_schema_that_cannot_be_kept_is_refused_as_one_of_tools() -> None:
     with pytest.raises(InvalidSamplingError, match="tools must have parameters that calls") as told:
         grammar_of("hermes", tools=[{"type": "function", "function": function}])
     assert told.value.argument == "tools"
+
+
+@pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31"])
+def test_a_name_that_is_written_without_quotes_is_a_word(form: str) -> None:
+    named = {"type": "function", "function": {"name": "what now"}}
+    with pytest.raises(InvalidSamplingError, match="tools must have names of letters"):
+        grammar_of(form, tools=[*TOOLS, named])
 
 
 (END_ID,) = VOCABULARY[0].encode(END)

@@ -26,6 +26,11 @@ WRITTEN = {
     "hermes": '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>',
     "llama3_json": '{"name": "weather", "parameters": {"city": "Oslo"}}',
     "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]',
+    "deepseek_v3": "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>function"
+    '<\uff5ctool▁sep\uff5c>weather\n```json\n{"city": "Oslo"}\n```<\uff5ctool▁call▁end\uff5c>'
+    "<\uff5ctool▁calls▁end\uff5c>",
+    "deepseek_v31": "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>weather"
+    '<\uff5ctool▁sep\uff5c>{"city": "Oslo"}<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>',
     "json": '[{"name": "weather", "arguments": {"city": "Oslo"}}]',
 }
 CHAT = {"model": "scripted", "messages": ASK, "tools": TOOLS}
@@ -50,7 +55,11 @@ async def test_a_caller_hears_what_it_can_do_and_who_can_do_more(path: str) -> N
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["message"].startswith("tools can't be called as the model likes")
-    for said in ("tool_choice", "--tool-parser NAME", "hermes, llama3_json, mistral, json"):
+    for said in (
+        "tool_choice",
+        "--tool-parser NAME",
+        "hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, json",
+    ):
         assert said in error["message"]
     assert "tool_parser" not in error["message"]
     async with scripted("Rain.", template=TURNS) as (_, client):
@@ -105,6 +114,8 @@ async def test_reasoning_is_read_in_the_form_that_the_engine_is_told() -> None:
         ("{#- tool_parser: json -#}", "json"),
         ("{# tool_parser: llama3_json #}<tool_call>", "llama3_json"),
         ("{# tool_parser: no_such #}<tool_call>", "hermes"),
+        ("<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>f\n```json", "deepseek_v3"),
+        ("<\uff5ctool▁call▁begin\uff5c>f<\uff5ctool▁sep\uff5c>", "deepseek_v31"),
     ],
 )
 async def test_a_template_may_name_the_form(source: str, form: str) -> None:

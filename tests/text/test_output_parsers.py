@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from aioserve.errors import InvalidRequestError
 from aioserve.text.output_parsers.completion_reader import CompletionReader, ReasoningReader
-from aioserve.text.output_parsers.families import HermesParser, Llama3JsonParser, MistralParser
+from aioserve.text.output_parsers.families import (
+    DeepSeekV3Parser,
+    DeepSeekV31Parser,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+)
 from aioserve.text.output_parsers.json_machine import JsonMachine, Place
 from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, short_id, whole_calls
 from aioserve.text.output_parsers.registry import (
@@ -32,6 +38,8 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
 }
 MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
 
@@ -121,6 +129,17 @@ def well_formed(draw: st.DrawFn, style: str) -> tuple[str, str, list[tuple[str, 
             closing = draw(st.sampled_from(["</tool_call>", "\n</tool_call>", "\n"]))
             pieces.append(draw(spaces) + inner + closing + draw(spaces))
         text += MARKS[style][0].join(pieces)
+    elif style.startswith("deepseek"):
+        call, begin, sep, end, ends = MARKS[style]
+        fenced = style == "deepseek_v3"
+        pieces = []
+        for name, value in calls:
+            fence = ("```json\n", "\n```") if fenced and draw(st.booleans()) else ("", "")
+            head = f"function{sep}{name}\n" if fenced else f"{name}{sep}"
+            pieces.append(head + fence[0] + value + fence[1] + draw(spaces) + end + draw(spaces))
+        text += call.join(pieces) + draw(st.sampled_from(["", ends, f"{ends}\n"]))
+        if draw(st.booleans()):
+            text = text.replace(call, begin + draw(spaces) + call, 1)
     elif style == "llama3_json":
         between = draw(st.sampled_from(["; ", ";", "\n", ", ", ""]))
         text += between.join([draw(objects(*call, "parameters")) for call in calls])
@@ -150,6 +169,10 @@ def confusing(style: str) -> st.SearchStrategy[str]:
         '"\\u12',
         "12e",
         "f[ARGS]{",
+        "f",
+        "function",
+        "```json",
+        "```",
         "text",
     ]
     return st.lists(st.sampled_from(parts + json_parts), max_size=12).map("".join)
@@ -210,7 +233,7 @@ broken = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("style", PARSERS)
+@pytest.mark.parametrize("style", ["hermes", "llama3_json", "mistral"])
 def test_what_is_no_json_behind_arguments_is_content_as_it_stands(style: str) -> None:
     @settings(max_examples=100)
     @given(names, arguments, st.booleans(), broken, st.data())

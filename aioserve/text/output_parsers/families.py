@@ -9,13 +9,24 @@ from aioserve.text.output_parsers.parts import short_id
 from aioserve.text.output_parsers.reading import Reading
 from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
 
-__all__ = ["HermesParser", "JsonCallsParser", "Llama3JsonParser", "MistralParser"]
+__all__ = [
+    "DeepSeekV3Parser",
+    "DeepSeekV31Parser",
+    "HermesParser",
+    "JsonCallsParser",
+    "Llama3JsonParser",
+    "MistralParser",
+]
 
 HERMES_OPENS, HERMES_CLOSES = "<tool_call>", "</tool_call>"
 LLAMA3_TAG = "<|python_tag|>"
 MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_WORD_CHARS = 256
-"""Longest name of a function, or id, that Mistral's models write without quotes."""
+"""Longest name of a function, or id, that is read without quotes around it."""
+_DEEPSEEK_MARK = "<\uff5ctool▁{}\uff5c>".format
+DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = map(_DEEPSEEK_MARK, ("calls▁begin", "calls▁end"))
+DEEPSEEK_CALL, DEEPSEEK_CALL_END = map(_DEEPSEEK_MARK, ("call▁begin", "call▁end"))
+DEEPSEEK_SEP, DEEPSEEK_FENCE = _DEEPSEEK_MARK("sep"), "```"
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -105,7 +116,21 @@ class Llama3JsonParser(ToolParser):
                 return ""
 
 
-class MistralParser(ToolParser):
+class _NamedCalls(ToolParser):
+    """Base of parsers of calls that begin with a name without quotes."""
+
+    def _word(self) -> Reading[str]:
+        word = ""
+        while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
+            found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
+            if found is None:
+                break
+            word += found[0]
+            self._at = found.end()
+        return word
+
+
+class MistralParser(_NamedCalls):
     """Reads tool calls as Mistral's models write them: a list of objects, or name by name,
 
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
@@ -168,15 +193,111 @@ class MistralParser(ToolParser):
         self._begin_call(name, call_id)
         return (yield from self._arguments())
 
-    def _word(self) -> Reading[str]:
-        word = ""
-        while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
-            found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
-            if found is None:
-                break
-            word += found[0]
-            self._at = found.end()
-        return word
+
+class DeepSeekV31Parser(_NamedCalls):
+    """Reads tool calls as DeepSeek V3.1 writes them, with full-width bars and without the
+    breaks of lines:
+
+        <|tool▁calls▁begin|>
+        <|tool▁call▁begin|>get_weather<|tool▁sep|>{"city": "Oslo"}<|tool▁call▁end|>
+        <|tool▁calls▁end|>
+
+    with any number of calls. The marks around all of them may be missing, and so may that of the
+    end of a call; what stands between a call and that is content.
+    """
+
+    name = "deepseek_v31"
+    marks: ClassVar[tuple[str, ...]] = (
+        DEEPSEEK_CALL,
+        DEEPSEEK_CALLS,
+        DEEPSEEK_SEP,
+        DEEPSEEK_CALL_END,
+        DEEPSEEK_CALLS_END,
+    )
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        return DEEPSEEK_CALL in source and not DeepSeekV3Parser.reads(source)
+
+    def _read(self) -> Reading[None]:
+        begins, ends = (DEEPSEEK_CALL, DEEPSEEK_CALLS), (DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END)
+        held, marks = "", begins
+        while raw := (yield from self._give_up_to(*marks, held=held)):
+            held = ""
+            if raw.endswith(ends):
+                self._end_call()
+                marks = begins if raw.endswith(DEEPSEEK_CALLS_END) else marks
+                continue
+            marks = begins
+            if raw.endswith(DEEPSEEK_CALLS):
+                raw += yield from self._spaces()
+                raw += (mark := (yield from self._one_of(DEEPSEEK_CALL)))
+                if not mark:
+                    self._give(raw)
+                    continue
+            end = yield from self._named(raw)
+            if end is CallEnd.BROKEN:
+                mark = yield from self._broken_arguments(*ends)
+                marks = begins if mark == DEEPSEEK_CALLS_END else (*begins, *ends)
+            elif end is CallEnd.WHOLE:
+                held = yield from self._behind()
+                marks = (*begins, *ends)
+
+    def _named(self, raw: str) -> Reading[CallEnd]:
+        """Read a call behind its mark; `raw` is what led to it."""
+        name, before = yield from self._head()
+        raw += before
+        if not name or (yield from self._next()) != "{":
+            self._give(raw)
+            return CallEnd.NO_CALL
+        self._begin_call(name)
+        return (yield from self._arguments())
+
+    def _head(self) -> Reading[tuple[str, str]]:
+        """Take what is before the arguments; return the name, empty where there is none, and all
+        that was taken."""
+        name = yield from self._word()
+        mark = yield from self._one_of(DEEPSEEK_SEP)
+        spaces = yield from self._spaces()
+        return name if mark else "", name + mark + spaces
+
+    def _behind(self) -> Reading[str]:
+        """Take white space behind the arguments; return it."""
+        return (yield from self._spaces())
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """Reads tool calls as DeepSeek V3 and R1 write them: as those of V3.1, but for a call:
+
+        <|tool▁call▁begin|>function<|tool▁sep|>get_weather
+        ```json
+        {"city": "Oslo"}
+        ```<|tool▁call▁end|>
+
+    The fence may be missing.
+    """
+
+    name = "deepseek_v3"
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        return DEEPSEEK_CALL in source and f"{DEEPSEEK_FENCE}json" in source
+
+    def _head(self) -> Reading[tuple[str, str]]:
+        kind = yield from self._word()
+        mark = yield from self._one_of(DEEPSEEK_SEP)
+        name = (yield from self._word()) if mark else ""
+        taken = kind + mark + name + (yield from self._spaces())
+        if fence := (yield from self._one_of(DEEPSEEK_FENCE)):
+            taken += fence + (yield from self._one_of("json"))
+            taken += yield from self._spaces()
+        return name, taken
+
+    def _behind(self) -> Reading[str]:
+        spaces = yield from self._spaces()
+        if not (yield from self._one_of(DEEPSEEK_FENCE)):
+            return spaces
+        return (yield from self._spaces())
 
 
 class JsonCallsParser(ToolParser):

@@ -13,6 +13,8 @@ import msgspec
 from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
 from aioserve.text.output_parsers.families import (
+    DeepSeekV3Parser,
+    DeepSeekV31Parser,
     HermesParser,
     JsonCallsParser,
     Llama3JsonParser,
@@ -61,7 +63,14 @@ class ReasoningTags(msgspec.Struct, frozen=True):
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     parser.name: parser
-    for parser in (HermesParser, Llama3JsonParser, MistralParser, JsonCallsParser)
+    for parser in (
+        HermesParser,
+        Llama3JsonParser,
+        MistralParser,
+        DeepSeekV3Parser,
+        DeepSeekV31Parser,
+        JsonCallsParser,
+    )
 }
 REASONING_TAGS: Mapping[str, ReasoningTags] = {
     "qwen3": ReasoningTags("<think>", "</think>", is_open=False),
