@@ -29,7 +29,7 @@ def resolve(name: str | Path) -> Path:
 
     Ids are looked up in huggingface_hub's local cache, where that library is installed; nothing is
     downloaded. Raises `ModelNotFoundError` naming everything that was tried, or that it is a GGUF
-    file, which isn't supported.
+    file or an adapter, which isn't supported.
     """
     if name == "":
         raise ModelNotFoundError("a model must be named, got an empty string")
@@ -40,7 +40,13 @@ def resolve(name: str | Path) -> Path:
     if (gguf := _gguf_file(path)) is not None:
         raise ModelNotFoundError(
             f"{_printable(gguf)}: GGUF files are not supported; a model is a directory with "
-            "config.json and .safetensors files, as Hugging Face has them"
+            "config.json and .safetensors files, as Hugging Face has them: take the one that the "
+            "file was made from"
+        )
+    if os.path.isfile(path / "adapter_config.json"):
+        raise ModelNotFoundError(
+            f"{_printable(path)}: an adapter (LoRA) alone is not supported; merge it into its base "
+            "model, as merge_and_unload() of peft does, and name the directory with the result"
         )
     tried = [f"no directory {_printable(path)}"]
     if os.path.isdir(path):

@@ -13,14 +13,15 @@ from msgspec.structs import replace
 
 from aioserve.models.fields import Fields
 
-__all__ = ["RopeConfig", "read_rope"]
+__all__ = ["RopeConfig", "positions_served", "read_rope"]
 
-_KINDS = ("default", "linear", "llama3", "longrope")
+_KINDS = ("default", "linear", "llama3", "longrope", "yarn")
 _KNOWN_KEYS = frozenset(
     {
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
         "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor",
         "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
+        "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
     }
 )  # fmt: skip
 
@@ -32,7 +33,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    """default, linear (Gemma 3), llama3 (Llama 3.1) or longrope (Phi-3, arXiv 2402.13753)."""
+    """default, linear (Gemma 3), llama3 (Llama 3.1), longrope (Phi-3, arXiv 2402.13753) or yarn
+    (arXiv 2309.00071)."""
     theta: float
     rotary_dim: int
     """The first `rotary_dim` dimensions of each head are rotated; even, at most the head's."""
@@ -40,13 +42,19 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
-    """Longest context of the pretraining (llama3, longrope)."""
+    """Longest context of the pretraining (llama3, longrope, yarn)."""
     short_factor: tuple[float, ...] = ()
     """longrope, serving at most `original_max_positions`: one divisor per frequency."""
     long_factor: tuple[float, ...] = ()
     """longrope, serving more."""
     attention_factor: float = 1.0
-    """cos and sin are multiplied by this (longrope)."""
+    """cos and sin are multiplied by this (longrope, yarn)."""
+    beta_fast: float = 32.0
+    """yarn: pairs that turn more often in the original context are left as they are."""
+    beta_slow: float = 1.0
+    """yarn: pairs that turn less often are slowed down by all of `factor`."""
+    truncate: bool = True
+    """yarn: the pairs between which it blends are rounded to whole ones."""
 
 
 def read_rope(
@@ -95,7 +103,50 @@ def read_rope(
             high_freq_factor=high,
             original_max_positions=original,
         )
+    if kind == "yarn":
+        return _yarn(rope, found, original)
     return _longrope(rope, found, original, max_positions)
+
+
+def positions_served(config: Fields, max_positions: int) -> int:
+    """The longest context of a model: `max_positions`, as its config says, or the product of factor
+    and original length where it has a yarn rope that reaches further, as configs that were extended
+    by hand have."""
+    for name in ("rope_scaling", "rope_parameters"):
+        if not config.has(name):
+            continue
+        rope = config.nested(name)
+        original = "original_max_position_embeddings"
+        if "yarn" in (rope.values.get("rope_type"), rope.values.get("type")) and rope.has(original):
+            reach = rope.integer(original, least=2) * rope.number("factor", 1.0)
+            return max(max_positions, int(reach))
+    return max_positions
+
+
+def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
+    factor = rope.number("factor")
+    scale = _yarn_scale(factor, 1.0)
+    if rope.has("mscale") and rope.has("mscale_all_dim"):
+        all_dims = _yarn_scale(factor, rope.number("mscale_all_dim"))
+        scale = _yarn_scale(factor, rope.number("mscale")) / all_dims
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if fast < slow:
+        rope.invalid("beta_fast", f"at least beta_slow {slow:g}")
+    if found.theta <= 1:
+        rope.invalid("rope_theta", "above 1")
+    return replace(
+        found,
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=rope.number("attention_factor", scale),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(rope: Fields, found: RopeConfig, original: int, max_positions: int) -> RopeConfig:

@@ -65,6 +65,8 @@ def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
         return frequencies / config.factor
     if config.kind == "llama3":
         return _llama3(frequencies, config)
+    if config.kind == "yarn":
+        return _yarn(frequencies, config)
     return frequencies
 
 
@@ -78,3 +80,23 @@ def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     low, high = config.low_freq_factor, config.high_freq_factor
     unchanged = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - unchanged) * frequencies / config.factor + unchanged * frequencies
+
+
+def _yarn(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Slow down the pairs that turn seldom in the original context, by a ramp over the pairs (Peng
+    et al. 2023, "YaRN", section 3.2).
+
+    Pair i turns `turns` times at i = d / 2 * log(original / (2 pi turns)) / log(theta).
+    """
+
+    def pair_of(turns: float) -> float:
+        ratio = config.original_max_positions / (2 * math.pi * turns)
+        return config.rotary_dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    first, last = pair_of(config.beta_fast), pair_of(config.beta_slow)
+    if config.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotary_dim - 1)
+    width = last - first or 0.001  # one pair is a step
+    slowed = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / width).clamp(0, 1)
+    return slowed * frequencies / config.factor + (1 - slowed) * frequencies

@@ -53,7 +53,7 @@ def test_the_model_type_stands_in_for_absent_architectures():
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder = True"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling.type = 'yarn'"),
+        ("llama", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type = 'ntk'"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
@@ -220,3 +220,22 @@ def test_a_file_that_is_no_json_object_is_an_error_naming_it(tmp_path, text):
 def test_a_directory_without_config_is_an_error_naming_it(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json"):
         DecoderConfig.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "kind"),
+    [
+        ("Qwen3MoeForCausalLM", {}, "a mixture of experts"),
+        ("UnheardOfForCausalLM", {"num_local_experts": 8}, "a mixture of experts"),
+        ("BertForMaskedLM", {}, "an encoder; embeddings"),
+        ("T5ForConditionalGeneration", {}, "an encoder with a decoder"),
+        ("MambaForCausalLM", {}, "a model with a recurrent state"),
+        ("LlavaForConditionalGeneration", {}, "a model that sees or hears"),
+        ("UnheardOfForCausalLM", {"vision_config": {}}, "a model that sees or hears"),
+    ],
+)
+def test_what_an_architecture_is_that_is_not_served_is_told(architecture, fields, kind):
+    with pytest.raises(UnsupportedModelError, match=f"is not supported: it is {kind}"):
+        parse("llama", architectures=[architecture], **fields)
+    with pytest.raises(UnsupportedModelError, match="is not supported; supported are GPT2"):
+        parse("llama", architectures=["UnheardOfForCausalLM"])

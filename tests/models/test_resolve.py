@@ -145,3 +145,10 @@ def test_a_missing_hub_library_is_said(monkeypatch):
         match=r"huggingface_hub is not installed.*pip install 'aioserve\[hub\]'",
     ):
         resolve("org/absent")
+
+
+def test_an_adapter_alone_is_told_what_to_do_with(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"an adapter \(LoRA\) alone .* merge it into"):
+        resolve(tmp_path)

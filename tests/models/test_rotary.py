@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aioserve.errors import ModelError
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable, inverse_frequencies
@@ -77,3 +78,52 @@ def test_llama3_frequencies_cross_all_three_bands():
     assert (ratio < 0.126).any()
     assert ((ratio > 0.13) & (ratio < 0.99)).any()
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"factor": 0.5},
+        {"attention_factor": 1.7},
+        {"beta_fast": 20.0, "beta_slow": 2.0},
+        {"beta_fast": 3.0, "beta_slow": 3.0},
+        {"truncate": False},
+        {"mscale": 0.7, "mscale_all_dim": 1.2},
+        {"mscale": 0.7},
+        {"original_max_position_embeddings": 40},
+    ],
+)
+def test_yarn_is_that_of_transformers(changes):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+    fields = {
+        **CONFIGS["llama"], "head_dim": 128, "rope_theta": 500_000.0,
+        "rope_scaling": scaling | changes, "max_position_embeddings": 131_072,
+    }  # fmt: skip
+    theirs = LlamaConfig(**{**fields, "rope_scaling": scaling | changes})
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+
+    rope = DecoderConfig.from_dict(fields).layers[0].attention.rope
+    assert rope is not None
+    assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+    torch.testing.assert_close(inverse_frequencies(rope, 131_072), expected)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+        ({"factor": 2.0, "original_max_position_embeddings": 8_192}, 40_960),
+        ({"factor": 4.0}, 40_960),
+    ],
+)
+def test_a_yarn_rope_reaches_as_far_as_it_was_extended(scaling, length):
+    fields = CONFIGS["llama"] | {"max_position_embeddings": 40_960}
+    config = DecoderConfig.from_dict(fields | {"rope_scaling": {"type": "yarn", **scaling}})
+    assert config.max_position_embeddings == length
+    wrong = {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 2.0}}
+    with pytest.raises(ModelError, match="beta_fast must be at least beta_slow 2"):
+        DecoderConfig.from_dict(fields | wrong)

@@ -36,6 +36,12 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 48,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 48,
+    "beta_fast": 8.0,
+}
 _LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.3],
@@ -53,6 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "LlamaForCausalLM", "llama", attention_bias=True, mlp_bias=True, head_dim=16
     ),
     "llama3": _config("LlamaForCausalLM", "llama", rope_scaling=_LLAMA3_ROPE),
+    "llama-yarn": _config("LlamaForCausalLM", "llama", head_dim=16, rope_scaling=_YARN),
     "mistral": _config("MistralForCausalLM", "mistral", sliding_window=13),
     "mistral-full": _config("MistralForCausalLM", "mistral", sliding_window=None, head_dim=16),
     "qwen2": _config(

@@ -7,7 +7,8 @@ leave defaults out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.isolation import shown
@@ -55,7 +56,10 @@ def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
     text = text_config(config) if name == "Gemma3ForConditionalGeneration" else config
     for fields in (config, text):
         if fields.has("quantization_config"):
-            fields.unsupported("quantization_config", "only unquantised weights can be loaded")
+            fields.unsupported(
+                "quantization_config",
+                "only unquantised weights can be loaded; take the model that it was made from",
+            )
     if config.has("is_encoder_decoder") and config.flag("is_encoder_decoder", False):
         config.unsupported("is_encoder_decoder", "only decoders can be served")
     return name, text, _FAMILIES[name](text)
@@ -73,7 +77,36 @@ def _name(config: Fields) -> str:
     if name not in _FAMILIES:
         name = name if len(name) <= 100 else shown(name)
         raise UnsupportedModelError(
-            f"{config.source}: architecture {name} is not supported; supported are "
-            f"{', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"{config.source}: architecture {name} is not supported{_what_it_is(name, config)}; "
+            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     return name
+
+
+_KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
+    (
+        re.compile("M[oO][eE]|Mixtral|Deepseek|GptOss|Dbrx"),
+        ("num_experts", "num_local_experts", "n_routed_experts"),
+        "a mixture of experts",
+    ),
+    (
+        re.compile("Bert|Electra|Deberta|MaskedLM|SequenceClassification"),
+        (),
+        "an encoder; embeddings and scores are made by decoders here",
+    ),
+    (re.compile("Mamba|Rwkv|Zamba"), (), "a model with a recurrent state"),
+    (re.compile("T5|Bart|Whisper|Marian|EncoderDecoder"), (), "an encoder with a decoder"),
+    (
+        re.compile("VL|Llava|Vision|Audio"),
+        ("vision_config", "audio_config"),
+        "a model that sees or hears; text is all that is taken here",
+    ),
+)
+"""What architectures that aren't served have in their names or their fields, and what they are."""
+
+
+def _what_it_is(name: str, config: Fields) -> str:
+    for pattern, fields, kind in _KINDS:
+        if pattern.search(name) or any(config.has(field) for field in fields):
+            return f": it is {kind}"
+    return ""

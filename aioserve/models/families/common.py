@@ -19,7 +19,7 @@ from aioserve.models.architecture import (
     rms_norm,
 )
 from aioserve.models.fields import Fields
-from aioserve.models.rope import RopeConfig
+from aioserve.models.rope import RopeConfig, positions_served
 
 __all__ = [
     "LEAST_POSITIONS",
@@ -79,7 +79,9 @@ def read_shape(
         inner=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers", most=MOST_LAYERS),
         heads=Heads(num_heads, kv_heads, head_dim),
-        max_positions=config.integer("max_position_embeddings", least=LEAST_POSITIONS),
+        max_positions=positions_served(
+            config, config.integer("max_position_embeddings", least=LEAST_POSITIONS)
+        ),
         eps=config.number("rms_norm_eps", default_eps),
         tied=config.flag("tie_word_embeddings", tied),
     )
