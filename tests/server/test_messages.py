@@ -321,6 +321,24 @@ async def test_limits_hold_one_past_them(settings: Any, change: Any, past: Any) 
     assert next(iter(past)) in answer.json()["error"]["message"]
 
 
+KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
+
+
+async def test_edits_that_leave_the_conversation_as_it_is_are_let_through() -> None:
+    tools = [TOOLS[0] | {"eager_input_streaming": True}]
+    async with scripted() as (_, _, client):
+        plain = (await client.post("/v1/messages", json=BODY | {"tools": TOOLS})).json()
+        for edits in ([], [KEPT]):
+            body = BODY | {"tools": tools, "context_management": {"edits": edits}}
+            answer = (await client.post("/v1/messages", json=body)).json()
+            assert answer["content"] == plain["content"]
+        for edit in ({"type": "clear_tool_uses_20250919"}, {"type": KEPT["type"]}):
+            body = BODY | {"context_management": {"edits": [edit]}}
+            answer = await client.post("/v1/messages", json=body)
+            assert answer.status_code == 400
+            assert "context_management.edits[0]" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [

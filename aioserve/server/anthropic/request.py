@@ -192,6 +192,20 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Inputs of calls are streamed as they are written, with it or without."""
+
+
+class ThinkingEdit(Strict, frozen=True, kw_only=True):
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+    """Reasoning of earlier turns stays, as far as the model's template reads it."""
+
+
+class ContextManagement(Strict, frozen=True, kw_only=True):
+    """Edits of the conversation that leave it as it is; others are refused."""
+
+    edits: list[ThinkingEdit] | None = None
 
 
 class _Choice(Strict, frozen=True, kw_only=True, tag_field="type"):
@@ -254,6 +268,7 @@ class Conversation(Strict, frozen=True, kw_only=True):
     thinking: ThinkingDisabled | ThinkingAdaptive | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
 
 class MessageRequest(Conversation, frozen=True, kw_only=True):
