@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from aioserve import SamplingParams
 from tests.server.serving import served, until
-from tests.server.talking import events_of
+from tests.server.talking import events_of, post
 
 PROMPT = "json.dumps"
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
@@ -85,3 +86,24 @@ async def test_many_biases_are_refused_for_their_number() -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "logit_bias"
     assert "1024" in answer.json()["error"]["message"]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_has_the_form_that_response_format_asks_for() -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"model": "pyhelp", "prompt": "json", "max_tokens": 40, "response_format": form}
+    async with served(num_pages=64) as (_, client):
+        whole = await post(client, "/v1/completions", body)
+        events = await post(client, "/v1/completions", body | {"stream": True})
+        plain = {"type": "text"}
+        await post(client, "/v1/completions", body | {"response_format": plain})
+        wrong = body | {"structured_outputs": {"choice": ["a"]}}
+        both = await client.post("/v1/completions", json=wrong)
+        schema["unevaluatedItems"] = False
+        bad = await client.post("/v1/completions", json=body)
+    assert json.loads(whole["choices"][0]["text"])["n"] in (1, 2)
+    assert json.loads("".join([one["choices"][0]["text"] for one in events]))["n"] in (1, 2)
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "structured_outputs")
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "response_format")

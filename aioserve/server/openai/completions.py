@@ -21,11 +21,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named
-from aioserve.server.openai.completions_request import (
-    COMPLETION_NAMES,
-    CompletionRequest,
-    prompts_of,
-)
+from aioserve.server.openai.completions_request import CompletionRequest, prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
@@ -292,8 +288,9 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
 async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
     prompts = prompts_of(body.prompt, call.settings.max_prompts)
-    with as_named(COMPLETION_NAMES):
-        params = body.params_of(call.engine.default_params)
+    names = body.names
+    with as_named(names):
+        params = body.params_of(call.engine.default_params, call.settings)
         options = body.options(call)
         # Whatever is the matter with a prompt is seen before any of them is answered.
         merged = Merged(
@@ -301,7 +298,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
                 partial(call.engine.stream, each, with_best_of(params), **options)
                 for each in prompts
             ],
-            COMPLETION_NAMES,
+            names,
         )
     writer = CompletionWriter(call, body, params, prompts, merged)
     return await answered(call, merged, writer, stream=body.stream)

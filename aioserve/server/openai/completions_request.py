@@ -7,18 +7,13 @@ from typing import Any, ClassVar
 
 from aioserve.request import SamplingParams
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.plan import ResponseFormat, planned
 from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
 from aioserve.server.openai.fields import NO_OPS, ChunkFields
+from aioserve.server.settings import ServerSettings
 
-__all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
-
-COMPLETION_NAMES: dict[str, str] = {
-    "prompt_logprobs": "logprobs",
-    "tenant": "user",
-    **dict.fromkeys(FORM_ARGUMENTS, "structured_outputs"),
-}
-"""What the API calls arguments of the engine."""
+__all__ = ["CompletionRequest", "prompts_of"]
 
 
 class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
@@ -34,6 +29,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     """None: as many as the context holds. 0 goes with `echo`."""
     best_of: int | None = None
     echo: bool | None = None
+    response_format: ResponseFormat | None = None
     logprobs: int | None = None
     """How many of the most likely tokens are told at each place, beside the one that is there."""
     suffix: Any = None
@@ -51,15 +47,34 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             raise refuse("echo", "must be false: the model has no tokenizer")
 
     @property
+    def names(self) -> dict[str, str]:
+        """What the API calls arguments of the engine."""
+        form = "structured_outputs" if self.response_format is None else "response_format"
+        return {
+            "prompt_logprobs": "logprobs",
+            "tenant": "user",
+            **dict.fromkeys(FORM_ARGUMENTS, form),
+        }
+
+    @property
     def is_of_prompt(self) -> bool:
         """Nothing is wanted but the prompt: as harnesses of evaluations ask for its
         log-probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def params_of(self, defaults: SamplingParams) -> SamplingParams:
-        """Raises `InvalidSamplingError`."""
+    def params_of(self, defaults: SamplingParams, settings: ServerSettings) -> SamplingParams:
+        """Raises `ApiError` and `InvalidSamplingError`."""
+        plan = planned(
+            settings,
+            tools=(),
+            choice="none",
+            one_call=False,
+            form=self.response_format,
+            structured_outputs=self.structured_outputs,
+        )
         return self.params(
             defaults,
+            structured_output=plan.form,
             max_tokens=1 if self.is_of_prompt else self.max_tokens,
             best_of=self.best_of,
             logprobs=self.logprobs,
