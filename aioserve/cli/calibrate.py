@@ -25,7 +25,7 @@ from aioserve.cli._calibration import (
     measure_mixes,
     recorded_engine,
 )
-from aioserve.cli._engine import DeviceOptions
+from aioserve.cli._engine import DeviceOptions, frozen_heap
 from aioserve.cli._streams import check_output, json_text
 from aioserve.cli.doctor import device_facts
 from aioserve.errors import AioserveError, ConfigError
@@ -134,7 +134,7 @@ async def _measured(
         fitted, held_out = [], []
         rounds = passes * (grid.num_rounds + MIXED_REQUESTS) + is_gpu * grid.num_rounds
         done = count(1)
-        with bar_on_terminal("measuring steps") as bar:
+        with frozen_heap(), bar_on_terminal("measuring steps") as bar:  # as in a server
 
             def on_progress() -> None:
                 if bar is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aioserve.cli import calibrate
 from aioserve.cli._engine import frozen_heap
 from tests.cli.command import Run
 from tests.cli.server_process import ServerProcess
@@ -65,6 +66,23 @@ def test_a_measurement_begins_as_a_server_does(
     warms_up, *_, measured = noted()
     assert warms_up == [False, True]
     assert measured == LEFT_ALONE
+
+
+def test_calibration_measures_as_a_server_runs(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gc.get_freeze_count()
+
+    class SeenError(Exception):
+        pass
+
+    async def measured(*_: object) -> None:
+        assert gc.get_freeze_count() > before
+        raise SeenError
+
+    monkeypatch.setattr(calibrate, "measure_grid", measured)
+    with pytest.raises(SeenError):
+        calibrate.calibrate(str(tiny_model), output=tmp_path / "table.json")
 
 
 class Cycle:
