@@ -12,6 +12,7 @@ import msgspec
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.settings import ServerSettings
 
 __all__ = ["describing", "document"]
 
@@ -34,19 +35,24 @@ def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
     """What answers with the description of `endpoints`."""
 
     async def describe(call: Call, _: None) -> dict[str, Any]:
-        return document(endpoints, has_keys=bool(call.settings.api_keys))
+        return document(endpoints, call.settings)
 
     return Endpoint("/openapi.json", describe, OPENAI_ERRORS, "This description")
 
 
-def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str, Any]:
-    """A document that lists `endpoints`. With keys, each call brings one as a bearer token."""
+def document(endpoints: Sequence[Endpoint[Any]], settings: ServerSettings) -> dict[str, Any]:
+    """A document that lists `endpoints`, with the limits of these settings. With keys, each call
+    brings one as a bearer token."""
     kinds = {kind for each in endpoints for kind in (each.kind, each.answer, each.errors.kind)}
     known = sorted(kinds - {None}, key=str)
     schemas, components = msgspec.json.schema_components(
         known, ref_template="#/components/schemas/{name}"
     )
     named = dict(zip(known, schemas, strict=True))
+    for kind in known:
+        for field, setting in getattr(kind, "limits", {}).items():
+            schema = components[getattr(kind, "__name__", "")]["properties"][field]
+            _limit(schema, getattr(settings, setting))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.shown_path, {})[endpoint.method.lower()] = _operation(
@@ -58,10 +64,20 @@ def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str,
         "paths": paths,
         "components": {"schemas": components},
     }
-    if has_keys:
+    if settings.api_keys:
         written["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         written["security"] = [{"key": []}]
     return written
+
+
+KEYWORDS = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"}
+
+
+def _limit(schema: dict[str, Any], limit: int) -> None:
+    """Let a schema, or those of its alternatives that have a size, take no more than `limit`."""
+    for one in schema.get("anyOf", [schema]):
+        if (keyword := KEYWORDS.get(one.get("type"))) is not None:
+            one[keyword] = limit
 
 
 def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]:

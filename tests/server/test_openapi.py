@@ -25,7 +25,7 @@ from aioserve.server.openapi import document
 from tests.server.scripts import with_tools
 from tests.server.serving import listening
 
-DOCUMENT = document(ENDPOINTS, has_keys=False)
+DOCUMENT = document(ENDPOINTS, ServerSettings())
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 """And not that all is taken which the types allow: limits are more than types say."""
 OPERATIONS = [
@@ -93,9 +93,29 @@ def test_whatever_is_sent_is_answered_as_described(path: str, method: str, url: 
 def test_all_that_is_served_is_described() -> None:
     assert len(OPERATIONS) == len(ENDPOINTS)
     assert all(each.summary for each in ENDPOINTS)
-    kept = document(ENDPOINTS, has_keys=True)
+    kept = document(ENDPOINTS, ServerSettings(api_keys=["a-very-secret-key"]))
     assert kept["security"] == [{"key": []}]
     assert "security" not in DOCUMENT
+
+
+def test_limits_of_the_settings_stand_in_the_document() -> None:
+    settings_ = ServerSettings(max_n=3, max_stops=2, max_tools=5, max_top_logprobs=7)
+    schemas = document(ENDPOINTS, settings_)["components"]["schemas"]
+
+    def limits(kind: str, field: str) -> dict[str, int]:
+        found = schemas[kind]["properties"][field]
+        keywords = ("maximum", "maxItems", "maxProperties")
+        return {
+            key: value for one in found["anyOf"] for key, value in one.items() if key in keywords
+        }
+
+    assert limits("ChatRequest", "n") == limits("CompletionRequest", "best_of") == {"maximum": 3}
+    assert limits("ChatRequest", "stop") == {"maxItems": 2}
+    assert limits("MessageRequest", "stop_sequences") == {"maxItems": 2}
+    for kind in ("ChatRequest", "ResponseRequest", "MessageRequest", "TokenizeRequest"):
+        assert limits(kind, "tools") == {"maxItems": 5}
+    assert limits("CompletionRequest", "logprobs") == {"maximum": 7}
+    assert limits("ChatRequest", "metadata") == {"maxProperties": settings_.max_metadata}
 
 
 def test_no_name_of_a_schema_depends_on_where_its_class_stands() -> None:

@@ -6,7 +6,8 @@ those that are here are dropped, as clients carry back what they, or another ser
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from aioserve.server.chat_parts.plan import (
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_at_most,
+    check_limits,
     sampling_params,
     variables_of,
 )
@@ -260,6 +262,8 @@ class OutputConfig(Strict, frozen=True, kw_only=True):
 class Conversation(Strict, frozen=True, kw_only=True):
     """What is answered, and what is counted."""
 
+    limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
+
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
@@ -272,6 +276,8 @@ class Conversation(Strict, frozen=True, kw_only=True):
 
 
 class MessageRequest(Conversation, frozen=True, kw_only=True):
+    limits: ClassVar[Mapping[str, str]] = {**Conversation.limits, "stop_sequences": "max_stops"}
+
     max_tokens: int
     stop_sequences: list[str] | None = None
     temperature: float | None = None
@@ -286,6 +292,7 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
 def conversation_of(call: Call, body: Conversation) -> Turns:
     """The messages. Raises `ApiError` for what is too much, or in no order that has a meaning."""
     call.app_state.check_model(body.model)
+    check_limits(body, call.settings)
     if not body.messages:
         raise ApiError(400, "messages must not be empty", param="messages")
     contents = [*(message.get("content") for message in body.messages), body.system]
@@ -310,8 +317,6 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     user_id = None if body.metadata is None else body.metadata.user_id
     most = call.settings.max_metadata_value_chars
     check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
-    num_stops = len(body.stop_sequences or ())
-    check_at_most("stop_sequences", "have at most {} strings", num_stops, call.settings.max_stops)
     plan = plan_of(call, body)
     check_tools(call.engine, plan)
     forced = plan.function is not None or plan.reads_list

@@ -20,7 +20,7 @@ import msgspec
 from aioserve.config import ToolParserName
 from aioserve.engine.engine import Engine
 from aioserve.server.bodies import Strict
-from aioserve.server.chat_parts.sampling import StructuredOutputs, check_at_most, check_schema
+from aioserve.server.chat_parts.sampling import StructuredOutputs, check_schema
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
@@ -267,7 +267,6 @@ def planned(
 def _check_sizes(
     settings: ServerSettings, tools: Sequence[Tool], form: ResponseFormat | None
 ) -> None:
-    check_at_most("tools", "have at most {} entries", len(tools), settings.max_tools)
     for each in tools:
         check_schema("tools", each.function.parameters, settings)
     if form is not None and form.json_schema is not None:

@@ -11,7 +11,7 @@ can be told nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import msgspec
 
@@ -24,14 +24,24 @@ from aioserve.structured_output import StructuredOutput
 __all__ = [
     "FORM_ARGUMENTS",
     "Effort",
+    "Limited",
     "StructuredOutputs",
     "check_at_most",
     "check_chars",
+    "check_limits",
     "check_metadata",
     "check_schema",
     "sampling_params",
     "variables_of",
 ]
+
+
+class Limited(Protocol):
+    """A body with limits that a server's settings say."""
+
+    limits: ClassVar[Mapping[str, str]]
+    """The setting that limits a field, by the name of the field."""
+
 
 FORM_ARGUMENTS: tuple[str, ...] = ("structured_output", *StructuredOutput.__struct_fields__)
 """What the engine calls the form of an answer, or a part of it."""
@@ -85,14 +95,25 @@ def check_at_most(field: str, must: str, value: int, limit: int) -> None:
         raise refuse(field, why, "limit_exceeded")
 
 
+def check_limits(body: Limited, settings: ServerSettings) -> None:
+    """Raise `ApiError` for a field above its limit. Numbers are limited by themselves, lists and
+    objects by the number of their entries, of which a text in the place of a list is one."""
+    for field, setting in body.limits.items():
+        value, limit = getattr(body, field), getattr(settings, setting)
+        if isinstance(value, int):
+            check_at_most(field, "be at most {}", value, limit)
+        elif value is not None:
+            size = 1 if isinstance(value, str) else len(value)
+            check_at_most(field, "have at most {} entries", size, limit)
+
+
 def check_chars(field: str, text: str, most: int, of: str = "") -> None:
     check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
 
 
 def check_metadata(metadata: Mapping[str, str] | None, settings: ServerSettings) -> None:
-    given = metadata or {}
-    check_at_most("metadata", "have at most {} entries", len(given), settings.max_metadata)
-    for key, value in given.items():
+    """Raise `ApiError` for keys or values that are too long."""
+    for key, value in (metadata or {}).items():
         check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
         check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
 

@@ -17,7 +17,6 @@ from aioserve.server.chat_parts.answering import Asked
 from aioserve.server.chat_parts.plan import Choice, ResponseFormat, Tool, check_tools, planned
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
-    check_at_most,
     check_metadata,
     variables_of,
 )
@@ -120,6 +119,12 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         "functions": (),
         "function_call": (),
     }
+    limits: ClassVar[Mapping[str, str]] = {
+        **ChunkFields.limits,
+        "top_logprobs": "max_top_logprobs",
+        "tools": "max_tools",
+        "metadata": "max_metadata",
+    }
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -157,12 +162,8 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        settings = call.settings
-        check_metadata(self.metadata, settings)
+        check_metadata(self.metadata, call.settings)
         check_results(self.messages[:-1] if self.continue_final_message else self.messages)
-        check_at_most(
-            "top_logprobs", "be at most {}", self.top_logprobs or 0, settings.max_top_logprobs
-        )
         if self.top_logprobs is not None and not self.logprobs:
             raise refuse("top_logprobs", "goes with logprobs=true alone")
         if (self.top_logprobs or 0) < 0:

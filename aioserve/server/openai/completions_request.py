@@ -22,6 +22,11 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         "add_special_tokens": (True,),
         "suffix": ("",),
     }
+    limits: ClassVar[Mapping[str, str]] = {
+        **ChunkFields.limits,
+        "best_of": "max_n",
+        "logprobs": "max_top_logprobs",
+    }
 
     prompt: str | list[str | int | list[int]]
     """One or several, as text or as token ids."""
@@ -36,9 +41,6 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        settings = call.settings
-        check_at_most("best_of", "be at most {}", self.best_of or 1, settings.max_n)
-        check_at_most("logprobs", "be at most {}", self.logprobs or 0, settings.max_top_logprobs)
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise refuse("best_of", "must be at most n where the answer is streamed")
         if self.max_tokens == 0 and self.min_tokens:

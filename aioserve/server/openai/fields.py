@@ -27,7 +27,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import (
     StructuredOutputs,
-    check_at_most,
+    check_limits,
     check_schema,
     sampling_params,
 )
@@ -148,6 +148,8 @@ class CallFields(Strict, frozen=True, kw_only=True):
 
     no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
     """Values, beside none, by which these fields ask for nothing that isn't done anyway."""
+    limits: ClassVar[Mapping[str, str]] = {}
+    """Settings that limit fields, by the names of the fields."""
 
     model: str
     user: str | None = None
@@ -170,6 +172,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
         server's limits. The call goes by what the body says from here on."""
         call.app_state.check_model(self.model)
         _refuse_unsupported(self, self.no_ops)
+        check_limits(self, call.settings)
         for field in ("request_id", "rid"):
             if (given := getattr(self, field)) is None:
                 continue
@@ -196,6 +199,8 @@ class CallFields(Strict, frozen=True, kw_only=True):
 class AnswerFields(CallFields, frozen=True, kw_only=True):
     """Fields of every request for an answer, by the names of the OpenAI API, and of vLLM where that
     has none. None is the same as nothing."""
+
+    limits: ClassVar[Mapping[str, str]] = {"n": "max_n", "stop": "max_stops"}
 
     temperature: float | None = None
     top_p: float | None = None
@@ -232,13 +237,8 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        settings = call.settings
-        check_at_most("n", "be at most {}", self.n or 1, settings.max_n)
-        stops = self.stop if isinstance(self.stop, list) else ()
-        num_stops = 1 if isinstance(self.stop, str) else len(stops)
-        check_at_most("stop", "have at most {} strings", num_stops, settings.max_stops)
         if self.structured_outputs is not None:
-            check_schema("structured_outputs", self.structured_outputs.json, settings)
+            check_schema("structured_outputs", self.structured_outputs.json, call.settings)
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """`more` are fields that other parts of the body gave. Raises `InvalidSamplingError`."""

@@ -5,12 +5,13 @@ Prompts are encoded as those of requests are, so their limits are the same.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import check_at_most
+from aioserve.server.chat_parts.sampling import check_at_most, check_limits
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.chat_request import Tool, messages_of
@@ -22,6 +23,8 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`prompt`, or `messages` and what goes with them."""
+
+    limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
 
     model: str | None = None
     prompt: str | None = None
@@ -74,9 +77,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
     else:
         if body.add_special_tokens:
             raise refuse("add_special_tokens", "goes with prompt alone")
-        check_at_most(
-            "tools", "have at most {} entries", len(body.tools or ()), call.settings.max_tools
-        )
+        check_limits(body, call.settings)
         if body.tools is not None:
             given["tools"] = [tool.as_dict for tool in body.tools]
         with as_named({"prompt": "messages"}):

@@ -141,6 +141,11 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         "n": (1,),
         "top_logprobs": (0,),
     }
+    limits: ClassVar[Mapping[str, str]] = {
+        **AnswerFields.limits,
+        "tools": "max_tools",
+        "metadata": "max_metadata",
+    }
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
