@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aioserve.arguments import counted
 from aioserve.cli._flags import option_flags, takes_flags
 from aioserve.cli._interrupts import cleaning_up_first
@@ -117,16 +119,16 @@ def window_of(text: str | None) -> tuple[float, float] | None:
 
 def check_window(window: tuple[float, float] | None, drawn: Sequence[PolicyRun]) -> None:
     """Raise `ConfigError` for a window in which no run has a step."""
-    steps = [one for run in drawn for one in run.timeline.steps]
-    if window is None or any(
-        one.ended_seconds > window[0] and one.began_seconds < window[1] for one in steps
-    ):
+    if window is None:
         return
-    end = max([one.ended_seconds for one in steps], default=0.0)
+    began = np.concatenate([run.timeline.column("began_seconds") for run in drawn])
+    ended = np.concatenate([run.timeline.column("ended_seconds") for run in drawn])
+    if np.any((ended > window[0]) & (began < window[1])):
+        return
+    first, last = (began.min(), ended.max()) if len(began) else (0.0, 0.0)
     raise ConfigError(
         f"gantt_window has no step in it, from {window[0]:g} to {window[1]:g} s: the first step "
-        f"of all begins at {min([one.began_seconds for one in steps], default=0.0):g} s, and the "
-        f"last ends at {end:g} s"
+        f"of all begins at {first:g} s, and the last ends at {last:g} s"
     )
 
 

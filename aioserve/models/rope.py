@@ -11,7 +11,7 @@ import math
 import msgspec
 from msgspec.structs import replace
 
-from aioserve.models.fields import Fields
+from aioserve.models.fields import MOST_INTEGER, Fields
 
 __all__ = ["RopeConfig", "positions_served", "read_rope"]
 
@@ -119,7 +119,7 @@ def positions_served(config: Fields, max_positions: int) -> int:
         original = "original_max_position_embeddings"
         if "yarn" in (rope.values.get("rope_type"), rope.values.get("type")) and rope.has(original):
             reach = rope.integer(original, least=2) * rope.number("factor", 1.0)
-            return max(max_positions, int(reach))
+            return max(max_positions, min(int(reach), MOST_INTEGER))
     return max_positions
 
 

@@ -118,6 +118,7 @@ def test_yarn_is_that_of_transformers(changes):
         ({"factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
         ({"factor": 2.0, "original_max_position_embeddings": 8_192}, 40_960),
         ({"factor": 4.0}, 40_960),
+        ({"factor": 1e15, "original_max_position_embeddings": 2**31 - 1}, 2**31 - 1),
     ],
 )
 def test_a_yarn_rope_reaches_as_far_as_it_was_extended(scaling, length):
