@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import full_pages, pages_for, token_location, tokens_in_part
 from aioserve.request import Logprobs, TopLogprob
 from aioserve.sampling.masks import LateMasks, Mask
 from aioserve.steps.outcome import StepOutcome
@@ -192,7 +192,7 @@ class FakeDevice:
             if len(used) * page_size < end:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
             named.append(used)
-            for page in used[item.start // page_size :].tolist():
+            for page in used[full_pages(item.start, page_size) :].tolist():
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
                     raise ValueError(f"{what} writes page {page}, as does sequence {other}")
@@ -220,18 +220,19 @@ class FakeDevice:
         ids = np.array(item.token_ids, np.int64)
         ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.end)
-        pages = self.page_tables.page_ids(item.slot)[positions // self.page_size]
+        indices = full_pages(positions, self.page_size)
+        pages = self.page_tables.page_ids(item.slot)[indices]
         entries = entries_of(ids, item.start, self._entry_before(plan, item))
-        self._kv[pages, positions % self.page_size] = entries
+        self._kv[pages, tokens_in_part(positions, self.page_size)] = entries
 
     def _write_one(self, plan: StepPlan, item: WorkItem) -> None:
-        token_id, start, page_size = int(item.token_ids[0]), item.start, self.page_size
+        token_id, start = int(item.token_ids[0]), item.start
         if token_id == PENDING_TOKEN:
             token_id = self._last_tokens[item.slot]
         before = self._entry_before(plan, item)
         entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
-        page = int(self.page_tables.page_ids(item.slot)[start // page_size])
-        self._entries[page * page_size + start % page_size] = entry | (before & JUNK_BIT)
+        location = token_location(self.page_tables.page_ids(item.slot), start, self.page_size)
+        self._entries[location] = entry | (before & JUNK_BIT)
 
     def _entry_before(self, plan: StepPlan, item: WorkItem) -> int:
         """The entry of the token before the item's first, from the page that holds it."""

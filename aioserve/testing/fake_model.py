@@ -22,7 +22,7 @@ from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import full_pages, pages_for
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
@@ -201,7 +201,7 @@ def _check_fence(earlier: _Launched, plan: StepPlan, page_ids: PageTables, page_
             named.setdefault(page, set()).update({item.slot, *(row.slot for row in item.rows)})
     for item in plan.items:
         end = pages_for(item.end, page_size)
-        for page in page_ids[item.slot][item.start // page_size : end].tolist():
+        for page in page_ids[item.slot][full_pages(item.start, page_size) : end].tolist():
             owners = named.get(page)
             if owners and item.slot not in owners:
                 raise ValueError(
