@@ -66,6 +66,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
     "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
     "Engine.encode": lambda e, s: e.encode([1, 2]),
+    "Engine.reset_prefix_cache": lambda e, s: e.reset_prefix_cache(),
     "Engine.observe": lambda e, s: e.observe(Watcher()),
     "Engine.state": lambda e, s: e.state,
     "Engine.stats": lambda e, s: e.stats(),
