@@ -181,12 +181,13 @@ class NoParameters(Strict, frozen=True):
 
 def parameters(scope: Scope, kind: type[T]) -> T:
     """Parameters of the query and the path, as a `kind`. Raises `ApiError` that names one."""
-    query = QueryParams(scope.get("query_string", b""))
-    given = {name: value for name, value in query.items() if name not in VERSION_PARAMETERS}
-    for name in given:
-        if len(query.getlist(name)) > 1:
+    given: dict[str, str] = {}
+    for name, value in QueryParams(scope.get("query_string", b"")).multi_items():
+        if name in given:
             param = name[:MAX_FIELD_CHARS]
             raise ApiError(400, f"{param} is given several times", param=param)
+        if name not in VERSION_PARAMETERS:
+            given[name] = value
     try:
         return msgspec.convert({**given, **scope.get("path_params", {})}, kind, strict=False)
     except msgspec.ValidationError as error:

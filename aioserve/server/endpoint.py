@@ -188,17 +188,19 @@ class EndpointApp(Generic[B]):
             group.cancel_scope.cancel()
 
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
-        if self._endpoint.kind is None:
-            if self._endpoint.method == "POST":
+        kind, is_post = self._endpoint.kind, self._endpoint.method == "POST"
+        if is_post:
+            parameters(scope, NoParameters)  # what a query asks for must not be missed
+        if kind is None:
+            if is_post:
                 check_no_body(scope)
             return None
-        if self._endpoint.method != "POST":
-            return parameters(scope, self._endpoint.kind)
-        parameters(scope, NoParameters)  # what a query asks for must not be missed
+        if not is_post:
+            return parameters(scope, kind)
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
             body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
-            return parse(body, self._endpoint.kind)
+            return parse(body, kind)
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:

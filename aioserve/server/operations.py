@@ -15,6 +15,7 @@ import msgspec
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState
 from aioserve.server.app_state import Call
+from aioserve.server.bodies import NoParameters
 from aioserve.server.endpoint import Answer, Endpoint, endpoint
 from aioserve.server.errors import DRAINING_RETRY_SECONDS
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -126,7 +127,7 @@ async def version(call: Call, _: None) -> Version:
 
 
 @endpoint(OPENAI_ERRORS, "/server_info", "How the server is set up")
-async def server_info(call: Call, _: None) -> ServerInfo:
+async def server_info(call: Call, _: NoParameters) -> ServerInfo:
     engine = call.engine
     return ServerInfo(
         version=metadata.version("aioserve"),
@@ -140,5 +141,5 @@ async def server_info(call: Call, _: None) -> ServerInfo:
 
 @endpoint(OPENAI_ERRORS, "/reset_prefix_cache", "Forget cached prefixes", method="POST")
 async def reset_prefix_cache(call: Call, _: None) -> PrefixCacheReset:
-    """Those that no request uses, of all keys."""
+    """Forget the prefixes of all keys that no request uses."""
     return PrefixCacheReset(pages=call.engine.reset_prefix_cache())

@@ -198,6 +198,9 @@ async def test_settings_allow_no_more_metadata_than_the_engine_takes(too_much: A
         ("POST", "/v1/completions?n=1&n=2", "n"),
         ("POST", "/v1/messages?beta=true&model=a", "model"),
         ("GET", "/v1/models?limit=1", "limit"),
+        ("GET", "/server_info?all=1", "all"),
+        ("POST", "/reset_prefix_cache?all=1", "all"),
+        ("POST", "/v1/completions?" + "&".join([f"a{n}=" for n in range(4000)]), "a0"),
     ],
 )
 async def test_nothing_asked_in_a_query_is_missed(method: str, path: str, param: str) -> None:

@@ -223,8 +223,10 @@ class ChatWriter(Writer[list[ChatDelta]]):
                 )
         if not self._chunks.counts_always:
             return self._chunks.joined(begun + pieces)
-        none_yet = msgspec.structs.replace(stream.usage, completion_tokens=0)
-        first = self._chunks.joined(begun, usage_of(none_yet))
+        first = b""
+        if begun:
+            none_yet = msgspec.structs.replace(stream.usage, completion_tokens=0)
+            first = self._chunks.joined(begun, usage_of(none_yet))
         return first + self._chunks.joined(pieces, self._counted())
 
     def end(self) -> bytes:

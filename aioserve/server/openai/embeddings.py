@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.engine.prompt_only import Pooling
+from aioserve.request import Usage
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
@@ -17,7 +19,14 @@ from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import CallFields
 
-__all__ = ["Embedding", "EmbeddingList", "EmbeddingRequest", "embeddings"]
+__all__ = [
+    "Embedding",
+    "EmbeddingList",
+    "EmbeddingRequest",
+    "EmbeddingUsage",
+    "embedding_usage",
+    "embeddings",
+]
 
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
@@ -34,7 +43,7 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     """float where it isn't said. base64: of float32, little-endian."""
     dimensions: int | None = None
     """The first so many of the model's, as models of Matryoshka representations are trained for."""
-    pooling: Literal["last", "mean", "cls"] | None = None
+    pooling: Pooling | None = None
     normalize: bool | None = None
     """To the Euclidean length 1, where it isn't said."""
 
@@ -48,6 +57,10 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     total_tokens: int
+
+
+def embedding_usage(usage: Usage) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens)
 
 
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,5 +126,5 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     return EmbeddingList(
         model=body.model,
         data=[Embedding(index=index, embedding=one) for index, one in enumerate(written)],
-        usage=EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
+        usage=embedding_usage(usage),
     )

@@ -7,17 +7,17 @@ that come several times are embedded once.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from aioserve.engine.prompt_only import Pooling
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.endpoint import Endpoint, endpoint
 from aioserve.server.errors import as_named, refuse
-from aioserve.server.openai.embeddings import EmbeddingUsage
+from aioserve.server.openai.embeddings import EmbeddingUsage, embedding_usage
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import CallFields
 
@@ -32,8 +32,6 @@ __all__ = [
     "v1_score",
     "v2_rerank",
 ]
-
-Pooling = Literal["last", "mean", "cls"]
 
 
 class ScoreRequest(CallFields, frozen=True, kw_only=True):
@@ -92,12 +90,13 @@ class Reranking(msgspec.Struct, frozen=True, kw_only=True):
 @endpoint(OPENAI_ERRORS, "/score", "How alike texts are", method="POST")
 async def score(call: Call, body: ScoreRequest) -> ScoreList:
     body.check(call)
-    ones, others = _listed(body.text_1), _listed(body.text_2)
-    if len(ones) == 1 and others:
+    ones = _texts(call, "text_1", body.text_1)
+    others = _texts(call, "text_2", body.text_2)
+    if len(ones) == 1:
         ones *= len(others)
-    if ones and others and len(ones) != len(others):
+    if len(ones) != len(others):
         raise refuse("text_2", f"must have {len(ones)} texts, as text_1 has, got {len(others)}")
-    cosines, usage = await _cosines(call, body, ones, others, ("text_1", "text_2"))
+    cosines, usage = await _cosines(call, body, ones, others, "text_2")
     return ScoreList(
         id=f"score-{call.call_log.call_id}",
         created=call.created_seconds,
@@ -112,9 +111,10 @@ async def rerank(call: Call, body: RerankRequest) -> Reranking:
     body.check(call)
     if (body.top_n or 0) < 0:
         raise refuse("top_n", f"must be at least 0, got {body.top_n}")
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    queries = [body.query] * max(1, len(texts))
-    cosines, usage = await _cosines(call, body, queries, texts, ("query", "documents"))
+    queries = _texts(call, "query", body.query)
+    written = [one if isinstance(one, str) else one.text for one in body.documents]
+    texts = _texts(call, "documents", written)
+    cosines, usage = await _cosines(call, body, queries * len(texts), texts, "documents")
     order = sorted(range(len(texts)), key=lambda index: -cosines[index])
     shown = body.return_documents is not False
     return Reranking(
@@ -137,8 +137,14 @@ v1_rerank: Endpoint[RerankRequest] = replace(rerank, path="/v1/rerank")
 v2_rerank: Endpoint[RerankRequest] = replace(rerank, path="/v2/rerank")
 
 
-def _listed(texts: str | list[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _texts(call: Call, field: str, given: str | list[str]) -> list[str]:
+    """The texts of a field, one or several. Raises `ApiError` for none, an empty one, or more than
+    a request may have."""
+    texts = [given] if isinstance(given, str) else given
+    check_at_most(field, "have at most {} texts", len(texts), call.settings.max_prompts)
+    if not texts or not all(texts):
+        raise refuse(field, "must not be empty, and have no empty text")
+    return texts
 
 
 async def _cosines(
@@ -146,28 +152,16 @@ async def _cosines(
     body: ScoreRequest | RerankRequest,
     ones: list[str],
     others: list[str],
-    fields: tuple[str, str],
+    field: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    """Of each of `ones` and its neighbour in `others`. `fields` are where they stand in the
-    body."""
-    for field, texts in zip(fields, (ones, others), strict=True):
-        if not texts or not all(texts):
-            raise refuse(field, "must not be empty, and have no empty text")
+    """Compare each of `ones` to its neighbour in `others`, which `field` of the body has."""
     places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
-    check_at_most(fields[1], "have at most {} texts", len(places) - 1, call.settings.max_prompts)
-    prompts: list[Any] = list(places)
-    with as_named({"prompt": fields[1], "prompts": fields[1], "tenant": "user"}):
+    check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_prompts)
+    with as_named({"prompt": field, "prompts": field, "tenant": "user"}):
         vectors, usage = await call.engine.embed_counted(
-            prompts, pooling=body.pooling or "last", **body.options(call)
+            list(places), pooling=body.pooling or "last", **body.options(call)
         )
     call.call_log.counts.append(usage)
-    cosines = _rows(vectors, places, ones) * _rows(vectors, places, others)
-    total = EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens)
-    return cosines.sum(axis=1).clip(-1.0, 1.0).tolist(), total
-
-
-def _rows(
-    vectors: npt.NDArray[np.float32], places: dict[str, int], texts: list[str]
-) -> npt.NDArray[np.float32]:
-    """Vectors of length 1 of `texts`: float32 `[N, hidden]`."""
-    return vectors[[places[text] for text in texts]]
+    first, second = (vectors[[places[text] for text in texts]] for texts in (ones, others))
+    cosines = np.einsum("nh,nh->n", first, second)  # vectors have the length 1
+    return cosines.clip(-1.0, 1.0).tolist(), embedding_usage(usage)
