@@ -215,17 +215,21 @@ class ChatTemplate:
         try:
             return self._render(checked, escapes)
         except RequestFailedError as error:
-            if (index := _without_content(checked)) is None:
+            index = _without_content(checked)
+            if index is None or not self._renders(_with_contents(checked), escapes):
                 raise
-            try:
-                self._render(_with_contents(checked), escapes)
-            except (InvalidPromptError, RequestFailedError):
-                raise error from None
             raise InvalidPromptError(
                 f"messages[{index}].content must be text for this model, got null: its chat "
                 "template fails without one, and doesn't with ''",
                 argument="messages",
             ) from error
+
+    def _renders(self, checked: Conversation, escapes: Escapes | None) -> bool:
+        try:
+            self._render(checked, escapes)
+        except (InvalidPromptError, RequestFailedError):
+            return False
+        return True
 
     def _render(self, checked: Conversation, escapes: Escapes | None) -> str:
         fuel = template_budget.fuel_for(checked.num_items)

@@ -107,6 +107,6 @@ _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
 
 def _what_it_is(name: str, config: Fields) -> str:
     for pattern, fields, kind in _KINDS:
-        if pattern.search(name) or any(config.has(field) for field in fields):
+        if pattern.search(name) or any(config.values.get(field) for field in fields):
             return f": it is {kind}"
     return ""
