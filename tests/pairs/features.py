@@ -57,6 +57,8 @@ class Feature:
     """`Ask.late` of its requests."""
     leaves: bool = False
     """Callers leave its requests before their end."""
+    resets: bool = False
+    """The prefix cache is forgotten again and again meanwhile."""
     slow_masks: bool = False
     """Masks of structured output come later than the draws that they are for."""
     group: str = ""
@@ -122,6 +124,12 @@ FEATURES: dict[str, Feature] = {
         },
         again=True,
         met=lambda seen: seen.found_cached,
+    ),
+    "cache_reset": Feature(
+        options=lambda draw: {"prefix_caching": True},
+        again=True,
+        resets=True,
+        happened=lambda seen: seen.forgotten > 0,
     ),
     "chunks": Feature(
         options=lambda draw: {"max_num_batched_tokens": draw.choice([1, 2, 5, 11])},

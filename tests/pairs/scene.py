@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -43,6 +44,7 @@ LIMITS: dict[str, dict[str, Any]] = {"second": {"min_p": 0.2}, "third": {"top_k"
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 STEPS_BETWEEN_CHECKS = 5
+CHECKS_BETWEEN_RESETS = 3
 WAIT_SECONDS = 0.05
 """For a step that may never come. How long decides no token."""
 SLOW_MASK_SECONDS = 0.002
@@ -91,6 +93,10 @@ class Scene:
     @property
     def tight(self) -> bool:
         return any(FEATURES[name].tight for name in self.features)
+
+    @property
+    def resets(self) -> bool:
+        return any(FEATURES[name].resets for name in self.features)
 
     @property
     def caches(self) -> bool:
@@ -168,6 +174,8 @@ class Seen:
     cached_on_host: int = 0
     paused: int = 0
     """Requests that were paused for their readers."""
+    forgotten: int = 0
+    """Pages of the prefix cache that were forgotten."""
     late_masks: int = 0
     """Rows that weren't drawn from, as their masks came too late."""
     preempted: set[str] = field(default_factory=set)
@@ -368,6 +376,9 @@ class _Watching(Observer):
                 return
 
     async def check(self) -> None:
-        while True:
+        for number in count(1):
             await self.steps(STEPS_BETWEEN_CHECKS)
+            is_due = self._seen.scene.resets and number % CHECKS_BETWEEN_RESETS == 0
+            if is_due and self._engine.state == "open":
+                self._seen.forgotten += self._engine.reset_prefix_cache()
             check_invariants(self._engine)
