@@ -5,6 +5,7 @@ Imports torch: `imports` does that off the event loop.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from aioserve.errors import ConfigError
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
+from aioserve.execution.warm_up import warm_up
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
@@ -24,6 +26,7 @@ __all__ = [
     "KVStorage",
     "decoder_of",
     "described",
+    "first_steps",
     "host_pages",
     "loaded_model",
     "sizes",
@@ -68,6 +71,11 @@ async def loaded_model(
         prefault_pages=_prefault_pages(pages.cache, config),
         processors=processors,
     )
+    try:
+        await first_steps(runner, pages, config, max_model_len, seconds)
+    except BaseException:
+        await runner.aclose()
+        raise
     return described(
         name,
         decoder,
@@ -78,6 +86,25 @@ async def loaded_model(
         processors=processors,
         seconds=seconds,
     )
+
+
+async def first_steps(
+    runner: Runner,
+    pages: KVStorage,
+    config: EngineConfig,
+    max_model_len: int,
+    seconds: dict[str, float],
+) -> None:
+    """`warm_up`, timed. Raises what a step raises."""
+    began = time.perf_counter()
+    await warm_up(
+        runner,
+        num_pages=pages.num_pages,
+        page_size=pages.cache.page_size,
+        max_model_len=max_model_len,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
+    seconds["warm_up"] = time.perf_counter() - began
 
 
 class KVStorage(NamedTuple):

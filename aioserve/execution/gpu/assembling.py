@@ -20,6 +20,7 @@ from aioserve.errors import ConfigError
 from aioserve.execution.assembling import (
     KVStorage,
     described,
+    first_steps,
     host_pages,
     sizes,
     wanted_model_len,
@@ -112,6 +113,7 @@ class GpuAssembling:
                 began = time.perf_counter()
                 await runner.capture_graphs(captured or (lambda done, total: None))
                 seconds["graphs"] = time.perf_counter() - began
+            await first_steps(runner, pages, config, max_model_len, seconds)
             return described(
                 name,
                 decoder,

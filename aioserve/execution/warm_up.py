@@ -1,0 +1,60 @@
+"""The first steps of a runner, before anybody waits for one.
+
+A first step pays for what is made once: threads, kernels that are compiled or chosen, the first
+use of weights and of work space. Whoever asks first would wait for all of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aioserve.execution.runner import Runner
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.request import SamplingParams
+from aioserve.steps.pages import SlotPages
+from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+
+__all__ = ["warm_up"]
+
+PROMPT_TOKENS = 32
+"""Of the first prompt, where the cache has room: enough for the kernels of several rows."""
+
+WARM_UP_STEP = -2
+"""The number of its steps, in the log."""
+
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
+
+
+async def warm_up(
+    runner: Runner, *, num_pages: int, page_size: int, max_model_len: int, max_step_tokens: int
+) -> None:
+    """Compute a short prompt and the token behind it, once greedily and once sampled. A step may
+    have `max_step_tokens`.
+
+    For a runner that has computed nothing: it leaves slot 0 ended, and KV that nobody owns in pages
+    `[0, n)`. Raises what a step raises.
+    """
+    room = min(capacity_tokens(num_pages, page_size), max_model_len)
+    length = min(PROMPT_TOKENS, room - 1, max_step_tokens)
+    if length < 1:
+        return  # a context of one token: there is no step behind a prompt
+    table = np.arange(pages_for(length + 1, page_size), dtype=np.int32)
+    row = (SampleRow(offset=length - 1, slot=0),)
+    prompt = WorkItem(ItemKind.PREFILL, 0, 0, 0, length, np.zeros(length, np.int32), row)
+    last = (SampleRow(offset=0, slot=0),)
+    behind = WorkItem(ItemKind.DECODE, 0, 0, length, 1, PENDING_IDS, last)
+    for params in (GREEDY, SAMPLED):
+        start = SlotStart(slot=0, params=params, seed=0, prompt_tokens=length)
+        plans = (
+            StepPlan(
+                step=WARM_UP_STEP,
+                started_slots=(start,),
+                pages=(SlotPages(0, 0, table),),
+                items=(prompt,),
+            ),
+            StepPlan(step=WARM_UP_STEP, items=(behind,)),
+            StepPlan(step=WARM_UP_STEP, ended_slots=(0,), items=()),
+        )
+        for plan in plans:
+            await runner.launch(plan)
