@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from aioserve.capacity.hardware import MAX_DEVICES, MAX_MEMORY_BYTES, check
-from aioserve.capacity.models import ParameterCount, count_parameters
+from aioserve.capacity.sizes import ModelSizes, ParameterCount
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
@@ -76,6 +76,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the memory beside the weights that KV pages take."""
     page_size: int
     num_parameters: int
+    num_active_parameters: int
+    """That a token is computed with: of a mixture of experts not all."""
     weight_bytes: int
     weight_bytes_per_gpu: int
     kv_bytes_per_token: int
@@ -90,6 +92,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     fewest_gpus: int | None
     """How many such GPUs hold the weights and one request of the longest context. None: no number
     that divides the KV heads does."""
+    refused: str
+    """Why the engine doesn't load the model; empty where it does."""
 
 
 def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
@@ -107,28 +111,28 @@ def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
     return -(-shared_bits // (8 * num_gpus)) + count.vectors * other_bits // 8
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype: str, num_gpus: int = 1) -> int:
+def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
     """Keys and values of one token in all layers, on one of `num_gpus` that share the KV heads.
 
     Layers with a sliding window count like the others: their pages are kept until the request
     ends. Raises `ConfigError` unless every GPU gets the same number of KV heads.
     """
     _check_choice("kv_dtype", dtype, KV_PRECISIONS)
-    heads = config.num_kv_heads
+    heads = sizes.num_kv_heads
     if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
-        counts = _gpu_counts(config)
+        counts = _gpu_counts(sizes)
         listed = ", ".join(map(str, counts[:MAX_LISTED])) + ", ..." * (len(counts) > MAX_LISTED)
         raise ConfigError(
             f"num_gpus must divide the model's {heads} KV heads ({listed}), got {shown(num_gpus)}: "
             "copies of one head on several GPUs (replication) are not planned for"
         )
-    values = 2 * config.num_layers * (heads // num_gpus) * config.head_dim
+    values = sizes.kv_values_per_token // num_gpus
     return values * BITS[dtype] // 8
 
 
 def capacity_of(
     model: str,
-    config: DecoderConfig,
+    config: DecoderConfig | ModelSizes,
     *,
     dtype: str = "auto",
     kv_dtype: str = "auto",
@@ -147,20 +151,21 @@ def capacity_of(
 
     Raises `ConfigError` for a value outside its range, naming argument, value and limit.
     """
-    precision, kv_dtype = _precisions(config, dtype, kv_dtype)
-    count = count_parameters(config)
-    gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
+    sizes = config if isinstance(config, ModelSizes) else ModelSizes.of(config)
+    precision, kv_dtype = _precisions(sizes, dtype, kv_dtype)
+    count = sizes.parameters
+    gpu_token_bytes = kv_bytes_per_token(sizes, kv_dtype, num_gpus)
     gpu_weight_bytes = weight_bytes(count, precision, num_gpus)
     _check_memory(gpu_memory_bytes, memory_utilization, page_size)
-    lengths = _lengths(model, config, contexts)
+    lengths = _lengths(model, sizes, contexts)
 
     def pages_on(gpus: int) -> int:
         beside = gpu_memory_bytes - weight_bytes(count, precision, gpus)
-        page_bytes = page_size * kv_bytes_per_token(config, kv_dtype, gpus)
+        page_bytes = page_size * kv_bytes_per_token(sizes, kv_dtype, gpus)
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
 
     longest_pages = pages_for(lengths[-1], page_size)
-    enough = (gpus for gpus in _gpu_counts(config) if pages_on(gpus) >= longest_pages)
+    enough = (gpus for gpus in _gpu_counts(sizes) if pages_on(gpus) >= longest_pages)
     num_pages = pages_on(num_gpus)
     return Capacity(
         model=model,
@@ -171,6 +176,7 @@ def capacity_of(
         memory_utilization=memory_utilization,
         page_size=page_size,
         num_parameters=count.total,
+        num_active_parameters=sizes.num_active_parameters,
         weight_bytes=weight_bytes(count, precision),
         weight_bytes_per_gpu=gpu_weight_bytes,
         kv_bytes_per_token=gpu_token_bytes * num_gpus,
@@ -183,6 +189,7 @@ def capacity_of(
             _context(tokens, page_size, gpu_token_bytes * num_gpus, num_pages) for tokens in lengths
         ),
         fewest_gpus=next(enough, None),
+        refused=sizes.refused,
     )
 
 
@@ -196,9 +203,9 @@ def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> C
     )
 
 
-def _lengths(model: str, config: DecoderConfig, contexts: Sequence[int]) -> list[int]:
+def _lengths(model: str, sizes: ModelSizes, contexts: Sequence[int]) -> list[int]:
     """Each once, the shortest first."""
-    longest = config.max_position_embeddings
+    longest = sizes.max_position_embeddings
     lengths = tuple(islice(contexts, MAX_CONTEXTS + 1)) if isinstance(contexts, Sequence) else None
     if lengths is None or len(lengths) > MAX_CONTEXTS:
         raise ConfigError(
@@ -210,19 +217,19 @@ def _lengths(model: str, config: DecoderConfig, contexts: Sequence[int]) -> list
     return sorted(set(lengths or (min(tokens, longest) for tokens in DEFAULT_CONTEXTS)))
 
 
-def _gpu_counts(config: DecoderConfig) -> list[int]:
+def _gpu_counts(sizes: ModelSizes) -> list[int]:
     """Numbers that divide the KV heads, the smallest first; those beyond `MAX_DEVICES` are left
     out."""
-    heads = config.num_kv_heads
+    heads = sizes.num_kv_heads
     return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
 
 
-def _precisions(config: DecoderConfig, dtype: str, kv_dtype: str) -> tuple[str, str]:
+def _precisions(sizes: ModelSizes, dtype: str, kv_dtype: str) -> tuple[str, str]:
     """Precisions of weights and of KV, where "auto" stands for what follows from the rest."""
     _check_choice("dtype", dtype, ("auto", *PRECISIONS))
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_PRECISIONS))
     if dtype == "auto":
-        dtype = config.dtype or "bfloat16"
+        dtype = sizes.dtype or "bfloat16"
     if kv_dtype == "auto":
         kv_dtype = dtype if BITS[dtype] >= 16 else "bfloat16"
     return dtype, kv_dtype

@@ -1,44 +1,28 @@
 """Decoders by name: well-known shapes as presets, others from their config.json. No weights needed.
 
-What is counted here are the tensors that a checkpoint of the shape would hold.
+What a model is made of is read here; `sizes` counts it.
 """
 
 from __future__ import annotations
 
-import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from aioserve.arguments import plain_str, shown
 from aioserve.capacity.hardware import check
-from aioserve.errors import ModelNotFoundError
+from aioserve.capacity.sizes import ModelSizes, count_parameters
+from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
-from aioserve.models.architecture import tensors_of
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.resolve import expanded, resolve
 
-__all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
+__all__ = ["PRESETS", "ModelShape", "read_model", "read_sizes"]
 
 MAX_SIZE = 1 << 100
 """Largest count of anything: floats go on to 1 << 1023."""
-
-
-class ParameterCount(msgspec.Struct, frozen=True):
-    """How many numbers a decoder's weights are, by how they are treated."""
-
-    embeddings: int
-    """Token embedding, learned positions, and the output head where it isn't the embedding."""
-    matrices: int
-    """Parameters of the layers' linear projections: what quantisation shrinks, and what every token
-    is multiplied with."""
-    vectors: int
-    """Norms and biases."""
-
-    @property
-    def total(self) -> int:
-        return self.embeddings + self.matrices + self.vectors
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,34 +69,37 @@ def read_model(name: str) -> DecoderConfig:
 
     A directory that has the name of a preset is reached with a "./" before it. Raises `ModelError`.
     """
+    values, source = _config_of(name)
+    return DecoderConfig.from_dict(values, source=source)
+
+
+def read_sizes(name: str) -> ModelSizes:
+    """Sizes of the model that `name` stands for, as in `read_model`, or of one that the engine
+    refuses but whose config.json says enough. Raises `ModelError` for all others."""
+    values, source = _config_of(name)
+    try:
+        return ModelSizes.of(DecoderConfig.from_dict(values, source=source))
+    except UnsupportedModelError as refusal:
+        return ModelSizes.of_refused(values, source, refusal)
+
+
+def _config_of(name: str) -> tuple[Mapping[str, Any], str]:
+    """What a model's config.json says, and its name in messages."""
     if (given := plain_str(name)) is None:
         raise ModelNotFoundError(f"a model must be named by a str, got {shown(name)}")
     name = given
     if name in PRESETS:
-        return DecoderConfig.from_dict(PRESETS[name], source=f"preset {name}")
+        return PRESETS[name], f"preset {name}"
     path = expanded(name)
-    if path.suffix == ".json" and os.path.isfile(path):
-        return DecoderConfig.from_dict(read_json_object(path, MAX_CONFIG_BYTES), source=str(path))
-    try:
-        return DecoderConfig.from_directory(resolve(name))
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{error}; presets are {', '.join(PRESETS)}") from error
-
-
-def count_parameters(config: DecoderConfig) -> ParameterCount:
-    """Counts the tensors of a checkpoint of `config`; tied embeddings count once."""
-    embeddings = math.prod(config.embedding.shape)
-    if config.positions is not None:
-        embeddings += math.prod(config.positions.shape)
-    if not config.tie_word_embeddings:
-        embeddings += math.prod(config.head.shape)
-    matrices = vectors = 0
-    for tensor in tensors_of((config.layers, config.final_norm)):
-        if len(tensor.shape) > 1:
-            matrices += math.prod(tensor.shape)
-        else:
-            vectors += math.prod(tensor.shape)
-    return ParameterCount(embeddings, matrices, vectors)
+    if not (path.suffix == ".json" and os.path.isfile(path)):
+        try:
+            directory = resolve(name)
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(f"{error}; presets are {', '.join(PRESETS)}") from error
+        path = directory / "config.json"
+        if not os.path.lexists(path):
+            raise ModelError(f"{directory}: no config.json")
+    return read_json_object(path, MAX_CONFIG_BYTES), str(path)
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, **other: Any) -> dict[str, Any]:

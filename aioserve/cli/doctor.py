@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.assets import EMBEDDED_MODELS, model_path
-from aioserve.capacity.models import count_parameters
+from aioserve.capacity.sizes import count_parameters
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from aioserve.arguments import counted
 from aioserve.capacity.capacity import GIB, Capacity, capacity_of
-from aioserve.capacity.models import read_model
+from aioserve.capacity.models import read_sizes
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
@@ -58,7 +58,7 @@ def plan(
         )
     found = capacity_of(
         model,
-        read_model(model),
+        read_sizes(model),
         dtype=dtype,
         kv_dtype=kv_dtype,
         contexts=[tokens_of(text) for text in context],
@@ -86,8 +86,11 @@ def _print_tables(found: Capacity) -> None:
 
     console = Console(markup=False, highlight=False)
     gpus = counted(found.num_gpus, "GPU")
+    parameters = f"{_parameters(found.num_parameters)} parameters"
+    if found.num_active_parameters < found.num_parameters:
+        parameters += f" ({_parameters(found.num_active_parameters)} for a token)"
     console.print(
-        f"{found.model}: {_parameters(found.num_parameters)} parameters in {found.dtype}, "
+        f"{found.model}: {parameters} in {found.dtype}, "
         f"KV in {found.kv_dtype}, {gpus} of {_size(found.gpu_memory_bytes)}\n",
         soft_wrap=True,
     )
@@ -96,6 +99,12 @@ def _print_tables(found: Capacity) -> None:
     console.print(_requests(found))
     if trouble := _trouble(found):
         console.print(f"\n{trouble}", soft_wrap=True)
+    if found.refused:
+        console.print(
+            f"\nThe sizes are those that its config.json tells; this version of aioserve doesn't "
+            f"load the model: {found.refused}",
+            soft_wrap=True,
+        )
 
 
 def _memory(found: Capacity) -> Table:

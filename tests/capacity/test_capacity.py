@@ -17,7 +17,8 @@ from aioserve.capacity.capacity import (
     kv_bytes_per_token,
     weight_bytes,
 )
-from aioserve.capacity.models import PRESETS, ParameterCount, count_parameters, read_model
+from aioserve.capacity.models import PRESETS, read_model
+from aioserve.capacity.sizes import ModelSizes, ParameterCount, count_parameters
 from aioserve.errors import ConfigError
 from aioserve.models.config import DecoderConfig
 
@@ -195,4 +196,4 @@ def test_the_parts_of_the_sum_refuse_what_they_do_not_know() -> None:
     with pytest.raises(ConfigError, match="num_gpus must be at least 1, got 0"):
         weight_bytes(ParameterCount(1, 1, 1), "int8", 0)
     with pytest.raises(ConfigError, match="kv_dtype must be one of"):
-        kv_bytes_per_token(MODELS["llama-3-8b"], "auto")
+        kv_bytes_per_token(ModelSizes.of(MODELS["llama-3-8b"]), "auto")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from aioserve import assets
-from aioserve.capacity.models import PRESETS, ModelShape, count_parameters, read_model
+from aioserve.capacity.models import PRESETS, ModelShape, read_model
+from aioserve.capacity.sizes import count_parameters
 from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig
 

@@ -115,3 +115,22 @@ def test_the_reference_lists_the_presets() -> None:
     rows = [line for line in shown.splitlines() if line.startswith("| MODEL |")]
     row = next(line for line in rows if "config.json" in line)
     assert {name for name in re.findall(r"`([^`]+)`", row) if "-" in name} == set(PRESETS)
+
+
+def test_a_model_that_is_refused_has_its_sizes_and_the_reason(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    mixture = PRESETS["llama-3-8b"] | {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(mixture))
+    done = aioserve_here("plan", tmp_path)
+    assert done.returncode == 0
+    assert "47.49 billion parameters (13.67 billion for a token) in bfloat16" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("The sizes are those that its config.json tells")
+    assert "architecture MixtralForCausalLM is not supported: it is a mixture of experts" in last
+    found = json.loads(aioserve_here("plan", tmp_path, "--json").stdout)
+    assert "MixtralForCausalLM" in found["refused"]

@@ -1,0 +1,230 @@
+"""What the memory of a model depends on, also of models that the engine refuses to load.
+
+A decoder that is served is described tensor by tensor. One that isn't (a mixture, a quantised
+checkpoint, latent attention) says enough in its config.json to be counted all the same: norms and
+biases of its own, which are less than a thousandth, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.models.architecture import tensors_of
+from aioserve.models.config import DecoderConfig
+from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
+from aioserve.models.fields import Fields
+
+__all__ = ["ModelSizes", "ParameterCount", "count_parameters"]
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+"""Where models that see or hear say what their text decoder is."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+ACTIVE_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+WITH_KV = ("full_attention", "sliding_attention", "chunked_attention")
+"""What `layer_types` may say of layers that keep keys and values of each token."""
+QUANTISED = {"gptq": "bits", "awq": "bits"}
+"""Methods of `quantization_config` that say their bits, and in which field."""
+
+
+class ParameterCount(msgspec.Struct, frozen=True):
+    """How many numbers a decoder's weights are, by how they are treated."""
+
+    embeddings: int
+    """Token embedding, learned positions, and the output head where it isn't the embedding."""
+    matrices: int
+    """Parameters of the layers' linear projections: what quantisation shrinks, and what every token
+    is multiplied with."""
+    vectors: int
+    """Norms and biases."""
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.matrices + self.vectors
+
+
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What memory is for."""
+
+    parameters: ParameterCount
+    num_active_parameters: int
+    """That a token is computed with: of a mixture, those of its experts alone."""
+    num_kv_heads: int
+    """By which GPUs can share the KV. Latent attention has one."""
+    kv_values_per_token: int
+    """In all layers and heads."""
+    max_position_embeddings: int
+    dtype: str | None
+    """Of the weights in files: float32, bfloat16, float16, fp8, int8 or int4. None: not said."""
+    refused: str = ""
+    """Why the engine doesn't load it."""
+
+    @classmethod
+    def of(cls, config: DecoderConfig) -> ModelSizes:
+        count = count_parameters(config)
+        return cls(
+            parameters=count,
+            num_active_parameters=count.total,
+            num_kv_heads=config.num_kv_heads,
+            kv_values_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            dtype=config.dtype,
+        )
+
+    @classmethod
+    def of_refused(
+        cls, config: Mapping[str, Any], source: str, refusal: UnsupportedModelError
+    ) -> ModelSizes:
+        """Sizes from a config.json. Raises the refusal where that says too little, and for what
+        isn't a decoder with keys and values in every layer."""
+        fields = Fields(config, source)
+        if config.get("is_encoder_decoder") is True:
+            raise refusal
+        text = next((fields.nested(name) for name in TEXT_CONFIGS if fields.has(name)), fields)
+        types = text.values.get("layer_types")
+        if isinstance(types, list) and not all(kind in WITH_KV for kind in types):
+            raise refusal
+        try:
+            return _sizes(text, _dtype(fields, text, refusal), str(refusal))
+        except UnsupportedModelError:
+            raise
+        except ModelError as error:
+            raise UnsupportedModelError(f"{refusal}. Its sizes aren't known: {error}") from error
+
+
+def count_parameters(config: DecoderConfig) -> ParameterCount:
+    """Counts the tensors of a checkpoint of `config`; tied embeddings count once."""
+    embeddings = math.prod(config.embedding.shape)
+    if config.positions is not None:
+        embeddings += math.prod(config.positions.shape)
+    if not config.tie_word_embeddings:
+        embeddings += math.prod(config.head.shape)
+    matrices = vectors = 0
+    for tensor in tensors_of((config.layers, config.final_norm)):
+        if len(tensor.shape) > 1:
+            matrices += math.prod(tensor.shape)
+        else:
+            vectors += math.prod(tensor.shape)
+    return ParameterCount(embeddings, matrices, vectors)
+
+
+# -- a config.json that no family reads
+
+
+def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
+    hidden, vocab = text.integer("hidden_size"), text.integer("vocab_size")
+    num_layers = text.integer("num_hidden_layers", most=MOST_LAYERS)
+    attention, num_kv_heads, kv_values = _attention(text, hidden)
+    dense, sparse, active = _feed_forwards(text, hidden, num_layers)
+    embeddings = vocab * hidden
+    if not text.flag("tie_word_embeddings", False):
+        embeddings *= 2
+    vectors = (2 * num_layers + 1) * hidden
+    matrices = num_layers * attention + dense + sparse
+    return ModelSizes(
+        parameters=ParameterCount(embeddings, matrices, vectors),
+        num_active_parameters=embeddings + vectors + num_layers * attention + dense + active,
+        num_kv_heads=num_kv_heads,
+        kv_values_per_token=num_layers * kv_values,
+        max_position_embeddings=text.integer("max_position_embeddings", least=LEAST_POSITIONS),
+        dtype=dtype,
+        refused=refusal,
+    )
+
+
+def _attention(text: Fields, hidden: int) -> tuple[int, int, int]:
+    """Weights of a layer's attention, KV heads, and values that a token leaves in the layer."""
+    heads = text.integer("num_attention_heads")
+    if text.has("kv_lora_rank"):
+        latent, rope = text.integer("kv_lora_rank"), text.integer("qk_rope_head_dim")
+        plain, value = text.integer("qk_nope_head_dim"), text.integer("v_head_dim")
+        query = heads * (plain + rope)
+        if text.has("q_lora_rank"):
+            rank = text.integer("q_lora_rank")
+            queries = rank * (hidden + query)
+        else:
+            queries = hidden * query
+        keys = hidden * (latent + rope) + latent * heads * (plain + value)
+        return queries + keys + heads * value * hidden, 1, latent + rope
+    head_dim = text.integer("head_dim", hidden // heads or None)
+    kv_heads = text.integer("num_key_value_heads", heads)
+    return 2 * hidden * head_dim * (heads + kv_heads), kv_heads, 2 * kv_heads * head_dim
+
+
+def _feed_forwards(text: Fields, hidden: int, num_layers: int) -> tuple[int, int, int]:
+    """Weights of all dense feed-forwards, of all mixtures, and of the latter those that a token is
+    multiplied with."""
+    count = _first(text, EXPERT_COUNTS)
+    inner = text.integer("intermediate_size", 0 if count else None, least=0)
+    if not count:
+        return num_layers * 3 * hidden * inner, 0, 0
+    expert = 3 * hidden * text.integer("moe_intermediate_size", inner or None)
+    shared = 3 * hidden * text.integer("shared_expert_intermediate_size", 0, least=0)
+    shared += expert * text.integer("n_shared_experts", 0, least=0)
+    router = hidden * count
+    num_dense = _num_dense(text, num_layers)
+    num_sparse = num_layers - num_dense
+    used = min(count, _first(text, ACTIVE_COUNTS) or count)
+    return (
+        num_dense * 3 * hidden * inner,
+        num_sparse * (router + shared + count * expert),
+        num_sparse * (router + shared + used * expert),
+    )
+
+
+def _num_dense(text: Fields, num_layers: int) -> int:
+    """Layers of a mixture that have no experts."""
+    first = text.integer("first_k_dense_replace", 0, least=0)
+    every = text.integer("decoder_sparse_step", text.integer("moe_layer_freq", 1))
+    dense = text.token_ids("mlp_only_layers")
+    return sum(
+        layer < first or layer in dense or (every > 1 and (layer + 1) % every != 0)
+        for layer in range(num_layers)
+    )
+
+
+def _first(text: Fields, names: tuple[str, ...]) -> int:
+    """The first of these counts that is given, or 0."""
+    return next((text.integer(name, least=0) for name in names if text.has(name)), 0)
+
+
+def _dtype(config: Fields, text: Fields, refusal: UnsupportedModelError) -> str | None:
+    """Precision of the matrices. Raises the refusal for a quantisation that says no bits."""
+    of = next((each for each in (config, text) if each.has("quantization_config")), None)
+    if of is None:
+        name = "dtype" if text.has("dtype") else "torch_dtype"
+        where = text if text.has(name) else config
+        dtype = where.text(name, "").removeprefix("torch.")
+        return dtype if dtype in ("float32", "bfloat16", "float16") else None
+    quantised = of.nested("quantization_config")
+    bits = _bits(quantised, quantised.text("quant_method", ""))
+    if bits not in (4, 8):
+        raise refusal
+    is_float = "fp8" in quantised.text("quant_method", "") or _weights(quantised).get("type") == (
+        "float"
+    )
+    return "int4" if bits == 4 else "fp8" if is_float else "int8"
+
+
+def _bits(quantised: Fields, method: str) -> int:
+    """Bits of a weight; 0: unknown."""
+    if method in QUANTISED:
+        return quantised.integer(QUANTISED[method], 4)
+    if method == "bitsandbytes":
+        return 4 if quantised.flag("load_in_4bit", False) else 8
+    if method == "compressed-tensors":
+        bits = _weights(quantised).get("num_bits")
+        return bits if isinstance(bits, int) else 0
+    return {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}.get(method, 0)
+
+
+def _weights(quantised: Fields) -> Mapping[str, Any]:
+    """What compressed-tensors says of the weights of its first group."""
+    groups = quantised.values.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    return weights if isinstance(weights, Mapping) else {}
