@@ -99,6 +99,7 @@ def _model_files(path: Path) -> Facts:
     weights = [file.stat().st_size for file in path.glob("*.safetensors")]
     return {
         "architecture": config.architecture,
+        "takes": "text, not the images that it could" if config.is_text_alone else "text",
         "dtype": config.dtype,
         "parameters": count_parameters(config).total,
         "weight_files": len(weights),

@@ -146,6 +146,12 @@ class _Loader:
             reading.stop()
         with reading:
             weights = reading.read(self.progress)
+        if weights.config.is_text_alone:
+            logger.warning(
+                "%s: %s takes images as well; aioserve serves its text alone",
+                path,
+                weights.config.architecture,
+            )
         for setting in weights.config.generation.unsupported:
             logger.warning(
                 "%s: generation_config.json asks for %s, which aioserve can't apply: answers will "

@@ -17,7 +17,7 @@ from aioserve.errors import InvalidSamplingError, ModelError
 from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture
-from aioserve.models.families import read_family
+from aioserve.models.families import SEEING, read_family
 from aioserve.models.fields import Fields
 from aioserve.request import SamplingParams
 
@@ -95,6 +95,11 @@ class DecoderConfig(Architecture):
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a completion: generation_config.json's, or else config.json's."""
     generation: GenerationDefaults = NOTHING_SAID
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether the checkpoint takes images as well, which are left out."""
+        return self.architecture in SEEING
 
     @classmethod
     def from_directory(cls, path: Path | str) -> DecoderConfig:

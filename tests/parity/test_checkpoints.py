@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from aioserve.cli.doctor import facts_of_model
+from aioserve.config import EngineConfig
+from aioserve.execution import loading
 from aioserve.models.config import DecoderConfig
 from aioserve.models.loader import load_model
 from tests.parity.paged import PagedRun
@@ -64,3 +67,18 @@ def test_the_language_model_of_a_gemma_3_image_checkpoint_gives_the_same_logits(
         expected = model(torch.tensor([PROMPT])).logits[0]
     assert expected.std() > 0.1
     assert (logits - expected).abs().max().item() < 1e-4
+
+
+@pytest.mark.asyncio
+async def test_a_gemma_3_image_checkpoint_says_that_its_text_alone_is_served(tmp_path, caplog):
+    _gemma3_with_vision().save_pretrained(tmp_path)
+    config = EngineConfig(num_pages=8, max_model_len=32)
+    loaded = await loading.load(str(tmp_path), config, num_slots=2)
+    await loaded.runner.aclose()
+    said = "Gemma3ForConditionalGeneration takes images as well; aioserve serves its text alone"
+    assert [said in record.message for record in caplog.records].count(True) == 1
+    assert facts_of_model(str(tmp_path))["takes"] == "text, not the images that it could"
+
+
+def test_a_model_of_text_alone_says_nothing_of_images():
+    assert facts_of_model("pyhelp")["takes"] == "text"

@@ -19,7 +19,7 @@ from aioserve.models.families.llama import llama, mistral, phi3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.fields import Fields
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "read_family"]
+__all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "read_family"]
 
 _FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
     "GPT2LMHeadModel": gpt2,
@@ -45,6 +45,9 @@ _BY_MODEL_TYPE = {
 }
 
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
+SEEING = ("Gemma3ForConditionalGeneration",)
+"""Those of `SUPPORTED_ARCHITECTURES` that take images as well, of which the text decoder alone is
+served."""
 
 
 def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
@@ -53,7 +56,7 @@ def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
     Raises `UnsupportedModelError` and `ModelError`.
     """
     name = _name(config)
-    text = text_config(config) if name == "Gemma3ForConditionalGeneration" else config
+    text = text_config(config) if name in SEEING else config
     for fields in (config, text):
         if fields.has("quantization_config"):
             fields.unsupported(
