@@ -2,17 +2,19 @@
 
 Every installed policy serves the same requests twice: live, by an engine on this machine, each
 request sent when the trace says, and in the simulator, whose steps take what a cost table says that
-was measured in the same run, as `aioserve calibrate` does. Passes of measuring and live runs take
-turns, so that both see the same machine. Compared are time to first token (TTFT), from the moment
-the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median
-counts; their noise is the largest less the smallest, relative to that. Of simulated runs, whose
-steps vary as the measured ones did, the median of as many seeds. The noise lets two policies be
-told apart where live they are further apart than it, and than a tie of 2 %. Of those pairs it is
-counted how many the simulator has in the same order.
+was measured in the same run, as `aioserve calibrate` does. Compared are time to first token (TTFT),
+from the moment the trace says until the reader has it, and time per output token (TPOT), at p50 and
+p99. Of the live runs the median counts; their noise is the largest less the smallest, relative to
+that. Of simulated runs, whose steps vary as the measured ones did, the median of as many seeds.
 
-A machine that others use too is now fast and now slow. The last column is the error, median over
-the runs, where each live run is compared with a simulation whose table is scaled to the sum of that
-run's own steps: what would be left if the machine kept its speed.
+A machine that others use too is now fast and now slow. So the trace is cut into blocks, and the
+policies take turns, block by block, each with an engine of its own that keeps its cache; measuring
+takes its turn as well. What changes the machine's speed for longer than a block changes them all.
+Two policies can be told apart where every repetition has them in the same order, and their ratio is
+further from 1 than its repetitions are from each other, and than a tie of 2 %. Of those pairs it is
+counted how many the simulator has in the same order. The last column is the error, median over the
+runs, of a simulation whose table is scaled, block by block, to the sum of that run's own steps:
+what would be left if the machine kept its speed.
 
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
@@ -31,30 +33,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import sys
 import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from fidelity_figures import Times, figures, print_result
+from msgspec.structs import replace
 
-from aioserve.simulation.cost import CostModel, CostTable
+from aioserve.simulation.calibration import StepSample
+from aioserve.simulation.cost import CostModel, CostTable, HostTimes
 from aioserve.simulation.records import SimulationResult
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 
-Times = dict[str, list[float]]
-"""Seconds of each request that has them, by "ttft" and "tpot"."""
+if TYPE_CHECKING:
+    from aioserve import Engine
+    from aioserve.cli._calibration import Grid
 
-FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
-WIDTH_OF_FILES = 120
-TIE = 0.02
-"""Policies this close to each other are a tie even where live runs agree to the microsecond."""
+HOST_FIELDS = HostTimes.__struct_fields__
+BETWEEN_BLOCKS_SECONDS = 1e4
+"""In the simulated trace: a block comes when the one before has been served."""
+SETTLE_SECONDS = 1.0
+"""For engines that have just started, to do what they do while idle."""
 
 
 def main() -> None:
@@ -85,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
         help="once for each, options behind it: at least two; those installed, unless given",
     )
     parser.add_argument("--repeats", type=int, default=3, help="live runs of each policy")
+    parser.add_argument("--block", type=int, default=25, help="requests until the next one's turn")
     parser.add_argument("--ttft-target-seconds", type=float, help="that policies see")
     parser.add_argument("--tpot-target-seconds", type=float)
     parser.add_argument("--max-num-seqs", type=int, default=8)
@@ -95,18 +104,32 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.policy is not None and len(set(options.policy)) != max(2, len(options.policy)):
         parser.error(f"--policy: give two or more, each once, got {', '.join(options.policy)}")
+    if options.block < 1:
+        parser.error(f"--block must be at least 1, got {options.block}")
     return options
 
 
 class ScaledCost:
-    """A table of a machine that is so many times slower."""
+    """A table of a machine that is so many times slower, in each block of a trace by its own
+    factor. `firsts` are the first requests of the blocks, by number."""
 
-    def __init__(self, table: CostTable, factor: float) -> None:
+    def __init__(self, table: CostTable, factors: Sequence[float], firsts: Sequence[int]) -> None:
         self.table = table
-        self.factor = factor
+        self.factors = factors
+        self.firsts = firsts
 
     def step_seconds(self, plan: StepPlan) -> float:
-        return self.factor * self.table.step_seconds(plan)
+        number = plan.items[0].sequence_id - 1  # the first one has 1
+        block = bisect_right(self.firsts, number) - 1
+        return self.factors[block] * self.table.step_seconds(plan)
+
+
+class LiveRun(NamedTuple):
+    """One policy, once through the trace."""
+
+    times: Times
+    steps: list[list[StepSample]]
+    """Of each block."""
 
 
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,49 +140,81 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
 
     policies = options.policy or sorted(PluginRegistry().policies)
     limits = await limits_of(options)
+    options.num_pages = limits.num_pages
     grid = Grid.up_to(options.max_num_batched_tokens, options.max_num_seqs, limits.max_model_len)
     requests, left_out = requests_for(options, limits.max_model_len)
-    live: dict[str, list[Times]] = {policy: [] for policy in policies}
-    noted_steps: dict[str, list[Any]] = {policy: [] for policy in policies}
-    measured: list[Any] = []
+    blocks = blocks_of(requests, options.block)
+    measured: list[StepSample] = []
+    hosts: list[HostTimes] = []
+    live: dict[str, list[LiveRun]] = {policy: [] for policy in policies}
     for repeat in range(options.repeats):
         # In another order each time, so that none is always the first after a pause.
-        for policy in policies[repeat % len(policies) :] + policies[: repeat % len(policies)]:
-            measured += await measure(options, grid, len(measured))
-            print(f"run {repeat + 1} of {options.repeats}: {policy}", file=sys.stderr, flush=True)
-            times, noted = await replay_live(requests, policy, options)
-            live[policy].append(times)
-            noted_steps[policy].append(noted)
-    table = fit_table(measured, grid.prefill_tokens, grid.decode_batch).table()
+        order = policies[repeat % len(policies) :] + policies[: repeat % len(policies)]
+        for policy, run in (await live_runs(order, blocks, options, grid, measured, hosts)).items():
+            live[policy].append(run)
+        print(f"run {repeat + 1} of {options.repeats}", file=sys.stderr, flush=True)
+    host = HostTimes(
+        *(float(np.median([getattr(each, name) for each in hosts])) for name in HOST_FIELDS)
+    )
+    table = replace(fit_table(measured, grid.prefill_tokens, grid.decode_batch), host=host).table()
+    apart, firsts = set_apart(blocks)
 
     def simulated(policy: str, cost: CostModel, seed: int | None = None) -> SimulationResult:
-        return run_simulated(requests, policy, options, limits.num_pages, cost, seed)
+        return run_simulated(apart, policy, options, limits.num_pages, cost, seed)
 
     runs = {p: [simulated(p, table, n) for n in range(options.repeats)] for p in policies}
     outside = [r.steps_outside.share for of in runs.values() for r in of if r.steps_outside]
     speeds = {
-        policy: [1 / (1 + prediction_error(table, steps).total) for steps in runs]
-        for policy, runs in noted_steps.items()
+        policy: [
+            [1 / (1 + prediction_error(table, steps).total) for steps in run.steps] for run in of
+        ]
+        for policy, of in live.items()
     }
     at_live_speed = {
-        policy: [times_of(simulated(policy, ScaledCost(table, speed))) for speed in of]
-        for policy, of in speeds.items()
+        policy: [times_of(simulated(policy, ScaledCost(table, f, firsts))) for f in factors]
+        for policy, factors in speeds.items()
     }
-    error = prediction_error(table, [s for runs in noted_steps.values() for r in runs for s in r])
+    every = [step for of in live.values() for run in of for block in run.steps for step in block]
+    error = prediction_error(table, every)
     return {
         "options": {name: str(value) for name, value in vars(options).items()},
         "machine": compute_facts(),
         "requests": len(requests),
+        "blocks": len(blocks),
         "left_out": left_out,
         "seconds": max(request.arrival_seconds for request in requests),
         "measured_steps": len(measured),
+        "host": {name: getattr(host, name) for name in HOST_FIELDS},
         "live_steps": {"steps": error.steps, "median": error.median, "total": error.total},
         "speeds": speeds,
         "steps_outside": max(outside),
         "figures": figures(
-            live, {p: [times_of(run) for run in of] for p, of in runs.items()}, at_live_speed
+            {policy: [run.times for run in of] for policy, of in live.items()},
+            {policy: [times_of(run) for run in of] for policy, of in runs.items()},
+            at_live_speed,
         ),
     }
+
+
+def blocks_of(requests: Sequence[TraceRequest], size: int) -> list[list[TraceRequest]]:
+    """So many requests each, whose arrivals begin with 0."""
+    blocks = [requests[first : first + size] for first in range(0, len(requests), size)]
+    return [
+        [replace(r, arrival_seconds=r.arrival_seconds - of[0].arrival_seconds) for r in of]
+        for of in blocks
+    ]
+
+
+def set_apart(blocks: Sequence[Sequence[TraceRequest]]) -> tuple[list[TraceRequest], list[int]]:
+    """One trace in which each block comes when those before have been served, and the places of
+    their first requests."""
+    trace = [
+        replace(r, arrival_seconds=r.arrival_seconds + number * BETWEEN_BLOCKS_SECONDS)
+        for number, block in enumerate(blocks)
+        for r in block
+    ]
+    sizes = [len(block) for block in blocks]
+    return trace, [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 def run_simulated(
@@ -195,14 +250,42 @@ async def limits_of(options: argparse.Namespace) -> Any:
         return engine.limits
 
 
-async def measure(options: argparse.Namespace, grid: Any, seed: int) -> list[Any]:
-    """The steps of one pass over the grid."""
-    from aioserve.cli._calibration import MOST_PROMPTS, measure_grid, recorded_engine
+async def live_runs(
+    policies: Sequence[str],
+    blocks: Sequence[Sequence[TraceRequest]],
+    options: argparse.Namespace,
+    grid: Grid,
+    measured: list[StepSample],
+    hosts: list[HostTimes],
+) -> dict[str, LiveRun]:
+    """Once through the trace, the policies in turns, and one pass of measuring in each round, which
+    goes to `measured` and `hosts`."""
+    from aioserve.cli._calibration import MOST_PROMPTS, measure_grid, measure_host, recorded_engine
 
-    settings = engine_options(options) | {"max_num_seqs": options.max_num_seqs + MOST_PROMPTS}
-    async with recorded_engine(options.model, **settings) as (engine, recorder):
-        await measure_grid(engine, grid, seed, lambda: None)
-        return recorder.take()
+    settings = engine_options(options)
+    more_seats = {"max_num_seqs": options.max_num_seqs + MOST_PROMPTS}
+    async with AsyncExitStack() as stack:
+        measuring, recorder = await stack.enter_async_context(
+            recorded_engine(options.model, **settings | more_seats)
+        )
+        engines = {
+            policy: await stack.enter_async_context(
+                recorded_engine(options.model, **settings, policy=policy)
+            )
+            for policy in policies
+        }
+        runs = {policy: LiveRun({"ttft": [], "tpot": []}, []) for policy in policies}
+        await asyncio.sleep(SETTLE_SECONDS)
+        for block in blocks:
+            await measure_grid(measuring, grid, len(hosts), lambda: None)
+            measured += recorder.take()
+            hosts.append(await measure_host(measuring, recorder, len(hosts)))
+            recorder.take()
+            for policy, (engine, noted) in engines.items():
+                noted.take()
+                await replay_live(engine, block, options, runs[policy].times)
+                runs[policy].steps.append(noted.take())
+        return runs
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -217,8 +300,6 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], int]:
     """The scaled requests that fit the model, at the rate, each with its answer's length as its
     limit, and how many don't fit."""
-    from msgspec.structs import replace
-
     from aioserve.traces.formats import read_trace
     from aioserve.traces.request import at_rate, with_scaled_lengths
     from aioserve.traces.synthetic import synthetic_trace
@@ -237,17 +318,13 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
 
 
 async def replay_live(
-    requests: Sequence[TraceRequest], policy: str, options: argparse.Namespace
-) -> tuple[Times, list[Any]]:
-    """Times of the requests, and the engine's steps."""
-    from aioserve import Engine, RequestRejectedError, SamplingParams
-    from aioserve.cli._calibration import recorded_engine
+    engine: Engine, requests: Sequence[TraceRequest], options: argparse.Namespace, times: Times
+) -> None:
+    """Serve them, and add their times."""
+    from aioserve import RequestRejectedError, SamplingParams
 
-    times: Times = {"ttft": [], "tpot": []}
-
-    async def ask(engine: Engine, request: TraceRequest, prompt: list[int], due: float) -> None:
+    async def ask(request: TraceRequest, prompt: list[int], due: float) -> None:
         params = SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True)
-        late = time.perf_counter() - due
         stream = engine.stream(
             prompt,
             params,
@@ -256,28 +333,25 @@ async def replay_live(
             ttft_target_seconds=options.ttft_target_seconds,
             tpot_target_seconds=options.tpot_target_seconds,
         )
+        first = None
         try:
             async for _ in stream:
-                pass
+                first = first or time.perf_counter()
         except RequestRejectedError:
             return
-        timings = stream.timings
-        if timings.first_token_seconds is not None:
-            times["ttft"].append(late + timings.first_token_seconds)
-        if timings.seconds_per_output_token is not None:
-            times["tpot"].append(timings.seconds_per_output_token)
+        if first is not None:
+            times["ttft"].append(first - due)
+        if (tpot := stream.timings.seconds_per_output_token) is not None:
+            times["tpot"].append(tpot)
 
-    settings = engine_options(options) | {"policy": policy}
-    async with recorded_engine(options.model, **settings) as (engine, recorder):
-        prompts = [live_prompt(request, engine.limits.vocab_size) for request in requests]
-        began = time.perf_counter() + 0.05
-        async with asyncio.TaskGroup() as group:
-            for request, prompt in zip(requests, prompts, strict=True):
-                due = began + request.arrival_seconds
-                if (wait := due - time.perf_counter()) > 0:
-                    await asyncio.sleep(wait)
-                group.create_task(ask(engine, request, prompt, due))
-        return times, recorder.take()
+    prompts = [live_prompt(request, engine.limits.vocab_size) for request in requests]
+    began = time.perf_counter() + 0.05
+    async with asyncio.TaskGroup() as group:
+        for request, prompt in zip(requests, prompts, strict=True):
+            due = began + request.arrival_seconds
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            group.create_task(ask(request, prompt, due))
 
 
 def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:
@@ -300,147 +374,6 @@ def times_of(result: SimulationResult) -> Times:
         "tpot": [tpot_seconds(record) for record in result.requests],
     }
     return {name: [v for v in values if v is not None] for name, values in found.items()}
-
-
-def figures(
-    live: dict[str, list[Times]],
-    simulated: dict[str, list[Times]],
-    at_live_speed: dict[str, list[Times]],
-) -> list[dict[str, Any]]:
-    """For each figure, both sides, errors, and which pairs of policies can be told apart, and are
-    ranked otherwise."""
-    found = []
-    for name, percentile in FIGURES:
-        rank = float(percentile[1:])
-        rows = {}
-        for policy, runs in live.items():
-            values = [float(np.percentile(run[name], rank)) for run in runs]
-            middle = float(np.median(values))
-            told = [float(np.percentile(run[name], rank)) for run in simulated[policy]]
-            predicted = float(np.median(told))
-            scaled = [np.percentile(run[name], rank) for run in at_live_speed[policy]]
-            rows[policy] = {
-                "live": middle,
-                "noise": None if len(runs) < 2 else (max(values) - min(values)) / middle,
-                "simulated": predicted,
-                "scatter": (max(told) - min(told)) / predicted,
-                "error": predicted / middle - 1,
-                "error_at_live_speed": float(np.median(np.divide(scaled, values))) - 1,
-            }
-        decided, otherwise = ranked(rows)
-        found.append(
-            {
-                "figure": f"{name} {percentile}",
-                "policies": rows,
-                "pairs": len(rows) * (len(rows) - 1) // 2,
-                "decided": len(decided),
-                "ranked_otherwise": otherwise,
-            }
-        )
-    return found
-
-
-def ranked(
-    rows: dict[str, dict[str, Any]],
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pairs that live are further apart than noise, and those of them that are simulated in the
-    other order."""
-    decided: list[tuple[str, str]] = []
-    otherwise: list[tuple[str, str]] = []
-    for one, other in itertools.combinations(rows, 2):
-        a, b = rows[one], rows[other]
-        apart = abs(a["live"] - b["live"]) / min(a["live"], b["live"])
-        if apart <= max(a["noise"] or 0.0, b["noise"] or 0.0, TIE):
-            continue
-        decided.append((one, other))
-        if (a["live"] < b["live"]) != (a["simulated"] < b["simulated"]):
-            otherwise.append((one, other))
-    return decided, otherwise
-
-
-def print_result(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A file has room for all columns.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
-    options, machine, steps = result["options"], result["machine"], result["live_steps"]
-    speeds = [speed for runs in result["speeds"].values() for speed in runs]
-    source = options["synthetic"] if options["trace"] == "None" else Path(options["trace"]).name
-    console.print(
-        f"{source}: {result['requests']} requests in {result['seconds']:.1f} s "
-        f"({result['left_out']} too long), {options['model']}, {machine['threads']} threads, "
-        f"{options['repeats']} live runs of each policy",
-        soft_wrap=True,
-    )
-    console.print(
-        f"{result['measured_steps']:,} steps measured; of {steps['steps']:,} live steps the table "
-        f"tells the sum with {steps['total']:+.1%}, each with {steps['median']:.1%} (median); "
-        f"single runs took {min(speeds):.2f} to {max(speeds):.2f} times what it says",
-        soft_wrap=True,
-    )
-    table = Table(box=None, pad_edge=False)
-    columns = (
-        "",
-        "policy",
-        "live, ms",
-        "noise",
-        "simulated, ms",
-        "scatter",
-        "error",
-        "at its speed",
-    )
-    for column in columns:
-        table.add_column(
-            column, justify="left" if column in ("", "policy") else "right", no_wrap=True
-        )
-    errors: dict[str, list[float]] = {"error": [], "error_at_live_speed": []}
-    for figure in result["figures"]:
-        name, percentile = figure["figure"].split()
-        for number, (policy, row) in enumerate(figure["policies"].items()):
-            for kind, values in errors.items():
-                values.append(abs(row[kind]))
-            table.add_row(
-                "" if number else f"{name.upper()} {percentile}",
-                policy,
-                f"{row['live'] * 1e3:,.2f}",
-                "-" if row["noise"] is None else f"{row['noise']:.1%}",
-                f"{row['simulated'] * 1e3:,.2f}",
-                f"{row['scatter']:.1%}",
-                f"{row['error']:+.1%}",
-                f"{row['error_at_live_speed']:+.1%}",
-            )
-    console.print(table)
-    plain, scaled = errors.values()
-    console.print(
-        f"errors: median {np.median(plain):.1%}, largest {max(plain):.1%}; at the speed of the "
-        f"live run: median {np.median(scaled):.1%}, largest {max(scaled):.1%}",
-        soft_wrap=True,
-    )
-    print_ranking(console, result)
-
-
-def print_ranking(console: Any, result: dict[str, Any]) -> None:
-    """How many pairs of policies can be told apart, and how many of those the simulator has right,
-    by each figure and in all."""
-    found = result["figures"]
-    for figure in found:
-        otherwise = figure["ranked_otherwise"]
-        names = "; ".join(" and ".join(pair) for pair in otherwise)
-        console.print(
-            f"by {figure['figure']}: the noise decides {figure['decided']} of {figure['pairs']} "
-            f"pairs of policies, {figure['decided'] - len(otherwise)} of them are simulated in the "
-            f"same order{names and f', and not {names}'}",
-            soft_wrap=True,
-        )
-    decided = sum(figure["decided"] for figure in found)
-    wrong = sum(len(figure["ranked_otherwise"]) for figure in found)
-    console.print(
-        f"in all: {decided} of {sum(figure['pairs'] for figure in found)} pairs decided, "
-        f"{decided - wrong} in the same order; {result['steps_outside']:.1%} of simulated steps, "
-        f"at most, are none that were measured",
-        soft_wrap=True,
-    )
 
 
 if __name__ == "__main__":

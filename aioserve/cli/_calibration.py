@@ -3,7 +3,8 @@ the grid of a cost table.
 
 A step's time is what passes between its end and that of the one before, or its launch where it came
 later, as the engine's own loop sees it. So all that the engine does for a step is in it: planning,
-delivering, and what of these the runner doesn't hide.
+delivering, and what of these the runner doesn't hide. What a request takes before its first step
+and after a step of its own, `measure_host` measures with one request at a time.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,7 +27,7 @@ from aioserve.cli._models import local_model
 from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams
 from aioserve.simulation.calibration import StepSample
-from aioserve.simulation.cost import StepLoad
+from aioserve.simulation.cost import HostTimes, StepLoad
 
 if TYPE_CHECKING:
     from aioserve import Engine
@@ -39,6 +42,7 @@ __all__ = [
     "Recorder",
     "Round",
     "measure_grid",
+    "measure_host",
     "measure_mixes",
     "recorded_engine",
 ]
@@ -55,6 +59,11 @@ MOST_CONTEXT_TOKENS = 1 << 15
 """Longest contexts of all decoding sequences together: their prompts have to be computed first."""
 MOST_PROMPTS = 8
 """That come at once where one alone can't be as long as a step."""
+
+LONE_REQUESTS = 32
+LONE_PROMPT = 64
+LONE_PAUSE_SECONDS = 0.002
+"""In which whatever the request before has left to be done is done."""
 
 STEPS_BETWEEN = 5
 """Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
@@ -146,6 +155,7 @@ class Recorder:
 
     def __init__(self, model: str, listeners: Listeners) -> None:
         self.samples: list[StepSample] = []
+        self.last: TimedStep | None = None
         self._model = model
         self._listeners = listeners
 
@@ -159,6 +169,7 @@ class Recorder:
         return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self._note))
 
     def _note(self, step: TimedStep) -> None:
+        self.last = step
         self.samples.append(StepSample(StepLoad.of(step.plan), step.seconds))
 
     def take(self) -> list[StepSample]:
@@ -247,6 +258,23 @@ async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterat
         for stream in streams:
             stream.close()
         await asyncio.gather(*readers)
+
+
+async def measure_host(engine: Engine, recorder: Recorder, seed: int) -> HostTimes:
+    """Medians of what requests of one step take outside of it, while nothing else runs."""
+    source = np.random.default_rng(seed)
+    length = min(LONE_PROMPT, engine.limits.max_model_len - 1)
+    before, after = [], []
+    for _ in range(LONE_REQUESTS):
+        prompt = source.integers(engine.limits.vocab_size, size=length).tolist()
+        await asyncio.sleep(LONE_PAUSE_SECONDS)
+        came = time.perf_counter()
+        async for _ in engine.stream(prompt, _params(1)):
+            answered = time.perf_counter()
+            if (step := recorder.last) is not None:
+                before.append(step.began - came)
+                after.append(answered - step.ended)
+    return HostTimes(median(before), median(after))
 
 
 async def measure_mixes(

@@ -10,6 +10,7 @@ import sys
 from importlib import metadata
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -22,6 +23,7 @@ from aioserve.cli._calibration import (
     MOST_PROMPTS,
     Grid,
     measure_grid,
+    measure_host,
     measure_mixes,
     recorded_engine,
 )
@@ -39,7 +41,8 @@ from aioserve.simulation.calibration import (
     fit_table,
     prediction_error,
 )
-from aioserve.simulation.cost import CostTableFile, MeasuredKV
+from aioserve.simulation.cost import HostTimes, MeasuredKV
+from aioserve.simulation.cost_table_file import CostTableFile
 
 __all__ = ["calibrate"]
 
@@ -132,6 +135,7 @@ async def _measured(
         kv = _kv_of(loaded, limits, options)
         grid = _grid_of(options, kv, is_gpu=is_gpu, thorough=thorough)
         fitted, held_out = [], []
+        lone: list[HostTimes] = []
         rounds = passes * (grid.num_rounds + MIXED_REQUESTS) + is_gpu * grid.num_rounds
         done = count(1)
         with frozen_heap(), bar_on_terminal("measuring steps") as bar:  # as in a server
@@ -147,6 +151,8 @@ async def _measured(
             for number in range(passes):
                 await measure_grid(engine, grid, seed + number, on_progress)
                 fitted += recorder.take()
+                lone.append(await measure_host(engine, recorder, seed + number))
+                recorder.take()
                 await measure_mixes(
                     engine, MIXED_REQUESTS, max_num_seqs, seed + number, on_progress
                 )
@@ -168,7 +174,10 @@ async def _measured(
         "held_out_total_error": round(error.total, 4),
         **busy.facts,
     }
-    return replace(table, kv=kv, measured=measured), error, busy
+    host = HostTimes(
+        *(median(getattr(each, name) for each in lone) for name in HostTimes.__struct_fields__)
+    )
+    return replace(table, kv=kv, host=host, measured=measured), error, busy
 
 
 def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough: bool) -> Grid:
@@ -216,6 +225,8 @@ def _range(table: CostTableFile) -> str:
     if (noise := table.table().step_noise) is not None:
         low, high = noise.percentiles(0, 1, (10, 90))
         told.append(f"steps of one sequence vary by {low:.2f} to {high:.2f} (p10 to p90)")
+    before, after = table.host.intake_seconds * 1e6, table.host.delivery_seconds * 1e6
+    told.append(f"a request takes {before:.0f} µs before its first step and {after:.0f} behind one")
     return "; ".join(told)
 
 

@@ -31,12 +31,12 @@ from aioserve.simulation.cost import (
     MAX_POINTS,
     MAX_STEP_SECONDS,
     CostTable,
-    CostTableFile,
     StepLoad,
     nearest_to,
     place_on,
-    read_cost_table,
 )
+from aioserve.simulation.cost_table_file import CostTableFile, read_cost_table
+from aioserve.simulation.step_noise import MAX_ORDER, NUM_RANKS
 from aioserve.traces.files import Lines, short
 from aioserve.traces.request import MAX_REQUEST_TOKENS
 
@@ -102,8 +102,9 @@ def fit_table(
     1973), so that a step which something else held up weighs no more than another. The grid is
     then made to grow along both axes, and all of it scaled by the factor that makes the sum of all
     steps right, since queues grow with the sum: seconds are means, and how far single steps are
-    from them is the noise. A step with neither prompt nor decoding tokens
-    doesn't exist, and that point is given the value of a single decoding sequence.
+    from them is the noise, in the order of `samples`, which is that of time. A step with neither
+    prompt nor decoding tokens doesn't exist, and that point is given the value of a single decoding
+    sequence.
 
     Raises `ConfigError` for axes that aren't such, and where points of the grid lack samples.
     """
@@ -138,8 +139,10 @@ def fit_table(
     predicted = rows @ np.concatenate([grid.ravel(), found[-2:]])
     level = np.minimum(seconds, MOST_HELD_UP * predicted).sum() / predicted.sum()
     ratios = np.minimum(seconds / (predicted * level), MOST_HELD_UP)
+    step_noise, noise_order = _step_noise(samples, ratios, prefill_tokens, decode_batch)
     return CostTableFile(
-        step_noise=_step_noise(samples, ratios, prefill_tokens, decode_batch),
+        step_noise=step_noise,
+        noise_order=noise_order,
         max_context_tokens=max(sample.load.context_tokens for sample in samples),
         max_attended_pairs=max(sample.load.attended_pairs for sample in samples),
         prefill_tokens=tuple(prefill_tokens),
@@ -177,9 +180,9 @@ def _step_noise(
     ratios: Floats,
     prefill_tokens: Sequence[int],
     decode_batch: Sequence[int],
-) -> tuple[tuple[tuple[float, ...], ...], ...]:
+) -> tuple[tuple[tuple[tuple[float, ...], ...], ...], tuple[int, ...]]:
     """Ratios of what steps took to what the table says, by the point that each is nearest to; 1 on
-    average at each point."""
+    average at each point. Then the rank of each step among those of its point, in their order."""
     nearest = np.array(
         [
             nearest_to(
@@ -189,6 +192,8 @@ def _step_noise(
             for sample in samples
         ]
     )
+    places = np.zeros(len(ratios))
+    """Where each step is among those of its point: 0 for the shortest, up to 1."""
 
     def at(i: int, j: int) -> tuple[float, ...]:
         away = np.abs(nearest - (i, j))
@@ -196,16 +201,25 @@ def _step_noise(
         other_kind = (nearest[:, 0] > 0) != (i > 0)
         distances = away.sum(axis=1) + other_kind * sum(grid_shape)
         reach = np.sort(distances)[min(LEAST_NOISY, len(distances)) - 1]
-        return _equal_parts(ratios[distances <= reach])
+        near, here = np.sort(ratios[distances <= reach]), distances == 0
+        places[here] = np.searchsorted(near, ratios[here]) / len(near)
+        return _equal_parts(near)
 
     grid_shape = len(prefill_tokens), len(decode_batch)
     high, wide = grid_shape
-    return tuple(tuple(at(i, j) for j in range(wide)) for i in range(high))
+    noise = tuple(tuple(at(i, j) for j in range(wide)) for i in range(high))
+    return noise, _ranks(places[-MAX_ORDER:])
+
+
+def _ranks(places: Floats) -> tuple[int, ...]:
+    """As many of each rank, so that steps take on average what the table says."""
+    order = np.argsort(np.argsort(places, kind="stable"), kind="stable")
+    return tuple((order * NUM_RANKS // len(places)).tolist())
 
 
 def _equal_parts(ratios: Floats) -> tuple[float, ...]:
-    """Means of as many equal parts of the sorted values, relative to the mean of all."""
-    sums = np.concatenate([[0.0], np.cumsum(np.sort(ratios))])
+    """Means of as many equal parts of sorted values, relative to the mean of all."""
+    sums = np.concatenate([[0.0], np.cumsum(ratios)])
     ends = np.linspace(0, len(ratios), NUM_RATIOS + 1)
     parts = np.diff(np.interp(ends, np.arange(len(sums)), sums))
     return tuple(np.round(parts / parts.mean(), 5).tolist())

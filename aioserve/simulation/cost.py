@@ -8,30 +8,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.config import MAX_COUNT
-from aioserve.errors import ConfigError, TraceError
+from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
-from aioserve.simulation.step_noise import StepNoise, drawn, drawn_from
+from aioserve.simulation.step_noise import StepNoise
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int, check_number, named
-from aioserve.traces.files import open_file, short
 
 __all__ = [
+    "NO_TIME",
     "CostModel",
     "CostTable",
-    "CostTableFile",
+    "HostTimes",
     "MeasuredKV",
     "RooflineCost",
     "StepLoad",
@@ -39,7 +38,6 @@ __all__ = [
     "TableSteps",
     "nearest_to",
     "place_on",
-    "read_cost_table",
     "steps_of",
 ]
 
@@ -47,7 +45,6 @@ Floats = npt.NDArray[np.float64]
 _Place = tuple[int, float, int, float]
 """A segment of each axis, and how far along it a step lies."""
 
-MAX_TABLE_BYTES = 16 << 20
 MAX_POINTS = 1024
 """Most points of one axis."""
 MAX_STEP_SECONDS = 1e6
@@ -196,6 +193,23 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 check_int(f"cost table: kv: {name}", value, least, MAX_COUNT)
 
 
+class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request takes outside of steps. Raises `ConfigError` for what is no time."""
+
+    intake_seconds: float = 0.0
+    """From its arrival until a step with it can be launched."""
+    delivery_seconds: float = 0.0
+    """From the end of a step until its tokens are there for their readers."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            check_number(f"cost table: host: {name}", value, MAX_STEP_SECONDS, above=None)
+
+
+NO_TIME = HostTimes()
+
+
 class CostTable:
     """Measured steps: seconds by prompt tokens and by decoding sequences of the step, and what each
     token of context adds.
@@ -219,11 +233,13 @@ class CostTable:
         max_context_tokens: int | None = None,
         max_attended_pairs: int | None = None,
         kv: MeasuredKV | None = None,
+        noise_order: Sequence[int] | None = None,
+        host: HostTimes = NO_TIME,
     ) -> None:
         """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
         see `StepLoad` for what the other two are multiplied with. `max_context_tokens` and
         `max_attended_pairs` are the most that were measured, where that is known; see `StepNoise`
-        for `step_noise[i][j]`.
+        for `step_noise[i][j]` and `noise_order`. `host` is what requests take outside of steps.
 
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
         step takes time, none that has more to do takes less, context costs no less than 0, and the
@@ -257,7 +273,12 @@ class CostTable:
         self.max_context_tokens: int | None = max_context_tokens
         self.step_noise: StepNoise | None = None
         if step_noise is not None:
-            self.step_noise = StepNoise(step_noise, grid.shape)
+            self.step_noise = StepNoise(step_noise, grid.shape, noise_order)
+        elif noise_order is not None:
+            raise ConfigError("noise_order: there is no step_noise that it could be the order of")
+        if type(host) is not HostTimes:
+            raise ConfigError(f"host must be HostTimes, got {shown(host)}")
+        self.host: HostTimes = host
         self.kv: MeasuredKV | None = kv
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -270,9 +291,9 @@ class CostTable:
     def noisy_seconds(self, load: StepLoad, seed: int, step: int) -> float:
         """Seconds of the step of that number, with the ratio drawn for it from `seed`. Raises
         `ConfigError` for a table without noise."""
-        place = self._place(load)
-        return self._seconds_at(place, load) * self._known_noise().ratio(
-            *nearest_to(*place), drawn(seed, step)
+        place, noise = self._place(load), self._known_noise()
+        return self._seconds_at(place, load) * noise.ratio(
+            *nearest_to(*place), noise.draw(seed, step)
         )
 
     def decode_seconds(
@@ -289,7 +310,8 @@ class CostTable:
         seconds: Floats = self._grid_seconds(place) + context
         if seed is None:
             return seconds
-        ratios = self._known_noise().ratios(*nearest_to(*place), drawn_from(seed, step, count))
+        noise = self._known_noise()
+        ratios = noise.ratios(*nearest_to(*place), noise.draws(seed, step, count))
         return seconds * ratios
 
     def outside(self, load: StepLoad) -> str | None:
@@ -323,53 +345,6 @@ class CostTable:
         along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])
         inside = (1 - x) * at_low + x * at_high
         return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode
-
-
-class CostTableFile(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"step_noise": "scatter"}
-):
-    """A cost table as JSON. The fields are those that `CostTable` takes, and two more; `step_noise`
-    is called scatter in version 1 of the format."""
-
-    prefill_tokens: tuple[int, ...]
-    decode_batch: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    seconds_per_context_token: float = 0.0
-    seconds_per_attended_pair: float = 0.0
-    step_noise: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    max_context_tokens: int | None = None
-    max_attended_pairs: int | None = None
-    kv: MeasuredKV | None = None
-    measured: dict[str, str | int | float | bool | None] = {}
-    """Origin of the figures: for people, not read by the simulator."""
-    version: Literal[1] = 1
-    """Version of the format."""
-
-    def table(self) -> CostTable:
-        """Make the table. Raises `ConfigError` for figures that make no sense."""
-        fields = asdict(self)
-        del fields["measured"], fields["version"]
-        return CostTable(**fields)
-
-
-def read_cost_table(path: str | Path) -> CostTable:
-    """Read the table in a file that `CostTableFile` describes.
-
-    Raises `ConfigError` for anything else, naming the file.
-    """
-    place = f"cost table {short(path)}"
-    try:
-        with open_file(path) as file:
-            data = file.read(MAX_TABLE_BYTES + 1)
-        if len(data) > MAX_TABLE_BYTES:
-            raise ConfigError(f"a file of over {MAX_TABLE_BYTES:,} bytes")
-        return msgspec.json.decode(data, type=CostTableFile).table()
-    except TraceError as error:
-        raise ConfigError(f"cost table {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{place}: nested too deeply") from error
-    except (OSError, ValueError) as error:  # those of JSON and of the table are ValueErrors
-        raise ConfigError(f"{place}: {short(error)}") from error
 
 
 def _checked_grid(
@@ -449,6 +424,10 @@ class TableSteps:
         if self._seed is None:
             return self._table.seconds(load)
         return self._table.noisy_seconds(load, self._seed, plan.step)
+
+    @property
+    def host(self) -> HostTimes:
+        return self._table.host
 
     @property
     def tells_several(self) -> bool:

@@ -105,10 +105,18 @@ def recorded_length(request: TraceRequest) -> int:
 
 
 class Arrivals:
-    """Arrivals of one run. `ordered` is the trace by arrival; raises `TraceError` where a closed
-    loop has a request that follows none before it."""
+    """Arrivals of one run. `ordered` is the trace by arrival; the scheduler has each request so
+    long after it. Raises `TraceError` where a closed loop has a request that follows none before
+    it."""
 
-    def __init__(self, ordered: list[TraceRequest], *, closed_loop: bool = False) -> None:
+    def __init__(
+        self,
+        ordered: list[TraceRequest],
+        *,
+        closed_loop: bool = False,
+        intake_seconds: float = 0.0,
+    ) -> None:
+        self._intake_seconds = intake_seconds
         self.records: list[RequestRecord] = [RequestRecord(request) for request in ordered]
         """Records of all requests, in the order of the trace."""
         self._due: list[tuple[float, int]] = []
@@ -118,7 +126,7 @@ class Arrivals:
         seen: set[int] = set()
         for place, request in enumerate(ordered):
             if not closed_loop or request.follows is None:
-                self._due.append((request.arrival_seconds, place))
+                self._due.append((request.arrival_seconds + intake_seconds, place))
             elif request.follows in seen:
                 self._followers[request.follows].append(place)
             else:
@@ -131,11 +139,12 @@ class Arrivals:
 
     @property
     def next_seconds(self) -> float | None:
-        """Time of the next arrival, as far as is known now; None without one."""
+        """Time at which the scheduler has the next request, as far as is known now; None without
+        one."""
         return self._due[0][0] if self._due else None
 
     def take(self, now_seconds: float) -> RequestRecord | None:
-        """Return the next request, if it has come by now."""
+        """Return the next request, if the scheduler has it by now."""
         if not self._due or self._due[0][0] > now_seconds:
             return None
         return self.records[heappop(self._due)[1]]
@@ -146,7 +155,7 @@ class Arrivals:
             request = self.records[place].request
             arrival = now_seconds + request.think_seconds
             self.records[place].request = replace(request, arrival_seconds=arrival)
-            heappush(self._due, (arrival, place))
+            heappush(self._due, (arrival + self._intake_seconds, place))
 
     def by_time(self) -> tuple[RequestRecord, ...]:
         """All records, in the order in which their requests came."""

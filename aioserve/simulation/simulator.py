@@ -26,7 +26,7 @@ from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.cost import TableSteps, steps_of
+from aioserve.simulation.cost import NO_TIME, TableSteps, steps_of
 from aioserve.simulation.fast_forward import MAX_CLOCK_SECONDS, Clock, pass_steps
 from aioserve.simulation.gaps import ServiceGap, TokenGaps
 from aioserve.simulation.options import (
@@ -69,7 +69,8 @@ def simulate(
     where the trace has none, and `max_model_len` the most tokens of a prompt and its completion;
     None: as many as the KV memory holds. With `noise_seed` the steps of a cost table vary as
     those that it was measured from, drawn from that seed by their numbers; None: each takes what
-    the table says. For the policy to see, each request has its client as its tenant, its session,
+    the table says. A table's `host` times come before a request's first step and after its tokens.
+    For the policy to see, each request has its client as its tenant, its session,
     its priority, its forecast, and the targets as its own. A completion has at least one token,
     whatever the trace says. In a `closed_loop` a request that follows another comes when that one's
     completion has ended and its caller has thought. `timeline`, an empty one, takes down every
@@ -105,8 +106,13 @@ class _Run:
     ) -> None:
         self.scheduler = scheduler
         self.options = options
-        self.arrivals = arrivals = Arrivals(ordered, closed_loop=options.closed_loop)
         self.cost = steps_of(options.cost, options.noise_seed)
+        self.host = self.cost.host if isinstance(self.cost, TableSteps) else NO_TIME
+        self.arrivals = arrivals = Arrivals(
+            ordered,
+            closed_loop=options.closed_loop,
+            intake_seconds=self.host.intake_seconds,
+        )
         fits, most = scheduler.memory.capacity_tokens, options.max_model_len
         self.longest = fits if most is None else min(fits, most)
         """Most tokens of a prompt and its completion."""
@@ -144,7 +150,7 @@ class _Run:
 
     def result(self, pages_needed: int | None = None) -> SimulationResult:
         """Run to the end. `pages_needed` is that of memory without a limit."""
-        began = self.now
+        began = self.now - self.host.intake_seconds
         while True:
             self._submit_arrived()
             if self._pass_steps():
@@ -279,7 +285,7 @@ class _Run:
             record = active[progress.sequence_id]
             record.output_tokens += 1
             if record.first_token_seconds is None:
-                record.first_token_seconds = self.now
+                record.first_token_seconds = self.now + self.host.delivery_seconds
                 in_flight = self.pipeline.in_flight
                 record.wait_tokens = self._waited_tokens(progress.sequence_id, in_flight)
             if progress.finish_reason is not None:
@@ -318,7 +324,7 @@ class _Run:
             record = self.active[sequence_id]
             record.output_tokens += len(passed.ends) - (sequence_id in late)
             if record.first_token_seconds is None:
-                record.first_token_seconds = passed.ends[0]
+                record.first_token_seconds = passed.ends[0] + self.host.delivery_seconds
                 record.wait_tokens = processed - self.submitted_at_tokens.pop(sequence_id)
         for sequence_id in passed.ended:
             self._end(sequence_id, Ending.FINISHED)
@@ -353,9 +359,9 @@ class _Run:
         if sequence_id in self.not_started:
             self._no_longer_waits(sequence_id)
         record.max_gap_seconds = self.token_gaps.ended(sequence_id)
-        record.ending, record.end_seconds = ending, self.now
+        record.ending, record.end_seconds = ending, self.now + self.host.delivery_seconds
         self.ended += 1
-        self.arrivals.ended(record, self.now)
+        self.arrivals.ended(record, record.end_seconds)
 
     def _waited_tokens(self, sequence_id: int, in_flight: Iterable[StepPlan]) -> int:
         """Tokens computed for others since it arrived, those of steps in flight left out."""

@@ -4,6 +4,12 @@ number of the step.
 The draw for a step depends on a seed and the step's number alone, so steps may be asked for
 one by one, several at once, and in any order. Only integers are drawn: the digits are the same
 whichever way.
+
+Slow steps come together: something else runs on the machine for a while, or it is slower. Where
+the order of the measured ratios is known, blocks of it are drawn, in which steps follow each other
+as they did (the block bootstrap; Künsch, "The Jackknife and the Bootstrap for General Stationary
+Observations", Annals of Statistics 1989). Draws for each step by itself would be averaged away
+over the steps of an answer.
 """
 
 from __future__ import annotations
@@ -17,11 +23,18 @@ import numpy.typing as npt
 from aioserve.errors import ConfigError
 from aioserve.traces.checks import named
 
-__all__ = ["MAX_RATIOS", "StepNoise", "drawn", "drawn_from"]
+__all__ = ["BLOCK_STEPS", "MAX_ORDER", "MAX_RATIOS", "NUM_RANKS", "StepNoise"]
 
 MAX_RATIOS = 256
 """Most ratios of one point of a grid."""
 MAX_RATIO = 1e3
+NUM_RANKS = 256
+"""Ranks that measured steps have among those near the same point, from the shortest to the
+longest."""
+MAX_ORDER = 1 << 16
+"""Most ranks in the order in which they were measured."""
+BLOCK_STEPS = 256
+"""Steps that follow each other as measured ones did."""
 MEAN_ERROR = 0.01
 """Most that the mean ratio of a point may differ from 1."""
 
@@ -38,8 +51,15 @@ class StepNoise:
     """Ratios for each point of a grid, all equally likely: 1 on average, so that steps take on
     average what the table says."""
 
-    def __init__(self, ratios: Sequence[Sequence[Sequence[float]]], shape: tuple[int, ...]) -> None:
-        """`ratios[i][j]` are those of a point; all points of a grid of that shape have as many.
+    def __init__(
+        self,
+        ratios: Sequence[Sequence[Sequence[float]]],
+        shape: tuple[int, ...],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """`ratios[i][j]` are those of a point, from the smallest to the largest where there is an
+        `order`; all points of a grid of that shape have as many. `order` has the rank, in `[0,
+        NUM_RANKS)`, of one measured step after the other.
 
         Raises `ConfigError` for anything else, for ratios that aren't positive, and for a point
         whose mean isn't 1.
@@ -68,6 +88,9 @@ class StepNoise:
                 f"[{i}][{j}]"
             )
         self.num_ratios: int = grid.shape[2]
+        self._order = None if order is None else _checked_order(order)
+        if order is not None and (np.diff(grid, axis=2) < 0).any():
+            raise ConfigError(f"{NAME} must grow at each point where its order is given")
         self._grid = grid
         self._ratios: list[list[list[float]]] = grid.tolist()
 
@@ -83,15 +106,46 @@ class StepNoise:
     def percentiles(self, i: int, j: int, ranks: Sequence[float]) -> list[float]:
         return np.percentile(self._grid[i, j], ranks).tolist()
 
+    def draw(self, seed: int, step: int) -> int:
+        """Draw 64 bits for the step of that number."""
+        if self._order is None:
+            return _drawn(seed, step)
+        start = _drawn(seed, step // BLOCK_STEPS) % len(self._order)
+        return int(self._order[(start + step % BLOCK_STEPS) % len(self._order)])
 
-def drawn(seed: int, step: int) -> int:
-    """Draw 64 bits for the step of that number."""
-    return _mixed(_mixed(seed) + step)
+    def draws(self, seed: int, step: int, count: int) -> npt.NDArray[np.uint64]:
+        """Draw for `count` steps from that number on what `draw` does for each."""
+        if self._order is None:
+            return _drawn_from(seed, step, count)
+        first, last = step // BLOCK_STEPS, (step + count) // BLOCK_STEPS
+        blocks = _drawn_from(seed, first, last - first + 1) % np.uint64(len(self._order))
+        numbers = np.arange(step, step + count)
+        places = blocks.astype(np.int64)[numbers // BLOCK_STEPS - first] + numbers % BLOCK_STEPS
+        return self._order[places % len(self._order)]
 
 
-def drawn_from(seed: int, step: int, count: int) -> npt.NDArray[np.uint64]:
-    """Draw for `count` steps from that number on what `drawn` does for each."""
-    bits = np.arange(count, dtype=np.uint64) + np.uint64((_mixed(seed) + step) & BITS_64)
+def _checked_order(order: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Ranks as draws: 64 bits that lie in the middle of their share."""
+    with named("cost table: noise_order"):
+        ranks = [*islice(order, MAX_ORDER + 1)]
+    if not 1 <= len(ranks) <= MAX_ORDER or not all(
+        type(rank) is int and 0 <= rank < NUM_RANKS for rank in ranks
+    ):
+        raise ConfigError(
+            f"noise_order must be 1 to {MAX_ORDER:,} ranks in [0, {NUM_RANKS - 1}], got "
+            f"{len(ranks):,} from {min(ranks, default=0)} to {max(ranks, default=0)}"
+        )
+    width = (1 << 64) // NUM_RANKS
+    return np.array(ranks, np.uint64) * np.uint64(width) + np.uint64(width // 2)
+
+
+def _drawn(seed: int, number: int) -> int:
+    return _mixed(_mixed(seed) + number)
+
+
+def _drawn_from(seed: int, number: int, count: int) -> npt.NDArray[np.uint64]:
+    """What `_drawn` gives for `count` numbers from that one on."""
+    bits = np.arange(count, dtype=np.uint64) + np.uint64((_mixed(seed) + number) & BITS_64)
     bits += np.uint64(STRIDE)
     bits = (bits ^ bits >> np.uint64(30)) * np.uint64(MULTIPLIERS[0])
     bits = (bits ^ bits >> np.uint64(27)) * np.uint64(MULTIPLIERS[1])

@@ -9,7 +9,7 @@ import pytest
 
 from aioserve.cli._busy import Busy
 from aioserve.simulation.calibration import PredictionError
-from aioserve.simulation.cost import CostTableFile
+from aioserve.simulation.cost_table_file import CostTableFile
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 

@@ -11,6 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from aioserve import SchedulingPolicy
+from aioserve.simulation.cost import CostTable
+from aioserve.simulation.simulator import simulate
 from aioserve.traces.request import TraceRequest
 from tests import made_up_traces
 from tests.parity import tiny_models
@@ -18,8 +21,9 @@ from tests.parity import tiny_models
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fidelity.py"
 
 
-@pytest.fixture(scope="module")
-def fidelity() -> ModuleType:
+@pytest.fixture
+def fidelity(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)  # for what it imports from beside it
     spec = importlib.util.spec_from_file_location("fidelity", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -42,15 +46,49 @@ def test_live_prompts_share_what_the_trace_shares(fidelity: ModuleType) -> None:
 
 
 def test_pairs_are_decided_and_ranked_otherwise_beyond_noise_alone(fidelity: ModuleType) -> None:
-    rows = {
-        "a": {"live": 1.0, "noise": 0.1, "simulated": 3.0},
-        "b": {"live": 1.05, "noise": 0.0, "simulated": 2.0},
-        "c": {"live": 2.0, "noise": 0.0, "simulated": 2.5},
-        "d": {"live": 9.0, "noise": 0.2, "simulated": 8.0},
+    simulated = {"a": 3.0, "b": 2.0, "c": 2.5, "d": 8.0}
+    rows = {name: {"simulated": seconds} for name, seconds in simulated.items()}
+    repeated = {
+        "a": [1.0, 1.1, 1.2],
+        "b": [1.05, 1.09, 1.21],  # now before, now behind a
+        "c": [2.0, 2.2, 2.4],  # as the machine slows down, twice a all the time
+        "d": [9.0, 9.1, 9.0],
     }
-    decided, otherwise = fidelity.ranked(rows)
+    decided, otherwise = sys.modules["fidelity_figures"].ranked(rows, repeated)
     assert decided == [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")]
     assert otherwise == [("a", "c")]
+
+
+def test_what_is_further_apart_than_repetitions_or_a_tie_is_decided(fidelity: ModuleType) -> None:
+    rows = {"a": {"simulated": 1.0}, "b": {"simulated": 2.0}}
+    for other, is_decided in (([1.015] * 3, False), ([1.03] * 3, True), ([1.1, 1.5, 1.2], False)):
+        decided, _ = sys.modules["fidelity_figures"].ranked(rows, {"a": [1.0] * 3, "b": other})
+        assert bool(decided) == is_decided
+
+
+def test_blocks_come_one_after_the_other_and_keep_their_own_pace(fidelity: ModuleType) -> None:
+    trace = [TraceRequest(n, 3.0 + 0.5 * n, 8, 1, (), 8) for n in range(7)]
+    blocks = fidelity.blocks_of(trace, 3)
+    assert [len(block) for block in blocks] == [3, 3, 1]
+    assert [[r.arrival_seconds for r in block] for block in blocks] == [
+        [0.0, 0.5, 1.0],
+        [0.0, 0.5, 1.0],
+        [0.0],
+    ]
+    apart, firsts = fidelity.set_apart(blocks)
+    assert [r.number for r in apart] == list(range(7))
+    assert firsts == [0, 3, 6]
+    assert [r.arrival_seconds for r in apart] == [0, 0.5, 1, 1e4, 1e4 + 0.5, 1e4 + 1, 2e4]
+
+
+def test_a_simulated_block_has_the_speed_of_its_own(fidelity: ModuleType) -> None:
+    trace = [TraceRequest(n, 3.0 * n, 8, 1, (), 8) for n in range(6)]
+    apart, firsts = fidelity.set_apart(fidelity.blocks_of(trace, 2))
+    table = CostTable([0, 64], [0, 4], [[0.5, 0.5], [0.5, 0.5]])
+    cost = fidelity.ScaledCost(table, [1.0, 4.0, 2.0], firsts)
+    result = simulate(apart, SchedulingPolicy(), cost=cost, num_pages=None)
+    took = [(r.first_token_seconds or 0.0) - (r.started_seconds or 0.0) for r in result.requests]
+    assert took == [0.5, 0.5, 2.0, 2.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("given", [("fcfs",), ("fcfs", "fcfs"), ("fcfs", "deadline", "fcfs")])
@@ -77,9 +115,11 @@ def test_both_sides_serve_the_policies_and_the_trace_that_are_given(tmp_path: Pa
     trace = made_up_traces.mooncake(tmp_path)
     sizes = ("--num-requests", "12", "--rate", "50", "--scale-lengths", "0.03125")
     chosen = ("--trace", trace, "--policy", "fcfs", "--policy", "round_robin:chunk_size=8")
-    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--repeats", "2")
+    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32")
+    turns = ("--repeats", "2", "--block", "4")
+    words = (*chosen, *sizes, *limits, *turns, "--json", result)
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--model", model, *chosen, *sizes, *limits, "--json", result],
+        [sys.executable, SCRIPT, "--model", model, *words],
         check=True,
         timeout=170,
         capture_output=True,
@@ -98,6 +138,11 @@ def test_both_sides_serve_the_policies_and_the_trace_that_are_given(tmp_path: Pa
         for row in figure["policies"].values():
             assert row["error"] == pytest.approx(row["simulated"] / row["live"] - 1)
             assert row["error_at_live_speed"] > -1
-    assert all(speed > 0 for runs in written["speeds"].values() for speed in runs)
+    assert written["blocks"] == 3
+    for runs in written["speeds"].values():
+        assert [len(blocks) for blocks in runs] == [3, 3]
+        assert all(speed > 0 for blocks in runs for speed in blocks)
+    assert all(seconds > 0 for seconds in written["host"].values())
+    assert "this machine decides" in done.stdout
     assert "by ttft p50: the noise decides " in done.stdout
     assert "of 4 pairs decided, " in done.stdout

@@ -19,7 +19,7 @@ from aioserve.capacity.models import ModelShape, read_model
 from aioserve.kv.eviction import Eviction, EvictionStrategy, PageUse
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
-from aioserve.simulation.cost import CostTable, RooflineCost
+from aioserve.simulation.cost import CostTable, HostTimes, RooflineCost
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
@@ -35,6 +35,8 @@ TABLE = CostTable(
     seconds_per_attended_pair=1.1e-9,
     step_noise=[[[0.5, 0.9, 1.6]] * 3] * 3,
     max_context_tokens=400,
+    noise_order=[0, 40, 255, 200, 90, 91, 3],
+    host=HostTimes(0.0031, 0.0017),
 )
 
 

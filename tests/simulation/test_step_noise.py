@@ -3,7 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aioserve.errors import ConfigError
 from aioserve.simulation.calibration import StepSample, fit_table
 from aioserve.simulation.cost import CostTable, MeasuredKV, StepLoad
-from aioserve.simulation.step_noise import StepNoise, drawn, drawn_from
+from aioserve.simulation.step_noise import BLOCK_STEPS, NUM_RANKS, StepNoise
 from tests.simulation.test_calibration import DECODE, PREFILL, loads, made_table
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -30,9 +30,18 @@ def even(*ratios: float) -> list[list[list[float]]]:
     return [[list(ratios)] * 2] * 3
 
 
-@given(SEEDS, st.integers(1, 2**40), st.integers(0, 50))
-def test_several_draws_at_once_are_those_of_single_steps(seed: int, step: int, count: int) -> None:
-    assert drawn_from(seed, step, count).tolist() == [drawn(seed, step + k) for k in range(count)]
+ORDERS = st.none() | st.lists(st.integers(0, NUM_RANKS - 1), min_size=1, max_size=40)
+
+
+@given(SEEDS, st.integers(1, 2**40), st.integers(0, 2 * BLOCK_STEPS), ORDERS)
+def test_several_draws_at_once_are_those_of_single_steps(
+    seed: int, step: int, count: int, order: list[int] | None
+) -> None:
+    noise = StepNoise([[[0.5, 1.5]]], (1, 1), order)
+    several = noise.draws(seed, step, count)
+    assert several.tolist() == [noise.draw(seed, step + k) for k in range(count)]
+    single = [noise.ratio(0, 0, noise.draw(seed, step + k)) for k in range(count)]
+    assert noise.ratios(0, 0, several).tolist() == single
 
 
 @settings(deadline=None)
@@ -70,13 +79,57 @@ def test_several_steps_at_once_take_to_the_digit_what_single_ones_do(
 
 def test_each_ratio_is_drawn_as_often_and_no_draw_tells_the_next() -> None:
     noise = StepNoise([[[0.5, 1.0, 1.5]]], (1, 1))
-    ratios = np.array([noise.ratio(0, 0, drawn(7, step)) for step in range(30_000)])
+    ratios = np.array([noise.ratio(0, 0, noise.draw(7, step)) for step in range(30_000)])
     values, counts = np.unique(ratios, return_counts=True)
     assert values.tolist() == [0.5, 1.0, 1.5]
     assert counts.min() > 9_700
     assert abs(np.corrcoef(ratios[:-1], ratios[1:])[0, 1]) < 0.02
-    others = [noise.ratio(0, 0, drawn(8, step)) for step in range(30_000)]
+    others = [noise.ratio(0, 0, noise.draw(8, step)) for step in range(30_000)]
     assert abs(np.corrcoef(ratios, others)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slow_steps_come_together_as_they_were_measured(seed: int) -> None:
+    """A machine that is slow for 50 steps of 200: means of 50 steps vary as those measured did."""
+    table, rng = made_table(), np.random.default_rng(seed)
+    slow = np.tile(np.repeat([1.6, 0.8, 0.8, 0.8], 50), 40)
+    measured = slow * rng.lognormal(0, 0.05, len(slow))
+    steps = loads(seed, len(measured))[-len(measured) :]
+    samples = [
+        StepSample(load, table.seconds(load) * ratio)
+        for load, ratio in zip(steps, measured.tolist(), strict=True)
+    ]
+    found = fit_table(samples, PREFILL, DECODE)
+
+    def means_vary(file: Any) -> float:
+        cost = file.table()
+        ratios = [
+            cost.noisy_seconds(load, seed, number) / cost.seconds(load)
+            for number, load in enumerate(steps)
+        ]
+        assert np.mean(ratios) == pytest.approx(1, abs=0.05)
+        return float(np.std(np.mean(np.reshape(ratios, (-1, 50)), axis=1)))
+
+    true = float(np.std(np.mean(np.reshape(measured, (-1, 50)), axis=1)))
+    assert means_vary(found) == pytest.approx(true, rel=0.4)
+    assert means_vary(replace(found, noise_order=None)) < true / 4
+
+
+def test_the_order_of_noise_is_checked() -> None:
+    wrong: tuple[tuple[Any, str], ...] = (
+        ([], r"1 to 65,536 ranks in \[0, 255\], got 0"),
+        ([256], "from 256 to 256"),
+        ([-1], "from -1 to -1"),
+        ([0.5], "got 1 from 0.5"),
+        (7, "noise_order"),
+    )
+    for order, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            CostTable(**TABLE, step_noise=even(0.5, 1.5), noise_order=cast("Any", order))
+    with pytest.raises(ConfigError, match="must grow at each point"):
+        CostTable(**TABLE, step_noise=even(1.5, 0.5), noise_order=[1])
+    with pytest.raises(ConfigError, match="no step_noise that it could be the order of"):
+        CostTable(**TABLE, noise_order=[1])
 
 
 def test_a_step_scatters_as_the_nearest_point_does() -> None:

@@ -1,0 +1,92 @@
+"""What requests take outside of steps: before their first, and behind those with their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from aioserve import SchedulingPolicy
+from aioserve.errors import ConfigError
+from aioserve.simulation.cost import CostTable, HostTimes
+from aioserve.simulation.records import Ending, RequestRecord
+from aioserve.simulation.simulator import simulate
+from aioserve.traces.request import TraceRequest
+
+SHAPE: dict[str, Any] = {
+    "prefill_tokens": [0, 64, 512],
+    "decode_batch": [0, 4, 16],
+    "seconds": [[0.01, 0.0123, 0.02], [0.03, 0.041, 0.043], [0.05, 0.06, 0.0777]],
+}
+seconds = st.sampled_from([0.0, 2.0**-8, 0.25])
+"""Exact in binary, as arrivals are: sums have no rounding."""
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    trace: list[TraceRequest] = []
+    arrival = 0.0
+    for number in range(draw(st.integers(1, 8))):
+        arrival += draw(st.sampled_from([0.0, 0.125, 8.0]))
+        prompt, output = draw(st.integers(1, 100)), draw(st.integers(1, 20))
+        trace.append(TraceRequest(number, arrival, prompt, output, (), prompt))
+    return trace
+
+
+def run(trace: list[TraceRequest], host: HostTimes, **options: Any) -> dict[int, RequestRecord]:
+    cost = CostTable(**SHAPE, host=host)
+    result = simulate(
+        trace,
+        SchedulingPolicy(),
+        cost=cost,
+        num_pages=options.pop("num_pages", 60),
+        page_size=4,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        **options,
+    )
+    return {record.request.number: record for record in result.requests}
+
+
+@given(traces(), seconds, seconds, st.booleans())
+def test_they_move_arrivals_and_answers_and_no_step(trace, intake, delivery, overlap):
+    host = HostTimes(intake, delivery)
+    found = run(trace, host, overlap=overlap)
+    moved = [replace(r, arrival_seconds=r.arrival_seconds + intake) for r in trace]
+    plain = run(moved, HostTimes(), overlap=overlap)
+    for number, record in found.items():
+        other = plain[number]
+        assert record.request.arrival_seconds == trace[number].arrival_seconds
+        assert record.started_seconds == other.started_seconds
+        for name in ("first_token_seconds", "end_seconds"):
+            assert getattr(record, name) == getattr(other, name) + delivery
+        assert record.output_tokens == other.output_tokens
+        assert record.max_gap_seconds == other.max_gap_seconds
+
+
+def test_a_follower_comes_when_its_caller_has_the_answer():
+    first = TraceRequest(0, 0.0, 10, 3, (), 10)
+    second = TraceRequest(1, 0.5, 10, 3, (), 10, follows=0, think_seconds=2.0)
+    found = run([first, second], HostTimes(0.25, 0.125), closed_loop=True)
+    ended = found[0].end_seconds
+    assert ended is not None
+    assert found[1].request.arrival_seconds == ended + 2.0
+    assert found[1].started_seconds == pytest.approx(ended + 2.25)
+
+
+def test_a_request_that_can_never_fit_waits_for_nothing():
+    long = TraceRequest(0, 1.0, 600, 3, (), 600)
+    record = run([long], HostTimes(0.25, 0.125))[0]
+    assert (record.ending, record.end_seconds) == (Ending.TOO_LONG, 1.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", True])
+@pytest.mark.parametrize("name", ["intake_seconds", "delivery_seconds"])
+def test_what_is_no_time_is_named(name, value):
+    with pytest.raises(ConfigError, match=f"cost table: host: {name}"):
+        HostTimes(**{name: value})
+    with pytest.raises(ConfigError, match="host must be HostTimes"):
+        CostTable(**SHAPE, host=value)
