@@ -48,7 +48,16 @@ Device = str
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
 ToolParserName = Literal[
-    "auto", "none", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "json"
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "qwen3_coder",
+    "json",
 ]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 

@@ -20,10 +20,12 @@ from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream
 from aioserve.errors import InvalidRequestError
 from aioserve.execution.runner import LoadedModel
-from aioserve.grammars.calls import CallsOutput, Style, calls_output
+from aioserve.grammars.call_rules import Style
+from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
+from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.parts import (
     Parts,
@@ -152,6 +154,7 @@ class ChatFormat:
         self._reasoning = reasoning
         self.held: HeldCalls | None = held
         self._told: Sequence[Mapping[str, Any]] = ()
+        self._types = ArgumentTypes()
         self._begun = ""
         self._is_open = False
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
@@ -192,6 +195,7 @@ class ChatFormat:
         if conversation.continue_final_message:
             self._begun = conversation.messages[-1]["content"]
         self._told = conversation.tools or ()
+        self._types = ArgumentTypes(self._told)
         if self.held is not None:
             names = {_name_of(tool) for tool in self._told}
             if unknown := self.held.strict - names:
@@ -229,7 +233,9 @@ class ChatFormat:
 
     def reader(self) -> CompletionReader:
         """Return a reader for one completion."""
-        return CompletionReader(self._tools, self._reasoning, is_open=self._is_open)
+        return CompletionReader(
+            self._tools, self._reasoning, is_open=self._is_open, types=self._types
+        )
 
 
 def held_calls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,7 +36,14 @@ FORMS = {
     "llama3_json": '<|python_tag|>{{"name": "{}", "parameters": {}}}',
     "deepseek_v31": "<\uff5ctool▁call▁begin\uff5c>{}<\uff5ctool▁sep\uff5c>{}"
     "<\uff5ctool▁call▁end\uff5c>",
+    "glm45": "<tool_call>{}\n{}</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
 }
+MEMBERS = {
+    "glm45": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    "qwen3_coder": "<parameter={}>\n{}\n</parameter>\n",
+}
+"""An argument, where it isn't JSON."""
 CALLS = (
     ("weather", '{"city": "Oslo"}', True),
     ("weather", '{"city": "Reykjavik"}', False),
@@ -45,9 +53,15 @@ CALLS = (
 )
 
 
+def call_in(parser: str, name: str, given: str) -> str:
+    if member := MEMBERS.get(parser):
+        given = "".join([member.format(key, value) for key, value in json.loads(given).items()])
+    return FORMS[parser].format(name, given)
+
+
 @pytest.mark.parametrize("parser", FORMS)
 async def test_an_answer_cannot_have_a_call_that_is_not_of_its_tool(parser: Any) -> None:
-    texts = ["I think: " + FORMS[parser].format(name, given) for name, given, _ in CALLS]
+    texts = ["I think: " + call_in(parser, name, given) for name, given, _ in CALLS]
     async with Engine(ScriptedModel(TEMPLATE, *texts), jump_forward=False) as engine:
         for seed, (name, given, is_taken) in enumerate(CALLS):
             stream = engine.chat(
@@ -68,6 +82,19 @@ async def test_an_answer_cannot_have_a_call_that_is_not_of_its_tool(parser: Any)
                     await stream.completion()
         assert await all_given_back(engine)
         check_invariants(engine)
+
+
+@pytest.mark.parametrize("parser", MEMBERS)
+async def test_values_without_quotes_are_what_the_schemas_of_tools_say(parser: Any) -> None:
+    properties = {"code": {"type": "string"}, "days": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    answer = call_in(parser, "f", '{"code": "0123", "days": 5}')
+    async with Engine(ScriptedModel(TEMPLATE, answer)) as engine:
+        for strict in ([], ["f"]):
+            stream = engine.chat(ASK, tools=[tool], tool_parser=parser, strict_tools=strict)
+            (call,) = (await stream.completion()).tool_calls
+            assert json.loads(call.arguments) == {"code": "0123", "days": 5}
 
 
 async def test_what_strict_tools_do_not_go_with_is_refused_by_name() -> None:

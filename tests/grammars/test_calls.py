@@ -12,15 +12,18 @@ import jsonschema
 import pytest
 
 from aioserve import InvalidSamplingError
-from aioserve.grammars.calls import Style, calls_output
+from aioserve.grammars.call_rules import Style
+from aioserve.grammars.calls import calls_output
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.parts import Parts, whole_calls
 from aioserve.text.output_parsers.registry import REASONING_TAGS, TOOL_PARSERS, ReasoningTags
 from aioserve.text.tokenizer import Tokenizer
 from tests.engine.scripted import END, SPECIAL, chat_tokenizer
 from tests.grammars.walks import ids_in
+from tests.text.test_tagged_calls import written as tagged_call
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -48,8 +51,11 @@ KEYS = {
     "mistral": "arguments",
     "deepseek_v3": "arguments",
     "deepseek_v31": "arguments",
+    "glm45": "",
+    "qwen3_coder": "",
 }
 MARKS = {style: TOOL_PARSERS[style].marks[0] for style in KEYS}
+MARKS["qwen3_coder"] = "<tool_call>\n<function="
 CALL, CALLS, SEP, CALL_END, CALLS_END = TOOL_PARSERS["deepseek_v3"].marks
 LURES = (
     *MARKS.values(),
@@ -73,6 +79,12 @@ LURES = (
     f"{CALL}move{SEP}{{}}{CALL_END}",
     f"{CALL}function{SEP}move\n```json\n{{}}\n```{CALL_END}",
     "```",
+    "<tool_call>weather\n<arg_key>city</arg_key><arg_value>5</arg_value>",
+    "<tool_call>other</tool_call>",
+    "<tool_call>\n<function=free>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
+    "</arg_value>",
+    "</parameter>",
+    "</function>",
     ";",
     ",",
     "\n",
@@ -107,7 +119,12 @@ class Drawn:
     """An answer that follows lures where the grammar lets it, and draws where it doesn't."""
 
     def __init__(
-        self, grammar: CompiledGrammar, tokenizer: Tokenizer, seed: int, begun: str
+        self,
+        grammar: CompiledGrammar,
+        tokenizer: Tokenizer,
+        seed: int,
+        begun: str,
+        lures: Sequence[str] = LURES,
     ) -> None:
         rng = random.Random(seed)
         (end,) = tokenizer.encode(END)
@@ -123,7 +140,7 @@ class Drawn:
             assert allowed
             if not lure and rng.random() < 0.3:
                 spelled = rng.random() < 0.5
-                text = rng.choice(LURES)
+                text = rng.choice(lures)
                 lure = list(text.encode()) if spelled else tokenizer.encode(text)
             if lure and lure[0] in allowed:
                 token_id = lure.pop(0)
@@ -142,7 +159,8 @@ class Drawn:
 
 
 def read(form: str, reasoning: ReasoningTags | None, is_open: bool, texts: Sequence[str]) -> Parts:
-    reader = CompletionReader(TOOL_PARSERS[form], reasoning, is_open=is_open)
+    types = ArgumentTypes([*TOOLS, *FREE])
+    reader = CompletionReader(TOOL_PARSERS[form], reasoning, is_open=is_open, types=types)
     parts = [*(reader.push(text) for text in texts), reader.finish()]
     return Parts(
         "".join(part.content for part in parts),
@@ -207,7 +225,13 @@ def test_text_without_a_call_is_free(form: str, text: str) -> None:
 
 
 def call_in(form: str, name: str, arguments: str) -> list[int]:
-    if form == "deepseek_v3":
+    if form in ("glm45", "qwen3_coder"):
+        value = json.loads(arguments, parse_int=str)
+        members = value.items() if isinstance(value, dict) else [("<list>", arguments)]
+        pairs = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in members]
+        call = tagged_call(form, name, pairs, "\n").removeprefix(MARKS[form])
+        call = call.removeprefix("\n<function=")
+    elif form == "deepseek_v3":
         call = f"function{SEP}{name}\n```json\n{arguments}\n```{CALL_END}{CALLS_END}"
     elif form == "deepseek_v31":
         call = f"{name}{SEP}{arguments}{CALL_END}"
@@ -261,7 +285,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_as_one_of_tools() -> None:
     assert told.value.argument == "tools"
 
 
-@pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31"])
+@pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31", "glm45", "qwen3_coder"])
 def test_a_name_that_is_written_without_quotes_is_a_word(form: str) -> None:
     named = {"type": "function", "function": {"name": "what now"}}
     with pytest.raises(InvalidSamplingError, match="tools must have names of letters"):

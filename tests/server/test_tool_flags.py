@@ -31,6 +31,10 @@ WRITTEN = {
     "<\uff5ctool▁calls▁end\uff5c>",
     "deepseek_v31": "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>weather"
     '<\uff5ctool▁sep\uff5c>{"city": "Oslo"}<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>',
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+    "</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
+    "</function>\n</tool_call>",
     "json": '[{"name": "weather", "arguments": {"city": "Oslo"}}]',
 }
 CHAT = {"model": "scripted", "messages": ASK, "tools": TOOLS}
@@ -58,7 +62,7 @@ async def test_a_caller_hears_what_it_can_do_and_who_can_do_more(path: str) -> N
     for said in (
         "tool_choice",
         "--tool-parser NAME",
-        "hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, json",
+        "hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, qwen3_coder, json",
     ):
         assert said in error["message"]
     assert "tool_parser" not in error["message"]
@@ -116,6 +120,8 @@ async def test_reasoning_is_read_in_the_form_that_the_engine_is_told() -> None:
         ("{# tool_parser: no_such #}<tool_call>", "hermes"),
         ("<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>f\n```json", "deepseek_v3"),
         ("<\uff5ctool▁call▁begin\uff5c>f<\uff5ctool▁sep\uff5c>", "deepseek_v31"),
+        ("<tool_call>f\n<arg_key>a</arg_key>", "glm45"),
+        ("<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
     ],
 )
 async def test_a_template_may_name_the_form(source: str, form: str) -> None:

@@ -41,6 +41,8 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
 }
+"""Those that write arguments as JSON, behind a mark; for others, see `test_tagged_calls` and
+`test_json_calls`."""
 MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
 
 
@@ -51,7 +53,7 @@ def numbers() -> Callable[[], str]:
 
 def parsed(style: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]], list[Parts]]:
     """Content, name and arguments of each call, and all deltas."""
-    parser = PARSERS[style](numbers())
+    parser = TOOL_PARSERS[style](numbers())
     parts = [parser.push(piece) for piece in pieces] + [parser.finish()]
     deltas = [delta for part in parts for delta in part.tool_calls]
     calls = whole_calls(deltas)
@@ -173,6 +175,11 @@ def confusing(style: str) -> st.SearchStrategy[str]:
         "function",
         "```json",
         "```",
+        "f>",
+        "a</arg_key>",
+        "<parameter=a>",
+        "\n</parameter>",
+        "true",
         "text",
     ]
     return st.lists(st.sampled_from(parts + json_parts), max_size=12).map("".join)
@@ -200,9 +207,9 @@ def test_calls_are_found_and_content_is_what_is_around_them(style: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("style", PARSERS)
+@pytest.mark.parametrize("style", TOOL_PARSERS)
 def test_pieces_make_no_difference_and_nothing_is_lost(style: str) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=200)
     @given(confusing(style), st.data())
     def check(text: str, data: st.DataObject) -> None:
         content, calls = whole(style, text)
@@ -258,7 +265,7 @@ def test_what_is_no_json_behind_arguments_is_content_as_it_stands(style: str) ->
     check()
 
 
-@pytest.mark.parametrize("style", PARSERS)
+@pytest.mark.parametrize("style", TOOL_PARSERS)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40), data=st.data())
 def test_text_without_a_call_is_content(style: str, text: str, data: st.DataObject) -> None:
     content, calls, parts = parsed(style, cuts(data.draw, text))
@@ -543,6 +550,8 @@ SOURCES = {
     "hermes": "{{ '<tool_call>' ~ call | tojson ~ '</tool_call>' }}",
     "llama3_json": "{{ '<|start_header_id|>' }}{{ '{\"name\": f, \"parameters\": x}' }}",
     "mistral": "{{ '[TOOL_CALLS]' }}",
+    "glm45": "{{ '<tool_call>' ~ name ~ '\n<arg_key>' ~ key ~ '</arg_key>' }}",
+    "qwen3_coder": "{{ '<tool_call>\n<function=' ~ name ~ '>\n<parameter=' ~ key ~ '>' }}",
 }
 
 
@@ -555,7 +564,7 @@ def test_the_form_of_tool_calls_is_named_or_the_templates(name: str) -> None:
     assert tool_parser_named("none", SOURCES[name], has_tools=True) is None
 
 
-@pytest.mark.parametrize("source", ["{{ tools }}", "<tool_call><function=", "<tool_call><arg_key>"])
+@pytest.mark.parametrize("source", ["{{ tools }}", "<tool_call><function="])
 def test_where_no_form_is_known_one_must_be_named(source: str) -> None:
     with pytest.raises(
         InvalidRequestError, match="tool_parser must be named, one of hermes"

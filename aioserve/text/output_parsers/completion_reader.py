@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.parts import Parts
 from aioserve.text.output_parsers.reading import Reading, TextReader
 from aioserve.text.output_parsers.registry import ReasoningTags
@@ -14,13 +15,18 @@ class CompletionReader:
     """Reader of one completion. Its results, joined, are the same for any pieces of the text.
 
     `is_open` says that the text begins within reasoning. A form that is None leaves its part in the
-    content. Tool calls within reasoning are none.
+    content. Tool calls within reasoning are none. `types` are those of the arguments of calls.
     """
 
     def __init__(
-        self, tools: type[ToolParser] | None, reasoning: ReasoningTags | None, *, is_open: bool
+        self,
+        tools: type[ToolParser] | None,
+        reasoning: ReasoningTags | None,
+        *,
+        is_open: bool,
+        types: ArgumentTypes | None = None,
     ) -> None:
-        self._tools = None if tools is None else tools()
+        self._tools = None if tools is None else tools(types=types)
         self._reasoning = None
         if reasoning is not None:
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 from aioserve.text.output_parsers.parts import short_id
@@ -21,13 +20,10 @@ __all__ = [
 HERMES_OPENS, HERMES_CLOSES = "<tool_call>", "</tool_call>"
 LLAMA3_TAG = "<|python_tag|>"
 MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-MAX_WORD_CHARS = 256
-"""Longest name of a function, or id, that is read without quotes around it."""
 _DEEPSEEK_MARK = "<\uff5ctool▁{}\uff5c>".format
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = map(_DEEPSEEK_MARK, ("calls▁begin", "calls▁end"))
 DEEPSEEK_CALL, DEEPSEEK_CALL_END = map(_DEEPSEEK_MARK, ("call▁begin", "call▁end"))
 DEEPSEEK_SEP, DEEPSEEK_FENCE = _DEEPSEEK_MARK("sep"), "```"
-_WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class HermesParser(ToolParser):
@@ -116,21 +112,7 @@ class Llama3JsonParser(ToolParser):
                 return ""
 
 
-class _NamedCalls(ToolParser):
-    """Base of parsers of calls that begin with a name without quotes."""
-
-    def _word(self) -> Reading[str]:
-        word = ""
-        while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
-            found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
-            if found is None:
-                break
-            word += found[0]
-            self._at = found.end()
-        return word
-
-
-class MistralParser(_NamedCalls):
+class MistralParser(ToolParser):
     """Reads tool calls as Mistral's models write them: a list of objects, or name by name,
 
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
@@ -194,7 +176,7 @@ class MistralParser(_NamedCalls):
         return (yield from self._arguments())
 
 
-class DeepSeekV31Parser(_NamedCalls):
+class DeepSeekV31Parser(ToolParser):
     """Reads tool calls as DeepSeek V3.1 writes them, with full-width bars and without the
     breaks of lines:
 

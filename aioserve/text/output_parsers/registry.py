@@ -20,6 +20,7 @@ from aioserve.text.output_parsers.families import (
     Llama3JsonParser,
     MistralParser,
 )
+from aioserve.text.output_parsers.tagged import Glm45Parser, Qwen3CoderParser
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
 __all__ = [
@@ -69,6 +70,8 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
         MistralParser,
         DeepSeekV3Parser,
         DeepSeekV31Parser,
+        Glm45Parser,
+        Qwen3CoderParser,
         JsonCallsParser,
     )
 }

@@ -12,15 +12,21 @@ around calls is not content.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import ClassVar
 
+from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.call_object import ArgumentsReader, CallReader
 from aioserve.text.output_parsers.parts import ToolCallDelta, call_id
 from aioserve.text.output_parsers.reading import Reading, TextReader
 
-__all__ = ["CallEnd", "ToolParser"]
+__all__ = ["MAX_WORD_CHARS", "CallEnd", "ToolParser"]
+
+MAX_WORD_CHARS = 256
+"""Longest name of a function, or id, that is read without quotes around it."""
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class CallEnd(Enum):
@@ -34,8 +40,9 @@ class CallEnd(Enum):
 
 
 class ToolParser(TextReader):
-    """Tells tool calls from content in the text of one completion; `new_id` makes their ids. A
-    subclass reads the calls of one family of models."""
+    """Tells tool calls from content in the text of one completion; `new_id` makes their ids, and
+    `types` says what arguments are, which some families don't write with their values. A subclass
+    reads the calls of one family of models."""
 
     name: ClassVar[str]
     """Name of the parser, as vLLM has it."""
@@ -48,8 +55,11 @@ class ToolParser(TextReader):
         """Whether a chat template of this source is written for the parser."""
         return False
 
-    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, new_id: Callable[[], str] | None = None, types: ArgumentTypes | None = None
+    ) -> None:
         self._new_id = new_id or self._ids
+        self._types = types or ArgumentTypes()
         self._num_calls = 0
         self._model_ids: set[str] = set()
         self._is_after_call = False
@@ -94,6 +104,17 @@ class ToolParser(TextReader):
         else:
             delta = ToolCallDelta(index, arguments=fragment)
         self._deltas.append(delta)
+
+    def _word(self) -> Reading[str]:
+        """Take a name, or an id, that is written without quotes; empty where there is none."""
+        word = ""
+        while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
+            found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
+            if found is None:
+                break
+            word += found[0]
+            self._at = found.end()
+        return word
 
     def _call(self, raw: str) -> Reading[CallEnd]:
         """Read a call that is an object; `raw` is what led to it, which is content if it is none.

@@ -1,0 +1,176 @@
+"""A grammar of completions with calls, as it is put together.
+
+Knows where calls may begin: at a mark, or at the start. Must not know how a family writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aioserve.errors import InvalidSamplingError
+from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
+
+__all__ = ["SPACE", "Rules", "Style", "escaped", "marked", "quoted", "refused", "text_of", "words"]
+
+SPACE = (
+    r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
+    r"\x{3000}]"
+)
+"""White space, as the output parsers and Python know it."""
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class Style(msgspec.Struct, frozen=True, kw_only=True):
+    """Style in which a model writes completions."""
+
+    tools: str
+    """Name of the parser of tool calls."""
+    reasoning: tuple[str, str] | None = None
+    """Tags around reasoning."""
+    is_open: bool = False
+    """Completions begin within reasoning."""
+    specials: Mapping[str, int] = {}
+    """Marks that are special tokens, with their ids."""
+
+
+class Rules:
+    """A grammar that is put together. Its terminals: `TEXT`, in which no call begins; `TEXT_FIRST`,
+    which a completion may begin with. Its rules: `free` and `first`, such a text up to a mark,
+    `call`, and what a family of models adds."""
+
+    def __init__(
+        self,
+        style: Style,
+        names: Sequence[str],
+        parameters: Sequence[Mapping[str, Any]],
+        *,
+        one: bool,
+    ) -> None:
+        self.style = style
+        self.names = names
+        self.parameters = parameters
+        """Schemas of the arguments of each function."""
+        self.one = one
+        self.schemas: list[str] = []
+        """Schemas of what the grammar has in JSON."""
+        self._lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        self._lines += lines
+
+    def args(self, index: int) -> str:
+        """Rule of the arguments of a function, an object."""
+        return self.json(self.parameters[index])
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Rule of JSON that a schema takes."""
+        written = json.dumps(schema)
+        if written not in self.schemas:
+            self.schemas.append(written)
+        return f"args{self.schemas.index(written)}"
+
+    def text(self) -> str:
+        return "\n".join([*self._start(), *self._lines, *_TERMINALS])
+
+    def mark(self, name: str) -> str:
+        """A mark in either way in which it may be written."""
+        token_id = self.style.specials.get(name)
+        return text_of(name) if token_id is None else f"({text_of(name)} | <[{token_id}]>)"
+
+    def texts(self, mark: str | None, name: str = "", starts: Sequence[str] = ()) -> None:
+        """Add `TEXT{name}`, text without `mark` that begins with none of `starts`; and the rule
+        `up_to{name}`, such a text up to the mark, and that."""
+        without = [f" & ~(ANY {text_of(mark)} ANY)"] if mark else []
+        without += [f" & ~(/{start}/ ANY)" for start in starts]
+        self.add(f"TEXT{name}: ANY" + "".join(without))
+        if mark:
+            self._add_up_to(f"TEXT{name}", f"up_to{name.lower()}", mark)
+
+    def calls(self, key: str) -> None:
+        """Add `call`: an object with a name, and arguments under that key."""
+        behind = f'WS? "," WS? {text_of(quoted(key))} WS? ":" WS?'
+        both = [
+            f"{text_of(quoted(name))} {behind} {self.args(index)}"
+            for index, name in enumerate(self.names)
+        ]
+        named = text_of(quoted("name"))
+        self.add(f'call: "{{" WS? {named} WS? ":" WS? ({" | ".join(both)}) WS? "}}"')
+
+    def first_starts(self) -> list[str]:
+        """Starts that a completion which begins with text doesn't have."""
+        if self.style.reasoning is None or self.style.is_open:
+            return []
+        return [f"{SPACE}*{escaped(self.style.reasoning[0])}"]
+
+    def _start(self) -> list[str]:
+        if self.style.reasoning is None:
+            return ["start: first"]
+        opens, closes = self.style.reasoning
+        self.add(f"INNER: ANY & ~(ANY {text_of(closes)} ANY)")
+        self._add_up_to("INNER", "inner", closes)
+        if self.style.is_open:
+            return ["start: INNER | inner body"]
+        self.add(f"opened: SPACE? {self.mark(opens)}")
+        return ["start: first | opened INNER | opened inner body"]
+
+    def _add_up_to(self, terminal: str, rule: str, mark: str) -> None:
+        self.up_to(terminal, rule, mark, self.style.specials.get(mark))
+
+    def up_to(self, terminal: str, rule: str, mark: str, special: int | None) -> None:
+        """Add `rule`: text of a terminal that doesn't have the mark, and the mark, as text or as
+        the special token of that id. Does nothing where the rule is there."""
+        or_special = "" if special is None else f" | {terminal} <[{special}]>"
+        line = f"{rule}: {rule}_mark{or_special}"
+        if line not in self._lines:
+            self.add(f"{rule}_mark[lazy]: {terminal} {text_of(mark)}", line)
+
+
+_TERMINALS = (
+    "ANY: /(?s:.*)/",
+    rf"SPACE: /{SPACE}+/",
+    r"WS: /[ \t\n\r]/",
+)
+
+
+def marked(rules: Rules, mark: str, *, starts: Sequence[str] = (), after: str = "") -> None:
+    """`first` and `body`, completions in which `held` stands behind marks. With `starts` one may
+    be `bare`, and none begins with these otherwise. `after` names the text behind a call."""
+    rest = f"(up_to{after.lower()} held)* TEXT{after}"
+    rules.add(f"rest: {f'TEXT{after}' if rules.one else rest}")
+    rules.texts(mark)
+    for rule, name, more in (("first", "_FIRST", rules.first_starts()), ("body", "_BODY", [])):
+        rules.texts(mark, name, [*more, *starts])
+        bare = "bare rest | " if starts else ""
+        rules.add(f"{rule}: {bare}TEXT{name} | up_to{name.lower()} held rest")
+
+
+def words(rules: Rules) -> list[tuple[int, str]]:
+    """Names that are read without quotes, each with its index."""
+    return [
+        (index, name)
+        for index, name in enumerate(rules.names)
+        if len(name) <= MAX_WORD_CHARS and _WORD.fullmatch(name)
+    ]
+
+
+def quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def text_of(text: str) -> str:
+    """A text of Lark."""
+    return json.dumps(text)
+
+
+def escaped(text: str) -> str:
+    """Escape a text for an expression of Lark, which a slash would end."""
+    return "".join([f"\\x{{{ord(char):x}}}" for char in text])
+
+
+def refused(must: str) -> InvalidSamplingError:
+    return InvalidSamplingError(f"tools must {must}", argument="tools")
