@@ -27,7 +27,7 @@ from aioserve.arguments import (
 )
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["StructuredOutput", "structured_output"]
+__all__ = ["MAX_WHITESPACE", "StructuredOutput", "structured_output"]
 
 MAX_CHARS = 2**17
 """Longest schema, expression or grammar, or all choices together."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import boolean, check, sequence, text
+from aioserve.arguments import boolean, check, integer, optional, sequence, text
 from aioserve.config import EngineConfig
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream
@@ -23,6 +23,7 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.call_rules import Style
 from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.structured_output import MAX_WHITESPACE
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
@@ -137,6 +138,8 @@ class HeldCalls(msgspec.Struct, frozen=True):
     """Names of tools whose parameters take the arguments of their calls."""
     one: bool
     """Whether there is one call at most."""
+    max_whitespace: int | None
+    """Most characters of white space at each place of their JSON, as in `StructuredOutput`."""
 
 
 class ChatFormat:
@@ -229,7 +232,10 @@ class ChatFormat:
             is_open=self._is_open,
             specials={name: token_id for token_id, name in self.shown.items()},
         )
-        return calls_output(style, self._told, self.held.strict, one=self.held.one)
+        held = self.held
+        return calls_output(
+            style, self._told, held.strict, one=held.one, max_whitespace=held.max_whitespace
+        )
 
     def reader(self) -> CompletionReader:
         """Return a reader for one completion."""
@@ -239,25 +245,33 @@ class ChatFormat:
 
 
 def held_calls(
-    strict_tools: object, parallel_tool_calls: object, *, is_structured: bool
+    strict_tools: object,
+    parallel_tool_calls: object,
+    max_whitespace: object,
+    *,
+    is_structured: bool,
 ) -> HeldCalls | None:
     """Check what a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
     names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
     strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
     parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
-    if not strict and not parallel:
-        raise InvalidRequestError(
-            "parallel_tool_calls must be True without strict_tools, got False",
-            argument="parallel_tool_calls",
-            value=False,
-        )
+    rule = optional(integer(0, MAX_WHITESPACE))
+    space = check(InvalidRequestError, "max_whitespace", max_whitespace, rule)
+    values = {"parallel_tool_calls": (parallel, True), "max_whitespace": (space, None)}
+    for name, (value, plain) in values.items():
+        if not strict and value is not plain:
+            raise InvalidRequestError(
+                f"{name} must be {plain} without strict_tools, got {value}",
+                argument=name,
+                value=value,
+            )
     if strict and is_structured:
         raise InvalidRequestError(
             "strict_tools must be empty where structured_output is about all of the completion",
             argument="strict_tools",
             value=strict_tools,
         )
-    return HeldCalls(strict, not parallel) if strict else None
+    return HeldCalls(strict, not parallel, space) if strict else None
 
 
 def _name_of(tool: Mapping[str, Any]) -> str | None:

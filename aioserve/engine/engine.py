@@ -290,6 +290,7 @@ class Engine(EnteredByAsync):
         reasoning_parser: ReasoningParserName = "auto",
         strict_tools: Sequence[str] = (),
         parallel_tool_calls: bool = True,
+        max_whitespace: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> ChatStream:
         """Submit messages and return the stream of their answer's parts, at once: content,
@@ -303,7 +304,8 @@ class Engine(EnteredByAsync):
         With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
         tools, and the arguments of a call to one of these are what its parameters take; all else
         that the model writes is free. With `parallel_tool_calls=False`, which goes with them, it
-        calls one at most.
+        calls one at most; `max_whitespace`, too, is that of `StructuredOutput` for the JSON of
+        calls.
 
         The other options and errors are those of `stream`, and `InvalidRequestError` where a
         parser is unknown, or a strict tool is.
@@ -318,7 +320,12 @@ class Engine(EnteredByAsync):
             # All of the completion is what was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
-        held = held_calls(strict_tools, parallel_tool_calls, is_structured=wanted is not None)
+        held = held_calls(
+            strict_tools,
+            parallel_tool_calls,
+            max_whitespace,
+            is_structured=wanted is not None,
+        )
         chat_format = ChatFormat.of(
             live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held
         )

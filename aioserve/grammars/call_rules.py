@@ -50,6 +50,7 @@ class Rules:
         parameters: Sequence[Mapping[str, Any]],
         *,
         one: bool,
+        max_whitespace: int | None,
     ) -> None:
         self.style = style
         self.names = names
@@ -59,6 +60,10 @@ class Rules:
         self.schemas: list[str] = []
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []
+        self.gap: str = "" if max_whitespace == 0 else "WS?"
+        """White space within the JSON of a call. Around it a model writes some all the same."""
+        self.space: str = rf"[ \t\n\r]{{1,{max_whitespace or 1}}}"
+        """Expression of white space."""
 
     def add(self, *lines: str) -> None:
         self._lines += lines
@@ -75,7 +80,7 @@ class Rules:
         return f"args{self.schemas.index(written)}"
 
     def text(self) -> str:
-        return "\n".join([*self._start(), *self._lines, *_TERMINALS])
+        return "\n".join([*self._start(), *self._lines, *_TERMINALS, f"WS: /{self.space}/"])
 
     def mark(self, name: str) -> str:
         """A mark in either way in which it may be written."""
@@ -93,13 +98,14 @@ class Rules:
 
     def calls(self, key: str) -> None:
         """Add `call`: an object with a name, and arguments under that key."""
-        behind = f'WS? "," WS? {text_of(quoted(key))} WS? ":" WS?'
+        gap = self.gap
+        behind = f'{gap} "," {gap} {text_of(quoted(key))} {gap} ":" {gap}'
         both = [
             f"{text_of(quoted(name))} {behind} {self.args(index)}"
             for index, name in enumerate(self.names)
         ]
         named = text_of(quoted("name"))
-        self.add(f'call: "{{" WS? {named} WS? ":" WS? ({" | ".join(both)}) WS? "}}"')
+        self.add(f'call: "{{" {gap} {named} {gap} ":" {gap} ({" | ".join(both)}) {gap} "}}"')
 
     def first_starts(self) -> list[str]:
         """Starts that a completion which begins with text doesn't have."""
@@ -133,7 +139,6 @@ class Rules:
 _TERMINALS = (
     "ANY: /(?s:.*)/",
     rf"SPACE: /{SPACE}+/",
-    r"WS: /[ \t\n\r]/",
 )
 
 

@@ -38,21 +38,33 @@ class CallsOutput(StructuredOutput, frozen=True, kw_only=True):
 
     schemas: tuple[str, ...] = ()
     """Schemas of arguments, as JSON text: what `args0` stands for, and so on."""
+    max_whitespace_in_calls: int | None = None
+    """As `max_whitespace`, of the JSON of calls."""
+
+    @property
+    def whitespace(self) -> int | None:
+        return self.max_whitespace_in_calls
 
 
 def calls_output(
-    style: Style, tools: Sequence[Mapping[str, Any]], strict: Set[str], *, one: bool
+    style: Style,
+    tools: Sequence[Mapping[str, Any]],
+    strict: Set[str],
+    *,
+    one: bool,
+    max_whitespace: int | None = None,
 ) -> CallsOutput:
     """Make the structured output of completions with calls of `tools`, as a chat template has them.
     Arguments of those named in `strict` are what their parameters take, of others any object.
-    `one`: there is one call at most. Raises `InvalidSamplingError`."""
+    `one`: there is one call at most. `max_whitespace` is that of `StructuredOutput`, for the JSON
+    of calls. Raises `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
     names = [_name(function, index) for index, function in enumerate(functions)]
     parameters = [
         _parameters(function) if name in strict else _ANY_OBJECT
         for function, name in zip(functions, names, strict=True)
     ]
-    rules = Rules(style, names, parameters, one=one)
+    rules = Rules(style, names, parameters, one=one, max_whitespace=max_whitespace)
     _FAMILIES[style.tools](rules)
     schemas = tuple(rules.schemas)
     if (chars := sum(map(len, schemas))) > MAX_CHARS:
@@ -60,7 +72,7 @@ def calls_output(
     grammar = rules.text()
     if len(grammar) > MAX_CHARS:
         raise refused("have shorter names, or be fewer, where one is strict")
-    return CallsOutput(grammar=grammar, schemas=schemas)
+    return CallsOutput(grammar=grammar, schemas=schemas, max_whitespace_in_calls=max_whitespace)
 
 
 def calls_source(output: CallsOutput) -> str:
@@ -83,7 +95,7 @@ def _llama3(rules: Rules) -> None:
     rules.calls("parameters")
     rules.add("held: WS? calls", "bare: WS? calls")
     rules.add("calls: call" if rules.one else "calls: call (BETWEEN call)*")
-    rules.add(r"BETWEEN: /[ \t\n\r]?[;,]?[ \t\n\r]?/")
+    rules.add(f"BETWEEN: /({rules.space})?[;,]?({rules.space})?/")
     rules.texts(families.LLAMA3_TAG, "_AFTER", [rf"{SPACE}*[;,]?{SPACE}*\{{"])
     marked(rules, families.LLAMA3_TAG, starts=[rf"{SPACE}*\{{"], after="_AFTER")
 
@@ -131,8 +143,9 @@ def _json(rules: Rules) -> None:
 
 
 def _list_of(rules: Rules) -> str:
-    more = "" if rules.one else ' (WS? "," WS? call)*'
-    return f'list: "[" WS? call{more} WS? "]"'
+    gap = rules.gap
+    more = "" if rules.one else f' ({gap} "," {gap} call)*'
+    return f'list: "[" {gap} call{more} {gap} "]"'
 
 
 _FAMILIES: Mapping[str, Callable[[Rules], None]] = {

@@ -116,6 +116,13 @@ async def test_what_strict_tools_do_not_go_with_is_refused_by_name() -> None:
             None,
             {"parallel_tool_calls": False, "strict_tools": ()},
         ),
+        ("max_whitespace", r"in \[0, 32\], got 33", None, {"max_whitespace": 33}),
+        (
+            "max_whitespace",
+            "must be None without strict_tools, got 0",
+            None,
+            {"max_whitespace": 0, "strict_tools": ()},
+        ),
         ("tools", "with names of their own", None, {"tools": [TOOLS[0], TOOLS[0]]}),
     ]
     async with Engine(ScriptedModel(TEMPLATE, "x")) as engine:

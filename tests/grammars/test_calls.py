@@ -102,6 +102,7 @@ def grammar_of(
     *,
     is_open: bool = False,
     one: bool = False,
+    max_whitespace: int | None = None,
     tools: Sequence[Mapping[str, Any]] = (*TOOLS, *FREE),
 ) -> CompiledGrammar:
     ids = {name: chat_tokenizer().encode(name)[0] for name in SPECIAL}
@@ -112,7 +113,8 @@ def grammar_of(
         specials={name: ids[name] for name in TOOL_PARSERS[form].marks if name in ids},
     )
     strict = frozenset([*SCHEMAS, "now"])
-    return compile_grammar(VOCABULARY[1], calls_output(style, tools, strict, one=one))
+    output = calls_output(style, tools, strict, one=one, max_whitespace=max_whitespace)
+    return compile_grammar(VOCABULARY[1], output)
 
 
 class Drawn:
@@ -264,6 +266,37 @@ def test_a_call_behind_text_is_held_to_its_tool(
     matcher = grammar_of(form).matcher({END_ID})
     taken = all(matcher.accept(token_id) for token_id in ids)
     assert (taken and matcher.is_accepting) is is_taken
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "json"])
+@pytest.mark.parametrize(
+    ("max_whitespace", "taken"),
+    [(None, ["", ", ", "in", "around"]), (0, ["", "around"]), (3, ["", ", ", "in", "around", "3"])],
+)
+def test_white_space_in_calls_is_what_a_request_allows(
+    form: str, max_whitespace: int | None, taken: list[str]
+) -> None:
+    head = f'{{"name":"weather","{KEYS.get(form) or "arguments"}":'
+    calls = {
+        "": head + '{"city":"Oslo","days":1}}',
+        ", ": head + '{"city": "Oslo", "days": 1}}',
+        "in": head.replace(":", ": ") + '{"city":"Oslo","days":1} }',
+        "around": f'\n{head}{{"city":"Oslo","days":1}}}}\n',
+        "3": head + '{"city":\n  "Oslo","days":1}}',
+        "4": head + '{"city":\n   "Oslo","days":1}}',
+    }
+    grammar = grammar_of(form, max_whitespace=max_whitespace)
+    found: list[str] = []
+    for name, call in calls.items():
+        begun = VOCABULARY[0].encode(MARKS[form]) if form in MARKS else []
+        if form == "mistral":
+            call = call.replace(call.strip(), f"[{call.strip()}]")
+        ends = "</tool_call>" if form == "hermes" else ""
+        matcher = grammar.matcher({END_ID})
+        if all(matcher.accept(token_id) for token_id in [*begun, *f"{call}{ends}".encode()]):
+            assert matcher.is_accepting
+            found.append(name)
+    assert found == taken
 
 
 @pytest.mark.parametrize("form", list(KEYS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -231,3 +232,86 @@ def _calls(answer: dict[str, Any]) -> list[Any]:
         items = [item for item in answer["output"] if item["type"] == "function_call"]
         return [json.loads(item["arguments"]) for item in items]
     return [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
+
+
+SPACED = CALL.replace('"arguments": {', '"arguments":   {')
+
+
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [
+        (None, False),
+        ({"max_whitespace": 3}, True),
+        ({"max_whitespace": 2}, False),
+        ({"disable_any_whitespace": True}, False),
+    ],
+)
+async def test_white_space_of_calls_that_the_model_makes_is_what_the_body_says(
+    given: dict[str, Any] | None, is_taken: bool
+) -> None:
+    async with scripted(SPACED, **ONE_BY_ONE) as (_, client):
+        body = CHAT_BODY | {"tools": STRICT, "structured_outputs": given}
+        answer = await client.post(PATH, json=body)
+    assert answer.status_code == (200 if is_taken else 500)
+
+
+async def test_white_space_of_calls_that_must_be_made_is_what_the_body_says() -> None:
+    async with served(num_pages=256) as (engine, client):
+        (space,) = engine.tokenizer.encode(" ")
+        lengths: list[list[int]] = []
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            for given in ({"max_whitespace": 0}, None, {"max_whitespace": 3}):
+                body = {"model": "pyhelp", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
+                body |= {"logit_bias": {str(space): 100}, "max_tokens": 100, "seed": 1}
+                body |= {"structured_outputs": given}
+                answer = (await client.post(PATH, json=body)).json()
+                (call,) = answer["choices"][0]["message"]["tool_calls"]
+                arguments = call["function"]["arguments"]
+                lengths.append([len(run) for run in re.findall(r"(?<=:) *", arguments)][:1])
+    assert lengths == [[0], [1], [3]] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "why"),
+    [
+        ({"tools": TOOLS}, "structured_outputs", "nothing asks for JSON of some form"),
+        ({}, "structured_outputs", "nothing asks for JSON of some form"),
+        (
+            {"tools": STRICT, "structured_outputs": {"max_whitespace": 33}},
+            "structured_outputs",
+            "33",
+        ),
+        (
+            {"tools": STRICT, "structured_outputs": {"max_whitespace": 3, "json_object": True}},
+            "structured_outputs",
+            "goes with tools only",
+        ),
+        (
+            {
+                "tools": STRICT,
+                "structured_outputs": {"max_whitespace": 3, "disable_any_whitespace": True},
+            },
+            "structured_outputs",
+            "must be 0 with disable_any_whitespace",
+        ),
+    ],
+)
+async def test_white_space_of_nothing_is_refused(
+    more: dict[str, Any], param: str, why: str
+) -> None:
+    async with scripted("Rain.") as (_, client):
+        body = CHAT_BODY | {"tools": None, "structured_outputs": {"max_whitespace": 1}} | more
+        answer = await client.post(PATH, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert why in answer.json()["error"]["message"]
+
+
+async def test_white_space_of_a_response_format_is_what_the_body_says() -> None:
+    async with served(num_pages=256) as (engine, client):
+        (space,) = engine.tokenizer.encode(" ")
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": [1, 2]}}}
+        body = {"model": "pyhelp", "messages": ASK, "response_format": form, "max_tokens": 50}
+        body |= {"logit_bias": {str(space): 100}, "structured_outputs": {"max_whitespace": 2}}
+        answer = (await client.post(PATH, json=body)).json()
+    assert "  " in answer["choices"][0]["message"]["content"]

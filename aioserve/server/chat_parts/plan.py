@@ -194,6 +194,8 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The first is told, and no other."""
     strict: tuple[str, ...] = ()
     """Functions that the model calls if it likes, with arguments that have their form."""
+    max_whitespace: int | None = None
+    """In these calls."""
 
     def content_of(self, content: str) -> str:
         """Content to tell. A list of calls has none: what wasn't read of it is a call that was cut
@@ -206,7 +208,11 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         parser = "json" if self.reads_list else "auto" if self.reads_calls else "none"
         options: dict[str, Any] = {"tools": self.tools, "tool_parser": parser}
         if self.strict:
-            options |= {"strict_tools": self.strict, "parallel_tool_calls": not self.one_call}
+            options |= {
+                "strict_tools": self.strict,
+                "parallel_tool_calls": not self.one_call,
+                "max_whitespace": self.max_whitespace,
+            }
         return options
 
 
@@ -248,14 +254,15 @@ def planned(
     `InvalidSamplingError` for a form that can't be one."""
     try:
         _check_sizes(settings, tools, form)
+        spacing = None if structured_outputs is None else structured_outputs.spacing
         calls = _calls(settings, tools, choice, one_call=one_call)
-        text = _form(form, structured_outputs)
+        text = _form(form, structured_outputs if spacing is None else None)
         if calls is None:
-            return AnswerPlan(form=text)
+            return _spaced(AnswerPlan(form=text), spacing)
         if text is not None:
-            field = "response_format" if structured_outputs is None else "structured_outputs"
+            field = "structured_outputs" if form is None else "response_format"
             raise refuse(field, NOT_BOTH)
-        return calls
+        return _spaced(calls, spacing)
     except ApiError as error:
         param = error.param or ""
         for name, own in names.items():
@@ -304,6 +311,21 @@ def _calls(
     schema = calls_schema(tools, one=one_call)
     check_schema("tools", schema, settings)
     return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, reads_list=True)
+
+
+def _spaced(plan: AnswerPlan, spacing: Mapping[str, Any] | None) -> AnswerPlan:
+    """The plan with as much white space in its JSON. Raises `ApiError` where it has none."""
+    if spacing is None:
+        return plan
+    if plan.form is not None:
+        return msgspec.structs.replace(plan, form=msgspec.structs.replace(plan.form, **spacing))
+    if not plan.strict:
+        raise refuse(
+            "structured_outputs",
+            "says how much white space JSON may have, and nothing asks for JSON of some form",
+        )
+    whitespace = StructuredOutput(json_object=True, **spacing).whitespace
+    return msgspec.structs.replace(plan, max_whitespace=whitespace)
 
 
 def _form(

@@ -59,6 +59,17 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_whitespace: int | None = None
 
     @property
+    def spacing(self) -> Mapping[str, Any] | None:
+        """How much white space JSON may have, where nothing else is said; None where it is."""
+        forms = (self.json, self.json_object or None, self.regex, self.choice, self.grammar)
+        spaces = {
+            "disable_any_whitespace": bool(self.disable_any_whitespace),
+            "max_whitespace": self.max_whitespace,
+        }
+        is_said = self.disable_any_whitespace or self.max_whitespace is not None
+        return spaces if is_said and not any(form is not None for form in forms) else None
+
+    @property
     def form(self) -> StructuredOutput:
         return StructuredOutput(
             json_schema=self.json,

@@ -243,8 +243,6 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """`more` are fields that other parts of the body gave. Raises `InvalidSamplingError`."""
         given = {field: getattr(self, field) for field in _SAMPLING}
-        if self.structured_outputs is not None:
-            given["structured_output"] = self.structured_outputs.form
         return sampling_params(defaults, given | more)
 
 
