@@ -293,6 +293,9 @@ class TopLogprob(msgspec.Struct, frozen=True, gc=False):
 
     id: int
     logprob: float
+    text: str = ""
+    """What it alone writes: a special token its name, U+FFFD where its bytes are part of a
+    character. Empty without a tokenizer."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):

@@ -73,7 +73,8 @@ class Delivery:
             if update.token_id is not None:
                 self._deliver_token(sample, update.token_id, update)
             elif update.scored:
-                sample.request.mailbox.put_scored(update.scored, update.scored_before)
+                scored = [sample.assembler.with_texts(each) for each in update.scored]
+                sample.request.mailbox.put_scored(scored, update.scored_before)
             elif update.finish_reason is FinishReason.LENGTH:
                 self._deliver_look(sample, update)
             else:
@@ -110,12 +111,14 @@ class Delivery:
             text, stopped = assembler.push(token_id, is_end=is_end)
             if reason is not None and not stopped:
                 text += assembler.finish()
+            if (logprobs := update.logprobs) is not None:
+                logprobs = assembler.with_texts(logprobs)
         except Exception as error:
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
             self.fail(sample.request, failed.with_cause(error))
             return
         index = sample.num_delivered
-        sample.mailbox.put(Token(token_id, text, index, sample.index, update.logprobs))
+        sample.mailbox.put(Token(token_id, text, index, sample.index, logprobs))
         if index == 0:
             self._table.begin(sample.request)
         sample.num_delivered = index + 1

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Mapping
 
 from aioserve.errors import InvariantError
-from aioserve.request import SamplingParams
+from aioserve.request import Logprobs, SamplingParams, TopLogprob
 from aioserve.text.stop import StopAutomaton, StopStrings
 from aioserve.text.token_bytes import Piece, PieceTable
 from aioserve.text.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ class TextAssembler:
         "_num_blind",
         "_shown",
         "_stops",
+        "_tokenizer",
         "matched_stop",
     )
 
@@ -53,6 +54,7 @@ class TextAssembler:
         if tokenizer is None and params.stop:
             raise InvariantError(f"stop strings without a tokenizer: {params.stop!r}")
         self._include = params.include_stop_str_in_output
+        self._tokenizer = tokenizer
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
         self._stops = None
         if params.stop:
@@ -104,6 +106,14 @@ class TextAssembler:
         tail = self._stops.push(tail, may_end=self._num_blind < 0)
         self.matched_stop = self._stops.matched
         return tail + self._stops.flush()
+
+    def with_texts(self, logprobs: Logprobs) -> Logprobs:
+        """Return `logprobs` with the texts of the most likely tokens."""
+        if self._tokenizer is None or not logprobs.top:
+            return logprobs
+        text_of = self._tokenizer.token_text
+        top = [TopLogprob(one.id, one.logprob, text_of(one.id)) for one in logprobs.top]
+        return Logprobs(logprobs.logprob, tuple(top))
 
 
 class IncrementalDetokenizer:

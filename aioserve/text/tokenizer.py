@@ -134,6 +134,19 @@ class Tokenizer:
         """Ids of a text that UTF-8 can encode, without any frame and of any length."""
         return library.encode_ids(self._backend, text)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token writes behind others: the name of a special one, nothing for an id outside
+        the vocabulary. Raises `InvariantError` for what is no id."""
+        piece = self.pieces[token_id]
+        if piece is None:
+            piece = self.special_names.get(token_id, "")
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD for those that are part of a character."""
+        text = self.pieces.texts.get(token_id)
+        return text or self.token_bytes(token_id).decode("utf-8", "replace")
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.
 

@@ -369,3 +369,17 @@ async def test_best_of_is_checked_by_name():
             it.stream(PROMPT, SamplingParams(best_of=2))
         tokens = await read(it.stream(PROMPT, msgspec.structs.replace(FOUR, best_of=4)), 4)
         assert tokens == [answer(i) for i in range(4)]
+
+
+async def test_alternatives_have_their_texts_in_answers_prompts_and_scores():
+    params = SamplingParams(max_tokens=8, n=2, logprobs=3, prompt_logprobs=2)
+    model = FakeModel(num_pages=256)
+    async with Engine(model) as it:
+        done = await it.generate("abc", params)
+        score = await it.score("ab", "cd", top_logprobs=2)
+        text_of = it.tokenizer.token_text
+    places = [*done.samples[0].logprobs, *done.samples[1].logprobs, *done.prompt_logprobs[1:]]
+    tops = [one for place in [*places, *score.logprobs] for one in place.top]
+    assert len(tops) == 2 * 8 * 3 + 2 * 2 + 2 * 2
+    assert [one.text for one in tops] == [text_of(one.id) for one in tops]
+    assert any(one.text for one in tops)

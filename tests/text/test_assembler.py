@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
-from aioserve.request import SamplingParams
+from aioserve.request import Logprobs, SamplingParams, TopLogprob
 from aioserve.text.assembler import TextAssembler
+from tests.text.kinds import KINDS as EVERY_KIND
 from tests.text.kinds import tokenizer_of
 from tests.text.test_detokenizer import byte_ids, ids_of
 from tests.text.test_stop import cut
@@ -104,3 +105,32 @@ def test_without_a_tokenizer_there_is_no_text_and_nothing_to_stop_at() -> None:
         assembler.push(8)
     with pytest.raises(InvariantError, match="stop strings without a tokenizer"):
         TextAssembler(None, SamplingParams(stop="x"))
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_alternatives_have_the_text_that_each_alone_adds(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    before = next(
+        token_id
+        for token_id in range(tokenizer.vocab_size)
+        if (text := tokenizer.decode([token_id])) and text.isascii() and text.isalnum()
+    )
+
+    @given(st.lists(st.integers(0, tokenizer.vocab_size + 9), max_size=5))
+    def check(ids: list[int]) -> None:
+        assembler = TextAssembler(tokenizer, SamplingParams())
+        given = Logprobs(-1.0, tuple([TopLogprob(id, -float(id)) for id in ids]))
+        told = assembler.with_texts(given)
+        assert told.logprob == -1.0
+        for id, one in zip(ids, told.top, strict=True):
+            added = tokenizer.decode([before, id]).removeprefix(tokenizer.decode([before]))
+            name = tokenizer.special_names.get(id)
+            assert one == TopLogprob(id, -float(id), added if name is None else name)
+
+    check()
+
+
+def test_logprobs_without_alternatives_or_a_tokenizer_stay_as_they_are() -> None:
+    alone, some = Logprobs(-1.0), Logprobs(-1.0, (TopLogprob(3, -2.0),))
+    assert TextAssembler(tokenizer_of("byte-level"), SamplingParams()).with_texts(alone) is alone
+    assert TextAssembler(None, SamplingParams()).with_texts(some) is some

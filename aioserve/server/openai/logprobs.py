@@ -62,10 +62,8 @@ class TokenTexts:
     def _look_up(self, token_id: int) -> tuple[bytes, bool]:
         if self._tokenizer is None:
             return _id_name(token_id).encode(), False
-        piece = self._tokenizer.pieces[token_id]
-        if piece is None:
-            return self._tokenizer.special_names.get(token_id, "").encode(), False
-        return (piece.encode() if isinstance(piece, str) else piece), True
+        is_text = self._tokenizer.pieces[token_id] is not None
+        return self._tokenizer.token_bytes(token_id), is_text
 
 
 def _id_name(token_id: int) -> str:
