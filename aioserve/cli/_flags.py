@@ -29,7 +29,7 @@ def takes_flags(verb: Callable[..., None], flags: Iterable[inspect.Parameter]) -
 def option_flags(options: type, names: Iterable[str]) -> list[inspect.Parameter]:
     """Flags for these fields of a dataclass, with its defaults, and its docstrings as their help. A
     bool that is on, or that has no default, can be turned off."""
-    texts, hints = docstrings(options), get_type_hints(options)
+    texts, hints = docstrings(options), get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     flags = []
     for name in names:

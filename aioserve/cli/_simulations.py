@@ -69,15 +69,18 @@ TRIAL_FLAGS = (
 """Flags of both verbs, in the order in which help shows them."""
 
 
-def as_json(options: TrialFlags, flags: Sequence[str]) -> dict[str, Any]:
+def as_json(options: WorkloadOptions, flags: Sequence[str]) -> dict[str, Any]:
     """Values of all flags, for the results."""
     values = {name: getattr(options, name) for name in flags}
     return {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
 
 
-def command_line(verb: str, trace: Path | None, options: TrialFlags, flags: Sequence[str]) -> str:
-    """The command that gives these options, those left out that are as by default."""
-    words = ["aioserve", verb, *([] if trace is None else [str(trace)])]
+def command_line(
+    verb: str, trace: Path | None, options: WorkloadOptions, flags: Sequence[str]
+) -> str:
+    """The command that gives these options, those left out that are as by default. `verb` may be
+    several words."""
+    words = ["aioserve", *verb.split(), *([] if trace is None else [str(trace)])]
     defaults = {field.name: field.default for field in fields(options)}
     for field in flags:
         value, name = getattr(options, field), f"--{field.replace('_', '-')}"
@@ -131,10 +134,12 @@ def check_files(trace: Path | None, **wanted: Path | None) -> None:
         others[f"that of {option}"] = path
 
 
-def facts_of(trace: Path | None, flags: TrialFlags, requests: list[TraceRequest]) -> dict[str, Any]:
+def facts_of(
+    trace: Path | None, synthetic: str | None, requests: Sequence[TraceRequest]
+) -> dict[str, Any]:
     arrivals = [request.arrival_seconds for request in requests]
     return {
-        "name": flags.synthetic if trace is None else trace.name,
+        "name": synthetic if trace is None else trace.name,
         "requests": len(requests),
         "prompt_tokens": sum(request.prompt_tokens for request in requests),
         "output_tokens": sum(request.output_tokens for request in requests),

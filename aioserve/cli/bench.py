@@ -1,13 +1,16 @@
 """`aioserve bench throughput|latency MODEL`: random prompts through one engine in this process.
+`aioserve bench serve URL`: a load for a server.
 
-Prints a table, JSON, or both; the measuring itself is in `_load.py`.
+Prints a table, JSON, or both; the measuring itself is in `_load.py` and `_http_load`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +19,10 @@ from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._engine import Start, chosen_policy
+from aioserve.cli._flags import option_flags, takes_flags
+from aioserve.cli._http_load.options import FLAGS, LoadOptions
 from aioserve.cli._load import BenchOptions, measure
+from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +39,9 @@ LATENCIES = {
 
 SPREAD = ("mean", "p50", "p90", "p99")
 
-app: App = App(name="bench", help="Measure the engine with random prompts.")
+API_KEY_VARIABLE = "AIOSERVE_BENCH_API_KEY"
+
+app: App = App(name="bench", help="Measure the engine with random prompts, or a server.")
 
 
 Model = Annotated[
@@ -56,6 +64,49 @@ def throughput(model: Model = "random:30m", /, *, options: BenchOptions | None =
 def latency(model: Model = "random:30m", /, *, options: BenchOptions | None = None) -> None:
     """Time to first token, time per output token and whole answers, one request at a time."""
     _bench("latency", model, options or BenchOptions())
+
+
+def serve(url: str, trace: Path | None = None, /, **flags: Any) -> None:
+    """Times to first token, per output token and of whole answers of a server, under load.
+
+    Args:
+        url: Where a server of completions listens, as http://127.0.0.1:8000.
+        trace: A file of requests, as `aioserve simulate` reads it; random prompts when not given.
+    """
+    options = LoadOptions(**flags)
+    options.check(trace)
+    try:
+        from aioserve.cli._http_load.client import ServerError, base_url_of
+        from aioserve.cli._http_load.measure import measure_server
+        from aioserve.cli._http_load.tables import print_measured, write_measured
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            f"aioserve bench serve needs {missing.name}: pip install 'aioserve[bench]'"
+        ) from missing
+    api_key = options.api_key or os.environ.get(API_KEY_VARIABLE) or None
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        measured = runner.run(measure_server(base_url_of(url), trace, options, api_key))
+    if options.json != "-":
+        print_measured(measured, trace, options)
+    write_measured(measured, trace, options)
+    if measured.load.interrupted:
+        raise KeyboardInterrupt
+    if not measured.metrics.finished:
+        kinds = ", ".join(measured.metrics.failures) or "none was sent"
+        raise ServerError(f"no request got a completion: {kinds}")
+
+
+takes_flags(serve, option_flags(LoadOptions, FLAGS))
+app.command(serve, usage="Usage: aioserve bench serve URL [TRACE] [OPTIONS]")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes loops of uvloop, where what servers need is installed."""
+    try:
+        from aioserve.server.running import new_event_loop
+    except ModuleNotFoundError:
+        return None
+    return new_event_loop
 
 
 def _bench(kind: str, model: str, options: BenchOptions) -> None:

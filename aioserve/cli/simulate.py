@@ -78,7 +78,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
     # What policies print belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
         trial, found, drawn = _tried(trace, options)
-    facts = facts_of(trace, options, trial.requests)
+    facts = facts_of(trace, options.synthetic, trial.requests)
     try:
         if options.report is not None:
             check_window(window, drawn)
@@ -238,9 +238,4 @@ def _told(
             f"{counted(options.max_num_seqs, 'sequence', form=',')}, {tokens}",
         ),
     ]
-    asked = []
-    if targets is not None and targets.ttft_seconds is not None:
-        asked.append(f"first token within {targets.ttft_seconds:,.6g} s")
-    if targets is not None and targets.tpot_seconds is not None:
-        asked.append(f"further tokens every {targets.tpot_seconds * 1000:,.6g} ms")
-    return [*told, ("Targets", ", ".join(asked))] if asked else told
+    return told if targets is None else [*told, ("Targets", targets.told)]

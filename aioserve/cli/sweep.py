@@ -93,7 +93,7 @@ def sweep(trace: Path | None = None, /, **flags: Any) -> None:
             warn_of_long_contexts(cost, tried)
         cells, done = _swept(grid, jobs, promised)
     rows = _rows(cells, done)
-    facts = facts_of(trace, options, trial.requests)
+    facts = facts_of(trace, options.synthetic, trial.requests)
     try:
         if options.csv is not None:
             _write_runs(options.csv, cells, done)

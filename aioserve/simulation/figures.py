@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.arguments import counted
-from aioserve.simulation.metrics import ClientMetrics, Metrics, measure_of
+from aioserve.simulation.metrics import Metrics, measure_of
 
 __all__ = [
     "CLIENT_FIGURES",
@@ -50,11 +50,11 @@ class Figure(msgspec.Struct, frozen=True):
         """Whether it is shown in percent."""
         return self.form.endswith("%}")
 
-    def of(self, metrics: Metrics | ClientMetrics) -> Any:
+    def of(self, metrics: object) -> Any:
         """The value; None where there was nothing to measure_of."""
         return measure_of(self.field)(metrics)
 
-    def text(self, metrics: Metrics | ClientMetrics) -> str:
+    def text(self, metrics: object) -> str:
         return self.show(self.of(metrics))
 
     def show(self, value: float | None) -> str:

@@ -24,11 +24,14 @@ __all__ = [
     "StepsOutside",
     "Targets",
     "block_hits",
+    "client_metrics",
     "e2e_seconds",
+    "goodput_of",
     "has_answer",
     "measure_of",
     "metrics_of",
     "queue_seconds",
+    "spread_over",
     "tpot_seconds",
     "ttft_seconds",
 ]
@@ -45,6 +48,16 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 check_number(name, value, MAX_TARGET_SECONDS)
+
+    @property
+    def told(self) -> str:
+        """The targets in words; empty without any."""
+        told: list[str] = []
+        if self.ttft_seconds is not None:
+            told.append(f"first token within {self.ttft_seconds:,.6g} s")
+        if self.tpot_seconds is not None:
+            told.append(f"further tokens every {self.tpot_seconds * 1000:,.6g} ms")
+        return ", ".join(told)
 
     def met(self, record: RequestRecord) -> bool:
         ttft, tpot = ttft_seconds(record), tpot_seconds(record)
@@ -164,6 +177,9 @@ def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
     return value_of
 
 
+WITHOUT_ANSWER = (Ending.REFUSED, Ending.TOO_LONG, Ending.FAILED)
+
+
 def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:
     """The metrics of a run, with goodput where there are targets."""
     records = result.requests
@@ -182,13 +198,13 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         busy_share=result.busy_seconds / seconds if seconds else 0.0,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / seconds if seconds else 0.0,
-        ttft_seconds=_spread(records, ttft_seconds),
-        tpot_seconds=_spread(records, tpot_seconds, at_least_tokens=2),
-        e2e_seconds=_spread(records, e2e_seconds),
-        queue_seconds=_spread(records, queue_seconds),
-        goodput=None if targets is None else _goodput(result, targets),
+        ttft_seconds=spread_over(records, ttft_seconds),
+        tpot_seconds=spread_over(records, tpot_seconds, at_least_tokens=2),
+        e2e_seconds=spread_over(records, e2e_seconds),
+        queue_seconds=spread_over(records, queue_seconds),
+        goodput=None if targets is None else goodput_of(records, seconds, targets),
         max_wait_tokens=_max_wait_tokens(records),
-        clients=_clients(records),
+        clients=client_metrics(records),
         blocks=blocks,
         block_hits=hits,
         block_hit_share=hits / blocks if blocks else None,
@@ -258,16 +274,16 @@ def _max_wait_tokens(records: Sequence[RequestRecord]) -> int:
     return max((r.wait_tokens for r in records if r.wait_tokens is not None), default=0)
 
 
-def _goodput(result: SimulationResult, targets: Targets) -> Goodput:
-    good = sum(targets.met(record) for record in result.requests)
+def goodput_of(records: Sequence[RequestRecord], seconds: float, targets: Targets) -> Goodput:
+    """Requests of so many seconds that met their targets."""
+    good = sum(targets.met(record) for record in records)
     return Goodput(
-        good,
-        good / len(result.requests) if result.requests else 0.0,
-        good / result.seconds if result.seconds else 0.0,
+        good, good / len(records) if records else 0.0, good / seconds if seconds else 0.0
     )
 
 
-def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
+def client_metrics(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
+    """Metrics of clients by name, of the requests that name one."""
     by_client: defaultdict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
         if record.request.client:
@@ -277,25 +293,25 @@ def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
             requests=len(theirs),
             finished=sum(has_answer(r) for r in theirs),
             tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if has_answer(r)),
-            ttft_seconds=_spread(theirs, ttft_seconds),
+            ttft_seconds=spread_over(theirs, ttft_seconds),
             max_wait_tokens=_max_wait_tokens(theirs),
         )
         for client, theirs in sorted(by_client.items())
     }
 
 
-def _spread(
+def spread_over(
     records: Sequence[RequestRecord],
     measure: Callable[[RequestRecord], float | None],
     *,
     at_least_tokens: int = 1,
 ) -> Spread | None:
-    """Spread of what was measured. Refused requests, which have nothing to measure, count as never
-    if their completions would have had so many tokens."""
+    """Spread of what was measured. Requests that were refused or failed, which have nothing to
+    measure, count as never if their completions would have had so many tokens."""
     values = [measure(record) for record in records]
     never = sum(
         value is None
-        and record.ending in (Ending.REFUSED, Ending.TOO_LONG)
+        and record.ending in WITHOUT_ANSWER
         and max(1, record.request.output_tokens) >= at_least_tokens
         for record, value in zip(records, values, strict=True)
     )

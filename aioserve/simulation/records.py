@@ -25,7 +25,7 @@ __all__ = ["Arrivals", "Ending", "RequestRecord", "SimulationResult", "recorded_
 
 
 class Ending(Enum):
-    """Ways in which a simulated request ends."""
+    """Ways in which a request ends, simulated or sent to a server."""
 
     FINISHED = "finished"
     """The completion is as long as in the trace."""
@@ -37,6 +37,9 @@ class Ending(Enum):
     TOO_LONG = "too long"
     """The prompt and one more token are more than `max_model_len`, or don't fit the KV memory: the
     engine refuses such a request at once."""
+    FAILED = "failed"
+    """A server that was measured answered with an error, not in time, or not to the end. No
+    simulated request ends so."""
 
 
 class RequestRecord(msgspec.Struct, gc=False):

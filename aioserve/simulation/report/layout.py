@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from minijinja import Environment
 
 from aioserve.arguments import counted
@@ -25,6 +27,7 @@ from aioserve.simulation.metrics import Metrics, Targets
 from aioserve.simulation.records import RequestRecord, SimulationResult
 from aioserve.simulation.report.plot import look_of, symbols
 from aioserve.simulation.request_rows import row_of, to_csv
+from aioserve.simulation.served import ServedMetrics
 from aioserve.simulation.timeline import Timeline
 
 __all__ = [
@@ -32,15 +35,43 @@ __all__ = [
     "MOST_BYTES",
     "Chart",
     "Download",
+    "MeasuredRequests",
     "Panel",
     "PolicyRun",
     "RateRun",
+    "ServedRun",
     "Table",
+    "TokenGaps",
     "csv_link",
     "legend_of",
     "rendered",
     "requests_file",
 ]
+
+
+TokenGaps = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
+
+
+class MeasuredRequests(Protocol):
+    """What charts of requests need of a run, simulated or measured at a server."""
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, or of what was measured."""
+        ...
+
+    @property
+    def requests(self) -> Sequence[RequestRecord]:
+        """All requests, in order of arrival."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics | ServedMetrics: ...
+
+    @property
+    def token_gaps(self) -> TokenGaps:
+        """Seconds between tokens of one completion, in no order, and how often each came."""
+        ...
 
 
 class PolicyRun(msgspec.Struct, frozen=True):
@@ -50,6 +81,23 @@ class PolicyRun(msgspec.Struct, frozen=True):
     result: SimulationResult
     metrics: Metrics
     timeline: Timeline
+
+    @property
+    def requests(self) -> Sequence[RequestRecord]:
+        return self.result.requests
+
+    @property
+    def token_gaps(self) -> TokenGaps:
+        return self.timeline.token_gaps
+
+
+class ServedRun(msgspec.Struct, frozen=True):
+    """One load that a server was measured with."""
+
+    name: str
+    requests: tuple[RequestRecord, ...]
+    metrics: ServedMetrics
+    token_gaps: TokenGaps
 
 
 class RateRun(msgspec.Struct, frozen=True):
@@ -174,17 +222,17 @@ def csv_link(table: Table) -> str:
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-:/ ", errors="replace")
 
 
-def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Download:
+def requests_file(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Download:
     """File with a row for each request under each policy, in order of arrival; what has no room in
     `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
-    all_of_them = max(len(run.result.requests) for run in runs)
+    all_of_them = max(len(run.requests) for run in runs)
     kept = all_of_them
     while True:
-        rows = [_row(run, r, targets) for run in runs for r in run.result.requests[:kept]]
+        rows = [_row(run, r, targets) for run in runs for r in run.requests[:kept]]
         packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(errors="replace"), mtime=0)
         link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
         if len(link) <= MOST_BYTES or not kept:
-            left_out = sum(max(0, len(run.result.requests) - kept) for run in runs)
+            left_out = sum(max(0, len(run.requests) - kept) for run in runs)
             return Download(link, len(rows), left_out)
         kept = min(kept - 1, int(kept * 0.95 * MOST_BYTES / len(link)))
 
@@ -192,7 +240,7 @@ def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Downloa
 # -- parts
 
 
-def _row(run: PolicyRun, record: RequestRecord, targets: Targets | None) -> list[object]:
+def _row(run: MeasuredRequests, record: RequestRecord, targets: Targets | None) -> list[object]:
     """Cells of a request; seconds to the microsecond."""
     good = None if targets is None else "yes" if targets.met(record) else "no"
     values = row_of(record) | {

@@ -12,13 +12,15 @@ import msgspec
 from aioserve.arguments import counted
 from aioserve.simulation.figures import MISSING, NEVER, Figure, client_rows, shown_figures, text_of
 from aioserve.simulation.metrics import ClientMetrics, Metrics, measure_of
-from aioserve.simulation.report.layout import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.layout import Chart, MeasuredRequests, Panel, PolicyRun, Table
 from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Linear, fitting
 
 __all__ = [
+    "P99_TTFT",
     "Cell",
     "Row",
+    "client_dots",
     "clients_chart",
     "clients_table",
     "figures_table",
@@ -148,8 +150,11 @@ AXIS_CHARS = 12
 P99_TTFT = measure_of("ttft_seconds.p99")
 
 
-def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """Chart of how many requests met their targets; None where none were given."""
+def targets_chart(
+    runs: Sequence[MeasuredRequests], without: str = "refused, or too long"
+) -> Chart | None:
+    """Chart of how many requests met their targets; None where none were given. `without` says how
+    requests got no completion."""
     if any(run.metrics.goodput is None for run in runs):
         return None
     rows = float(len(runs))
@@ -164,7 +169,7 @@ def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
         parts = (
             ("met their targets", goodput.requests, "good"),
             ("finished, but missed a target", metrics.finished - goodput.requests, "late"),
-            ("refused, or too long", metrics.requests - metrics.finished, "never"),
+            (without, metrics.requests - metrics.finished, "never"),
         )
         place, left = rows - number - 0.5, 0.0
         for name, count, css in parts:
@@ -201,8 +206,10 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
         return None
     largest = sorted(clients, key=lambda name: (-clients[name].requests, name))[:CHARTED_CLIENTS]
     panels = (
-        _dots(runs, largest, "Time to first token p99, s", "client-ttft", P99_TTFT, "{:,.2f} s"),
-        _dots(
+        client_dots(
+            runs, largest, "Time to first token p99, s", "client-ttft", P99_TTFT, "{:,.2f} s"
+        ),
+        client_dots(
             runs,
             largest,
             "Longest wait, tokens computed for others",
@@ -223,13 +230,13 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
     return Chart(panels, caption, clients_table({run.name: run.metrics for run in runs}))
 
 
-def slowest_table(runs: Sequence[PolicyRun]) -> Table:
+def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
     """Table of the requests of each policy that waited longest for their first token."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         waited = [
             (r.first_token_seconds - r.request.arrival_seconds, r)
-            for r in run.result.requests
+            for r in run.requests
             if r.first_token_seconds is not None
         ]
         waited.sort(key=lambda pair: -pair[0])
@@ -264,15 +271,15 @@ def short(name: str, most_chars: int = SHORT_CHARS) -> str:
 # -- parts
 
 
-def _dots(
-    runs: Sequence[PolicyRun],
+def client_dots(
+    runs: Sequence[MeasuredRequests],
     names: Sequence[str],
     title: str,
     key: str,
     value_of: Callable[[ClientMetrics], float | None],
     form: str,
 ) -> Panel:
-    """A row for each client, a dot for each policy."""
+    """Panel with a row for each client, and a dot for each policy."""
     values = [[value_of(run.metrics.clients[name]) for name in names] for run in runs]
     known = [float(v) for one in values for v in one if v is not None]
     rows = float(len(names))

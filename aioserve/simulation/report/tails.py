@@ -21,7 +21,7 @@ from aioserve.simulation.metrics import (
     ttft_seconds,
 )
 from aioserve.simulation.records import RequestRecord
-from aioserve.simulation.report.layout import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.layout import Chart, MeasuredRequests, Panel, Table
 from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Tail, fitting
 
@@ -70,12 +70,14 @@ class _Measure(msgspec.Struct, frozen=True):
 
 
 def latencies_of(
-    run: PolicyRun, measure: Callable[[RequestRecord], float | None] | None, factor: float = 1
+    run: MeasuredRequests,
+    measure: Callable[[RequestRecord], float | None] | None,
+    factor: float = 1,
 ) -> Latencies:
     """Latencies of every request that has the measure, or would have it if it had been served; of
     times between tokens where no measure is given."""
     if measure is None:
-        values, counts = run.timeline.token_gaps
+        values, counts = run.token_gaps
         order = np.argsort(values, kind="stable")
         return Latencies(values[order] * factor, counts[order], 0)
     asked = _asked_for(run, measure)
@@ -84,7 +86,7 @@ def latencies_of(
     return Latencies(np.sort(known) * factor, ones, len(asked) - len(known))
 
 
-def tails_chart(runs: Sequence[PolicyRun], targets: Targets | None) -> Chart:
+def tails_chart(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Chart:
     """Chart of percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
     marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures = (
@@ -167,14 +169,14 @@ def _cells(latencies: Latencies) -> list[str]:
 
 
 def _asked_for(
-    run: PolicyRun, measure: Callable[[RequestRecord], float | None]
+    run: MeasuredRequests, measure: Callable[[RequestRecord], float | None]
 ) -> list[RequestRecord]:
     """Requests that have the measure, or would have it if they had been served. A completion that
     has ended counts with the tokens it has, not with those in the trace."""
     if measure is not tpot_seconds:
-        return list(run.result.requests)
+        return list(run.requests)
     return [
         r
-        for r in run.result.requests
+        for r in run.requests
         if (r.output_tokens if has_answer(r) else r.request.output_tokens) >= 2
     ]

@@ -1,0 +1,282 @@
+"""Talks to a server of completions: asks for its model, sends one request, and notes when what came.
+
+Failures are told by kind, never raised: a load goes on. Knows neither arrivals nor figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+
+from aioserve.cli._http_load.events import DONE, EventLines, Usage, decoded_chunk
+from aioserve.cli._http_load.prompts import WORDS
+from aioserve.errors import AioserveError, ConfigError
+from aioserve.isolation import shown
+from aioserve.simulation.records import Ending
+from aioserve.simulation.served import ServedRequest
+from aioserve.traces.request import TraceRequest
+
+__all__ = ["CompletionClient", "Endpoint", "ServerError", "base_url_of"]
+
+REFUSALS = (429, 503)
+MAX_ERROR_BYTES = 2000
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+EVENT_STREAM = "text/event-stream"
+
+
+class ServerError(AioserveError):
+    """The server can't be measured: it isn't there, or answers nothing that helps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where requests go, and what each of them says beside its prompt and length."""
+
+    base_url: str
+    """Without `/v1` and a slash at the end."""
+    kind: str = "completions"
+    """`completions` or `chat`."""
+    model: str
+    ignore_eos: bool = True
+    return_token_ids: bool = False
+    hints: bool = False
+    """Whether what policies of aioserve read is sent."""
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """Targets to be sent with the hints, by the names of their fields."""
+
+    @property
+    def url(self) -> str:
+        return self.base_url + PATHS[self.kind]
+
+    def body(self, request: TraceRequest, prompt: Sequence[int | str]) -> bytes:
+        """The body of one request. Words of a prompt are joined by spaces."""
+        content = prompt if prompt and isinstance(prompt[0], int) else " ".join(map(str, prompt))
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": max(1, request.output_tokens),
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.kind == "chat":
+            body["messages"] = [{"role": "user", "content": content}]
+        else:
+            body["prompt"] = content
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.return_token_ids:
+            body["return_token_ids"] = True
+        if request.client:
+            body["user"] = request.client
+        if request.priority:
+            body["priority"] = request.priority
+        if self.hints:
+            body |= self.targets
+            if request.session:
+                body["session_id"] = request.session
+            if request.predicted_output_tokens is not None:
+                body["predicted_output_tokens"] = request.predicted_output_tokens
+        return msgspec.json.encode(body)
+
+
+def base_url_of(url: str) -> str:
+    """The server's address, which may be given with `/v1`. Raises `ConfigError` for what is none."""
+    base = url.rstrip("/").removesuffix("/v1")
+    scheme, separator, host = base.partition("://")
+    if not separator or scheme not in ("http", "https") or not host or " " in host:
+        raise ConfigError(f"url must be http://HOST:PORT or https://HOST:PORT, got {shown(url)}")
+    return base
+
+
+class CompletionClient:
+    """Keeps connections to one server. Use it as an async context manager."""
+
+    def __init__(self, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> CompletionClient:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._session.close()
+
+    # -- what the server is
+
+    async def served_model(self, base_url: str) -> str:
+        """Name of the first model that it lists. Raises `ServerError`."""
+        status, body = await self._asked("GET", base_url + "/v1/models")
+        try:
+            models = msgspec.json.decode(body)["data"]
+            name = models[0]["id"]
+        except (msgspec.MsgspecError, LookupError, TypeError):
+            name = None
+        if status != 200 or not isinstance(name, str):
+            raise ServerError(
+                f"{base_url}/v1/models names no model (status {status}: {_text_of(body)}): "
+                "give --model"
+            )
+        return name
+
+    async def ordinary_token_ids(self, base_url: str, model: str) -> list[int]:
+        """Ids of tokens of common words, which prompts may be made of. Raises `ServerError`."""
+        asked = {"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False}
+        status, body = await self._asked("POST", base_url + "/tokenize", asked)
+        try:
+            ids = msgspec.json.decode(body)["tokens"]
+            found = sorted({one for one in ids if type(one) is int})
+        except (msgspec.MsgspecError, LookupError, TypeError):
+            found = []
+        if status != 200 or len(found) < 2:
+            raise ServerError(
+                f"{base_url}/tokenize gives no token ids (status {status}: {_text_of(body)}): "
+                "give --vocab-size, or --prompts text"
+            )
+        return found
+
+    async def _asked(self, method: str, url: str, body: object = None) -> tuple[int, bytes]:
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, url, data=data) as response:
+                return response.status, await response.read()
+        except TimeoutError:
+            raise ServerError(f"{url}: no answer in {self._timeout_seconds:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerError(f"{url}: {error or type(error).__name__}") from error
+
+    # -- one request
+
+    async def send(
+        self,
+        served: ServedRequest,
+        endpoint: Endpoint,
+        body: bytes,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Send one request and read its stream to the end; what comes is noted in `served`."""
+        reading = _Reading(served)
+        record = served.record
+        served.is_sent = True
+        record.request = replace(record.request, arrival_seconds=clock())
+        try:
+            async with self._session.post(endpoint.url, data=body) as response:
+                if response.status != 200:
+                    text = _text_of(await response.content.read(MAX_ERROR_BYTES))
+                    kind = f"status {response.status}"
+                    is_refusal = response.status in REFUSALS
+                    reading.fail(kind, text, Ending.REFUSED if is_refusal else Ending.FAILED)
+                elif response.content_type != EVENT_STREAM:
+                    reading.fail("no stream", f"the content is {response.content_type}")
+                else:
+                    async for piece in response.content.iter_any():
+                        reading.add(piece, clock())
+                    reading.end()
+        except TimeoutError:
+            reading.fail("timeout", f"no end in {self._timeout_seconds:g} s")
+        except aiohttp.ClientConnectorError as error:
+            reading.fail("no connection", str(error))
+        except (aiohttp.ClientError, OSError) as error:
+            kind = "cut off" if reading.has_begun else "no answer"
+            reading.fail(kind, str(error) or type(error).__name__)
+        except msgspec.MsgspecError as error:
+            reading.fail("unreadable", str(error))
+        record.end_seconds = clock() if reading.last_seconds is None else reading.last_seconds
+
+
+class _Reading:
+    """What has come of one stream."""
+
+    def __init__(self, served: ServedRequest) -> None:
+        self.has_begun = False
+        self.last_seconds: float | None = None
+        """When the last token came."""
+        self._served = served
+        self._lines = EventLines()
+        self._usage: Usage | None = None
+        self._num_ids = 0
+        self._is_whole = False
+        self._piece_seconds = 0.0
+
+    def add(self, piece: bytes, now: float) -> None:
+        self.has_begun = True
+        self._piece_seconds = now
+        for data in self._lines.of(piece):
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        if data == DONE:
+            self._is_whole = True
+            return
+        chunk = decoded_chunk(data)
+        if chunk.error is not None and chunk.error != b"null":
+            self.fail("error in the stream", bytes(chunk.error).decode(errors="replace"))
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        for choice in chunk.choices or ():
+            if choice.has_tokens:
+                self._tokens_came(len(choice.token_ids or ()), self._piece_seconds)
+            if choice.finish_reason:
+                self._is_whole = True
+
+    def _tokens_came(self, num_ids: int, now: float) -> None:
+        served, record = self._served, self._served.record
+        served.chunks += 1
+        self._num_ids += num_ids
+        record.output_tokens = self._num_ids or served.chunks
+        if self.last_seconds is None:
+            record.first_token_seconds = now
+        else:
+            gap = now - self.last_seconds
+            served.gap_seconds.append(gap)
+            record.max_gap_seconds = max(gap, record.max_gap_seconds or 0.0)
+        self.last_seconds = now
+
+    def end(self) -> None:
+        """The stream has ended without an error of the connection."""
+        served, record, usage = self._served, self._served.record, self._usage
+        for data in self._lines.end():
+            self._take(data)
+        if served.failure:
+            return
+        if not self._is_whole:
+            self.fail("cut off", "the stream ended without a finish_reason and [DONE]")
+            return
+        if usage is not None and usage.completion_tokens is not None:
+            served.has_usage = True
+            record.output_tokens = usage.completion_tokens
+            record.cached_tokens = usage.cached_tokens
+            prompt_tokens = usage.prompt_tokens or record.request.prompt_tokens
+            record.request = replace(record.request, prompt_tokens=prompt_tokens)
+        is_short = record.output_tokens < max(1, record.request.output_tokens)
+        record.ending = Ending.CUT_SHORT if is_short else Ending.FINISHED
+
+    def fail(self, kind: str, detail: str, ending: Ending = Ending.FAILED) -> None:
+        """The first failure counts."""
+        if not self._served.failure:
+            self._served.failure, self._served.detail = kind, detail
+            self._served.record.ending = ending
+
+
+def _text_of(body: bytes) -> str:
+    """The message of an error, or what there is in its place, in one line."""
+    text = body[:MAX_ERROR_BYTES].decode(errors="replace")
+    try:
+        error = msgspec.json.decode(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        pass
+    return " ".join(text.split())

@@ -1,0 +1,94 @@
+"""Reads the stream of a completion: bytes of server-sent events, in any pieces, become chunks.
+
+Of a chunk only what a measurement needs is decoded. Knows neither clocks nor connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+__all__ = ["DONE", "Choice", "Chunk", "EventLines", "Usage", "decoded_chunk"]
+
+DONE = b"[DONE]"
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it carries something that the model generated. A chunk that only names the role,
+        or has an empty text, does not."""
+        if self.text or self.token_ids:
+            return True
+        delta = self.delta
+        return delta is not None and bool(
+            delta.content
+            or delta.reasoning_content
+            or delta.reasoning
+            or delta.refusal
+            or delta.tool_calls
+        )
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Counts of a request, as the server has them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+
+class Chunk(msgspec.Struct):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+def decoded_chunk(data: bytes) -> Chunk:
+    """Raises `msgspec.MsgspecError` for what is no chunk of a completion."""
+    return _decode(data)
+
+
+class EventLines:
+    """Takes pieces of a stream, and gives the data of each line that has some."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, piece: bytes) -> Iterator[bytes]:
+        """Data of the lines that the piece completes, the rest of the pieces before included."""
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+    def end(self) -> Iterator[bytes]:
+        """Data of a last line without an end."""
+        return self.of(b"\n")

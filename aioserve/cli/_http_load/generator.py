@@ -1,0 +1,182 @@
+"""Sends the requests of a load when each is due, and says how late it was itself.
+
+Each request is due when the trace says, or in a closed loop when its caller has thought. With a
+limit of those at once it is held until there is room; without times, as many as the limit are under
+way until all have been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aioserve.cli._load import LoopLag
+from aioserve.progress_bar import OnProgress
+from aioserve.simulation.records import Arrivals, RequestRecord
+from aioserve.simulation.served import ServedRequest
+from aioserve.traces.request import TraceRequest
+
+__all__ = ["Clock", "Load", "Send", "run_load"]
+
+Clock = Callable[[], float]
+Send = Callable[[ServedRequest, bytes, Clock], Awaitable[None]]
+"""Sends a body, and notes in the first what came when, by the clock."""
+
+AHEAD_SECONDS = 0.05
+"""How long before it is due a request's body is made, so that this makes no request late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What was sent, and how the generator did."""
+
+    served: list[ServedRequest]
+    """All requests of the trace, in its order, those that were never sent included."""
+    seconds: float
+    loop_lag_seconds: list[float]
+    busy_share: float
+    """Processor time of this process, as a share of the time."""
+    interrupted: bool
+    """Whether Ctrl-C ended it."""
+
+
+async def run_load(
+    requests: Sequence[TraceRequest],
+    send: Send,
+    body_of: Callable[[TraceRequest], bytes],
+    *,
+    closed_loop: bool = False,
+    concurrency: int | None = None,
+    max_seconds: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Load:
+    """Send all requests, and wait until the last has ended. No request is sent after `max_seconds`.
+
+    Cancelling the task ends the load: what was measured until then is returned. Raises `TraceError`
+    where a closed loop has a request that follows none before it.
+    """
+    run = _Run(requests, send, body_of, closed_loop, concurrency, max_seconds, on_progress)
+    interrupted = False
+    cpu_before = time.process_time()
+    async with LoopLag() as lag:
+        try:
+            await run.to_the_end()
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            interrupted = True
+    seconds = run.now()
+    return Load(
+        served=run.served,
+        seconds=max(seconds if interrupted else run.ended_seconds, 1e-9),
+        loop_lag_seconds=lag.samples,
+        busy_share=(time.process_time() - cpu_before) / seconds,
+        interrupted=interrupted,
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        requests: Sequence[TraceRequest],
+        send: Send,
+        body_of: Callable[[TraceRequest], bytes],
+        closed_loop: bool,
+        concurrency: int | None,
+        max_seconds: float | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._arrivals = Arrivals(
+            sorted(requests, key=lambda request: request.arrival_seconds), closed_loop=closed_loop
+        )
+        self.served: list[ServedRequest] = list(map(ServedRequest, self._arrivals.records))
+        self._served_of = {id(one.record): one for one in self.served}
+        self._send = send
+        self._body_of = body_of
+        self._room = None if concurrency is None else asyncio.Semaphore(concurrency)
+        self._room_seconds = 0.0
+        """When there was room last, after there had been none."""
+        self._max_seconds = max_seconds
+        self._on_progress = on_progress
+        self._num_under_way = 0
+        self._num_ended = 0
+        self._changed = asyncio.Event()
+        """Set when a request has ended."""
+        self._began = time.perf_counter()
+        self.ended_seconds = 0.0
+        """When the last request ended."""
+
+    def now(self) -> float:
+        return time.perf_counter() - self._began
+
+    async def to_the_end(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                while (record := await self._next()) is not None:
+                    if not await self._has_room():
+                        break
+                    self._num_under_way += 1
+                    group.create_task(self._one(self._served_of[id(record)], self._room_seconds))
+        except BaseExceptionGroup as failures:
+            # A fault of the generator itself; the others were cancelled by it.
+            raise failures.exceptions[0] from failures
+
+    async def _next(self) -> RequestRecord | None:
+        """The next request, shortly before it is due; None where no further one comes."""
+        while True:
+            now, due = self.now(), self._arrivals.next_seconds
+            if due is not None and self._max_seconds is not None and due > self._max_seconds:
+                due = None
+            if due is None and (not self._num_under_way or self._seconds_left(now) == 0):
+                return None
+            if due is not None and (record := self._arrivals.take(now + AHEAD_SECONDS)) is not None:
+                return record
+            self._changed.clear()
+            left = self._seconds_left(now) if due is None else max(0.0, due - AHEAD_SECONDS - now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def _seconds_left(self, now: float) -> float | None:
+        """Until no further request is sent; None without such a limit."""
+        return None if self._max_seconds is None else max(0.0, self._max_seconds - now)
+
+    async def _has_room(self) -> bool:
+        """Wait until fewer than the limit are under way; False where the load is over before."""
+        if self._room is None:
+            return True
+        try:
+            async with asyncio.timeout(self._seconds_left(self.now())):
+                await self._room.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _one(self, served: ServedRequest, room_seconds: float) -> None:
+        record = served.record
+        due = record.request.arrival_seconds
+        try:
+            body = self._body_of(record.request)
+            if (left := due - self.now()) > 0:
+                await asyncio.sleep(left)
+            ready = max(due, room_seconds)
+            served.held_seconds = ready - due
+            try:
+                await self._send(served, body, self.now)
+            finally:
+                if served.is_sent:
+                    served.late_seconds = max(0.0, record.request.arrival_seconds - ready)
+        finally:
+            self._num_under_way -= 1
+            self._num_ended += 1
+            self.ended_seconds = self.now()
+            if self._room is not None:
+                self._room_seconds = self.ended_seconds
+                self._room.release()
+            self._arrivals.ended(record, self.ended_seconds)
+            self._changed.set()
+            if self._on_progress is not None:
+                self._on_progress(self._num_ended, len(self.served))

@@ -1,0 +1,105 @@
+"""Measures a server: asks what it serves, warms it up, sends the load, and makes figures of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aioserve.cli._engine import frozen_heap
+from aioserve.cli._http_load.client import CompletionClient, Endpoint, ServerError
+from aioserve.cli._http_load.generator import Load, run_load
+from aioserve.cli._http_load.options import LoadOptions, requests_of, warmups_of
+from aioserve.cli._http_load.prompts import WORDS, drawn_prompt
+from aioserve.progress_bar import bar_on_terminal
+from aioserve.simulation.records import RequestRecord
+from aioserve.simulation.served import ServedMetrics, ServedRequest, served_metrics_of
+from aioserve.traces.request import TraceRequest
+
+__all__ = ["Measured", "measure_server"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What came of a load."""
+
+    url: str
+    model: str
+    requests: Sequence[TraceRequest]
+    """As they were to be sent."""
+    load: Load
+    metrics: ServedMetrics
+
+
+async def measure_server(
+    base_url: str, trace: Path | None, options: LoadOptions, api_key: str | None
+) -> Measured:
+    """Send the load that checked options ask for.
+
+    Raises `ServerError` where the server isn't there, tells no model or no token ids, or a warm-up
+    request fails; `TraceError` for a trace; `ConfigError` for options that don't fit it.
+    """
+    requests = requests_of(trace, options)
+    seed = options.seed or 0
+    async with CompletionClient(api_key=api_key, timeout_seconds=options.timeout_seconds) as client:
+        model = options.model or await client.served_model(base_url)
+        alphabet: Sequence[int | str]
+        if options.has_text_prompts:
+            alphabet = WORDS
+        elif options.vocab_size is not None:
+            alphabet = range(options.vocab_size)
+        else:
+            alphabet = await client.ordinary_token_ids(base_url, model)
+        endpoint = _endpoint(base_url, model, options)
+
+        def body_of(request: TraceRequest) -> bytes:
+            return endpoint.body(request, drawn_prompt(request, alphabet, seed))
+
+        for request in warmups_of(requests, options):
+            await _warm_up(client, endpoint, request, body_of(request))
+        with frozen_heap(), bar_on_terminal("requests") as on_progress:
+            load = await run_load(
+                requests,
+                lambda served, body, clock: client.send(served, endpoint, body, clock),
+                body_of,
+                closed_loop=options.closed_loop,
+                concurrency=options.concurrency,
+                max_seconds=options.max_seconds,
+                on_progress=on_progress,
+            )
+    metrics = served_metrics_of(
+        load.served,
+        load.seconds,
+        loop_lag_seconds=load.loop_lag_seconds,
+        busy_share=load.busy_share,
+        targets=options.targets,
+    )
+    return Measured(url=base_url, model=model, requests=requests, load=load, metrics=metrics)
+
+
+def _endpoint(base_url: str, model: str, options: LoadOptions) -> Endpoint:
+    targets = {
+        "ttft_target_seconds": options.ttft_target_seconds,
+        "tpot_target_seconds": options.tpot_target_seconds,
+    }
+    return Endpoint(
+        base_url=base_url,
+        kind=options.endpoint,
+        model=model,
+        ignore_eos=options.ignore_eos,
+        return_token_ids=options.return_token_ids,
+        hints=options.hints,
+        targets={name: value for name, value in targets.items() if value is not None},
+    )
+
+
+async def _warm_up(
+    client: CompletionClient, endpoint: Endpoint, request: TraceRequest, body: bytes
+) -> None:
+    served = ServedRequest(RequestRecord(request))
+    await client.send(served, endpoint, body)
+    if served.failure:
+        raise ServerError(
+            f"{endpoint.url}: a warm-up request failed, so no load was sent: {served.failure}: "
+            f"{served.detail}"
+        )

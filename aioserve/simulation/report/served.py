@@ -1,0 +1,150 @@
+"""Makes one page about a load that a server was measured with: everything in it, nothing fetched.
+
+Its charts are those of simulated requests; what only a simulator sees, steps and memory, is not
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve.simulation.figures import Figure
+from aioserve.simulation.metrics import Targets
+from aioserve.simulation.report.layout import (
+    Chart,
+    ServedRun,
+    Table,
+    legend_of,
+    rendered,
+    requests_file,
+)
+from aioserve.simulation.report.summary import (
+    P99_TTFT,
+    client_dots,
+    slowest_table,
+    targets_chart,
+)
+from aioserve.simulation.report.tails import tails_chart
+from aioserve.simulation.served import ServedMetrics
+
+__all__ = ["SERVED_FIGURES", "served_page"]
+
+MOST_CLIENTS = 20
+
+
+def _spread(label: str, field: str, names: Sequence[str] = ("p50", "p90", "p99")) -> list[Figure]:
+    return [
+        Figure(f"{label} {name}, ms", f"{field}.{name}", "{:,.2f}", 1000, "less") for name in names
+    ]
+
+
+SERVED_FIGURES = (
+    Figure("finished", "finished"),
+    Figure("of those, shorter than asked for", "cut_short"),
+    Figure("refused (429, 503)", "refused"),
+    Figure("failed", "failed"),
+    Figure("under way at the end", "unfinished"),
+    Figure("never sent", "not_sent"),
+    Figure("of those finished, without counts of the server", "without_usage"),
+    Figure("of those finished, without a token to see", "without_text"),
+    *_spread("time to first token", "ttft_seconds"),
+    *_spread("time per output token", "tpot_seconds"),
+    *_spread("gap between chunks", "gap_seconds", ("p50", "p99", "max")),
+    *_spread("whole answer", "e2e_seconds"),
+    Figure("met their targets", "goodput.share", "{:.1%}"),
+    Figure("goodput, requests/s", "goodput.requests_per_second", "{:,.3f}"),
+    Figure("requests/s", "requests_per_second", "{:,.3f}"),
+    Figure("prompt tokens/s", "prompt_tokens_per_second", "{:,.1f}"),
+    Figure("output tokens/s", "output_tokens_per_second", "{:,.1f}"),
+    Figure("tokens in a chunk, mean", "tokens_per_chunk", "{:,.2f}"),
+    Figure("prompt tokens", "prompt_tokens"),
+    Figure("of those cached", "cached_tokens"),
+    Figure("output tokens", "output_tokens"),
+    Figure("time, s", "seconds", "{:,.2f}"),
+    *_spread("the generator: requests sent late by", "generator.late_seconds", ("p99", "max")),
+    *_spread("the generator: its loop lag", "generator.loop_lag_seconds", ("p99", "max")),
+    Figure("the generator: busy", "generator.busy_share", "{:.1%}"),
+)
+
+
+def served_page(
+    run: ServedRun,
+    *,
+    title: str,
+    command: str,
+    facts: Sequence[tuple[str, str]],
+    targets: Targets | None = None,
+) -> str:
+    """Make the page's HTML. The same run gives the same text.
+
+    command, facts: what was run, for the reader.
+    """
+    metrics = run.metrics
+    by_target = targets_chart([run], "refused, or failed")
+    by_client = _clients_chart(run)
+    failures = _failures_table(metrics)
+    contents = [
+        ("figures", "Figures"),
+        *([("failures", "Failures")] if failures.rows else []),
+        *([("latency", "How long requests took")] if run.requests else []),
+        *([("targets", "Targets")] if by_target else []),
+        *([("clients", "Clients")] if by_client else []),
+        ("requests", "Requests"),
+    ]
+    return rendered(
+        "served.html",
+        title=title,
+        command=command,
+        facts=facts,
+        contents=contents,
+        legend=legend_of([run.name]),
+        figures=_figures_table(metrics),
+        findings=metrics.generator.findings,
+        failures=failures,
+        latency=tails_chart([run], targets) if run.requests else None,
+        targets=by_target,
+        clients=by_client,
+        slowest=slowest_table([run]),
+        download=requests_file([run], targets),
+    )
+
+
+# -- parts
+
+
+def _figures_table(metrics: ServedMetrics) -> Table:
+    rows = [
+        (figure.label, figure.text(metrics))
+        for figure in SERVED_FIGURES
+        if metrics.goodput is not None or not figure.field.startswith("goodput.")
+    ]
+    return Table("What was measured", ("figure", "value"), tuple(rows))
+
+
+def _failures_table(metrics: ServedMetrics) -> Table:
+    rows = [
+        (kind, f"{failure.requests:,}", failure.first) for kind, failure in metrics.failures.items()
+    ]
+    return Table("Requests without an answer", ("kind", "requests", "the first"), tuple(rows))
+
+
+def _clients_chart(run: ServedRun) -> Chart | None:
+    """Chart of how long each client waited; None where the trace names none."""
+    clients = run.metrics.clients
+    if not clients:
+        return None
+    largest = sorted(clients, key=lambda name: (-clients[name].requests, name))[:MOST_CLIENTS]
+    title = "Time to first token p99, s"
+    panel = client_dots([run], largest, title, "client-ttft", P99_TTFT, "{:,.2f} s")
+    figures = (
+        Figure("requests", "requests"),
+        Figure("finished", "finished"),
+        Figure("tokens", "tokens"),
+        Figure(title, "ttft_seconds.p99", "{:,.3f}"),
+    )
+    rows = [(name, *(figure.text(clients[name]) for figure in figures)) for name in largest]
+    head = ("client", *(figure.label for figure in figures))
+    caption = "The clients with the most requests first."
+    if len(clients) > len(largest):
+        caption += f" Left out: {len(clients) - len(largest):,} with fewer."
+    return Chart((panel,), caption, Table("Each client", head, tuple(rows)))
