@@ -1,4 +1,4 @@
-"""Talks to a server of completions: asks for its model, sends one request, and notes when what came.
+"""Talks to a server of completions: asks for its model, sends a request, and notes what came when.
 
 Failures are told by kind, never raised: a load goes on. Knows neither arrivals nor figures.
 """
@@ -22,7 +22,7 @@ from aioserve.simulation.records import Ending
 from aioserve.simulation.served import ServedRequest
 from aioserve.traces.request import TraceRequest
 
-__all__ = ["CompletionClient", "Endpoint", "ServerError", "base_url_of"]
+__all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base_url_of"]
 
 REFUSALS = (429, 503)
 MAX_ERROR_BYTES = 2000
@@ -86,7 +86,7 @@ class Endpoint:
 
 
 def base_url_of(url: str) -> str:
-    """The server's address, which may be given with `/v1`. Raises `ConfigError` for what is none."""
+    """The server's address, which may end in `/v1`. Raises `ConfigError` for what is none."""
     base = url.rstrip("/").removesuffix("/v1")
     scheme, separator, host = base.partition("://")
     if not separator or scheme not in ("http", "https") or not host or " " in host:
@@ -168,7 +168,7 @@ class CompletionClient:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Send one request and read its stream to the end; what comes is noted in `served`."""
-        reading = _Reading(served)
+        reading = StreamReading(served)
         record = served.record
         served.is_sent = True
         record.request = replace(record.request, arrival_seconds=clock())
@@ -197,7 +197,7 @@ class CompletionClient:
         record.end_seconds = clock() if reading.last_seconds is None else reading.last_seconds
 
 
-class _Reading:
+class StreamReading:
     """What has come of one stream."""
 
     def __init__(self, served: ServedRequest) -> None:
@@ -222,8 +222,8 @@ class _Reading:
             self._is_whole = True
             return
         chunk = decoded_chunk(data)
-        if chunk.error is not None and chunk.error != b"null":
-            self.fail("error in the stream", bytes(chunk.error).decode(errors="replace"))
+        if chunk.error is not None:
+            self.fail("error in the stream", _message_of(chunk.error))
         if chunk.usage is not None:
             self._usage = chunk.usage
         for choice in chunk.choices or ():
@@ -273,10 +273,12 @@ class _Reading:
 
 def _text_of(body: bytes) -> str:
     """The message of an error, or what there is in its place, in one line."""
-    text = body[:MAX_ERROR_BYTES].decode(errors="replace")
     try:
-        error = msgspec.json.decode(body)["error"]
-        text = str(error["message"] if isinstance(error, dict) else error)
+        return _message_of(msgspec.json.decode(body)["error"])
     except (msgspec.MsgspecError, LookupError, TypeError):
-        pass
-    return " ".join(text.split())
+        return " ".join(body[:MAX_ERROR_BYTES].decode(errors="replace").split())
+
+
+def _message_of(error: object) -> str:
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(text).split())[:MAX_ERROR_BYTES]

@@ -6,6 +6,7 @@ Of a chunk only what a measurement needs is decoded. Knows neither clocks nor co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -64,7 +65,7 @@ class Usage(msgspec.Struct):
 class Chunk(msgspec.Struct):
     choices: list[Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(Chunk).decode

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from aioserve.cli._load import LoopLag
 from aioserve.progress_bar import OnProgress
 from aioserve.simulation.records import Arrivals, RequestRecord
 from aioserve.simulation.served import ServedRequest
@@ -27,6 +26,8 @@ Send = Callable[[ServedRequest, bytes, Clock], Awaitable[None]]
 
 AHEAD_SECONDS = 0.05
 """How long before it is due a request's body is made, so that this makes no request late."""
+TICK_SECONDS = 0.001
+"""Shortest time to wait for a request: less than a clock's next reading may be no time at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,6 @@ class Load:
     served: list[ServedRequest]
     """All requests of the trace, in its order, those that were never sent included."""
     seconds: float
-    loop_lag_seconds: list[float]
     busy_share: float
     """Processor time of this process, as a share of the time."""
     interrupted: bool
@@ -52,28 +52,29 @@ async def run_load(
     concurrency: int | None = None,
     max_seconds: float | None = None,
     on_progress: OnProgress | None = None,
+    seconds_now: Clock = time.perf_counter,
 ) -> Load:
     """Send all requests, and wait until the last has ended. No request is sent after `max_seconds`.
 
     Cancelling the task ends the load: what was measured until then is returned. Raises `TraceError`
     where a closed loop has a request that follows none before it.
     """
-    run = _Run(requests, send, body_of, closed_loop, concurrency, max_seconds, on_progress)
+    run = _Run(
+        requests, send, body_of, closed_loop, concurrency, max_seconds, on_progress, seconds_now
+    )
     interrupted = False
     cpu_before = time.process_time()
-    async with LoopLag() as lag:
-        try:
-            await run.to_the_end()
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()
-            interrupted = True
+    try:
+        await run.to_the_end()
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        interrupted = True
     seconds = run.now()
     return Load(
         served=run.served,
-        seconds=max(seconds if interrupted else run.ended_seconds, 1e-9),
-        loop_lag_seconds=lag.samples,
-        busy_share=(time.process_time() - cpu_before) / seconds,
+        seconds=seconds if interrupted else run.ended_seconds,
+        busy_share=(time.process_time() - cpu_before) / seconds if seconds else 0.0,
         interrupted=interrupted,
     )
 
@@ -88,6 +89,7 @@ class _Run:
         concurrency: int | None,
         max_seconds: float | None,
         on_progress: OnProgress | None,
+        seconds_now: Clock,
     ) -> None:
         self._arrivals = Arrivals(
             sorted(requests, key=lambda request: request.arrival_seconds), closed_loop=closed_loop
@@ -105,12 +107,13 @@ class _Run:
         self._num_ended = 0
         self._changed = asyncio.Event()
         """Set when a request has ended."""
-        self._began = time.perf_counter()
+        self._seconds_now = seconds_now
+        self._began = seconds_now()
         self.ended_seconds = 0.0
         """When the last request ended."""
 
     def now(self) -> float:
-        return time.perf_counter() - self._began
+        return self._seconds_now() - self._began
 
     async def to_the_end(self) -> None:
         try:
@@ -135,9 +138,9 @@ class _Run:
             if due is not None and (record := self._arrivals.take(now + AHEAD_SECONDS)) is not None:
                 return record
             self._changed.clear()
-            left = self._seconds_left(now) if due is None else max(0.0, due - AHEAD_SECONDS - now)
+            left = self._seconds_left(now) if due is None else due - AHEAD_SECONDS - now
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(None if left is None else max(left, TICK_SECONDS)):
                     await self._changed.wait()
 
     def _seconds_left(self, now: float) -> float | None:

@@ -11,6 +11,7 @@ from aioserve.cli._http_load.client import CompletionClient, Endpoint, ServerErr
 from aioserve.cli._http_load.generator import Load, run_load
 from aioserve.cli._http_load.options import LoadOptions, requests_of, warmups_of
 from aioserve.cli._http_load.prompts import WORDS, drawn_prompt
+from aioserve.cli._load import LoopLag
 from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.served import ServedMetrics, ServedRequest, served_metrics_of
@@ -58,19 +59,20 @@ async def measure_server(
         for request in warmups_of(requests, options):
             await _warm_up(client, endpoint, request, body_of(request))
         with frozen_heap(), bar_on_terminal("requests") as on_progress:
-            load = await run_load(
-                requests,
-                lambda served, body, clock: client.send(served, endpoint, body, clock),
-                body_of,
-                closed_loop=options.closed_loop,
-                concurrency=options.concurrency,
-                max_seconds=options.max_seconds,
-                on_progress=on_progress,
-            )
+            async with LoopLag() as lag:
+                load = await run_load(
+                    requests,
+                    lambda served, body, clock: client.send(served, endpoint, body, clock),
+                    body_of,
+                    closed_loop=options.closed_loop,
+                    concurrency=options.concurrency,
+                    max_seconds=options.max_seconds,
+                    on_progress=on_progress,
+                )
     metrics = served_metrics_of(
         load.served,
         load.seconds,
-        loop_lag_seconds=load.loop_lag_seconds,
+        loop_lag_seconds=lag.samples,
         busy_share=load.busy_share,
         targets=options.targets,
     )
