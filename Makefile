@@ -130,10 +130,10 @@ $(PIP_INSTALL) --constraint constraints.txt $$($(BIN)/python tools/torch_index) 
 endef
 
 $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,server)
+	$(call install_requirements,bench server)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,hub server test)
+	$(call install_requirements,bench hub server test)
 
 $(FOR_CLIENTS): tools/install_clients $(wildcard tests/clients/*.txt tests/clients/*.json) | $(FOR_TEST)
 	$(BIN)/python tools/install_clients .venv/clients

@@ -1,12 +1,12 @@
-"""What options of other servers are called here: who comes with a command line of vLLM, SGLang or
-llama-server is told the equivalent, and not the option with the most similar name.
+"""What options of other servers and load generators are called here: a command line of vLLM, SGLang
+or llama-server is answered with the equivalent, not with the option of the most similar name.
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["ANSWERS", "answer_for"]
+__all__ = ["ANSWERS", "LOAD_ANSWERS", "answer_for"]
 
 _ONE_DEVICE = "a model runs on one device"
 _NO_QUANTIZATION = "quantised weights aren't supported"
@@ -86,6 +86,36 @@ ANSWERS: dict[str, str] = {
 }
 """What to say of an option, with options of `aioserve serve`."""
 
+_TRACE = (
+    "a trace's file comes behind the URL, or --synthetic names a made-up workload; without either, "
+    "prompts of --input-len tokens are drawn"
+)
+_PERCENTILES = (
+    "all times have mean, p50, p90, p99 and max, and --requests writes those of each request"
+)
+
+LOAD_ANSWERS: dict[str, str] = {
+    # vllm bench serve
+    "--request-rate": "it is --rate",
+    "--burstiness": "it is --arrivals gamma:CV, where CV is 1 by the square root of the burstiness",
+    "--max-concurrency": "it is --concurrency",
+    "--num-prompts": "it is --num-requests",
+    "--random-input-len": "it is --input-len",
+    "--random-output-len": "it is --output-len",
+    "--random-prefix-len": "it is --shared-prefix-len, which is a part of --input-len",
+    "--goodput": "it is --ttft-target-seconds and --tpot-target-seconds, in seconds",
+    "--base-url": "the server's URL comes first; --endpoint says what it is asked for",
+    "--endpoint-type": "it is --endpoint",
+    "--dataset-name": _TRACE,
+    "--dataset-path": _TRACE,
+    "--percentile-metrics": _PERCENTILES,
+    "--metric-percentiles": _PERCENTILES,
+    "--save-result": "it is --json FILE",
+    "--save-detailed": "it is --requests FILE",
+    "--result-filename": "it is --json FILE",
+}
+"""What to say of an option, with options of `aioserve bench serve`."""
+
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 _NO = "--no-"
 
@@ -94,7 +124,8 @@ def answer_for(option: str, known: set[str]) -> str | None:
     """What is said of `option`; None where it is of no other server, or the command has not all the
     options that would help. `known` are its options, with underscores and without hyphens before
     them."""
-    answer = ANSWERS.get(option.replace("_", "-"))
+    word = option.replace("_", "-")
+    answer = ANSWERS.get(word) or LOAD_ANSWERS.get(word)
     if answer is None:
         return None
     named = {one.removeprefix(_NO).removeprefix("--") for one in _OPTION.findall(answer)}

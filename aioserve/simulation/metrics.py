@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -165,13 +164,14 @@ COPIED = set(Metrics.__struct_fields__) & set(SimulationResult.__struct_fields__
 def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
     """A function of metrics: their value at `field`, with dots into the parts of a part, times
     `factor`; None where there was nothing to measure."""
-    head, _, rest = field.partition(".")
+    parts = field.split(".")
 
     def value_of(metrics: Any) -> Any:
-        value = getattr(metrics, head)
-        if value is None:
-            return None
-        value = attrgetter(rest)(value) if rest else value
+        value = metrics
+        for part in parts:
+            value = getattr(value, part)
+            if value is None:
+                return None
         return value if factor == 1 else value * factor
 
     return value_of

@@ -9,12 +9,14 @@ import pytest
 from cyclopts import App
 
 from aioserve.cli import app
-from aioserve.cli._other_servers import ANSWERS, answer_for
+from aioserve.cli._other_servers import ANSWERS, LOAD_ANSWERS, answer_for
 from tests.cli.command import Run
 
 
-def names_of(command: str) -> set[str]:
-    found: App = app[command]
+def names_of(*commands: str) -> set[str]:
+    found: App = app
+    for command in commands:
+        found = found[command]
     assert found.default_command is not None
     return set(inspect.signature(found.default_command).parameters)
 
@@ -26,6 +28,22 @@ def test_every_answer_names_options_of_serve_and_is_needed(option: str) -> None:
     answer = answer_for(option, known)
     assert answer is not None
     assert answer.startswith(f"{option} isn't an option here: ")
+
+
+@pytest.mark.parametrize("option", LOAD_ANSWERS)
+def test_every_answer_names_options_of_bench_serve_and_is_needed(option: str) -> None:
+    known = names_of("bench", "serve")
+    assert option.removeprefix("--").replace("-", "_") not in known
+    answer = answer_for(option, known)
+    assert answer is not None
+    assert answer.startswith(f"{option} isn't an option here: ")
+    assert answer_for(option, names_of("run")) is None
+
+
+def test_the_command_line_of_another_load_generator_is_answered(aioserve_here: Run) -> None:
+    result = aioserve_here("bench", "serve", "http://127.0.0.1:1", "--request-rate", "4")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "aioserve: --request-rate isn't an option here: it is --rate\n"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -55,6 +55,11 @@ TokenGaps = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 class MeasuredRequests(Protocol):
     """What charts of requests need of a run, simulated or measured at a server."""
 
+    kind: ClassVar[str]
+    """What `name` is the name of."""
+    each: ClassVar[str]
+    """How charts say that they show all runs."""
+
     @property
     def name(self) -> str:
         """Name of the policy, or of what was measured."""
@@ -77,6 +82,8 @@ class MeasuredRequests(Protocol):
 class PolicyRun(msgspec.Struct, frozen=True):
     """One policy on the trace."""
 
+    kind: ClassVar[str] = "policy"
+    each: ClassVar[str] = "under each policy"
     name: str
     result: SimulationResult
     metrics: Metrics
@@ -94,6 +101,8 @@ class PolicyRun(msgspec.Struct, frozen=True):
 class ServedRun(msgspec.Struct, frozen=True):
     """One load that a server was measured with."""
 
+    kind: ClassVar[str] = "model"
+    each: ClassVar[str] = "of the server"
     name: str
     requests: tuple[RequestRecord, ...]
     metrics: ServedMetrics
@@ -205,11 +214,13 @@ class Download(msgspec.Struct, frozen=True):
     rows: int
     left_out: int
     """Rows left out for lack of room."""
+    each: str
+    """How the rows are told to be of all runs."""
 
     @property
     def rows_text(self) -> str:
         """Text about the rows in it and those left out."""
-        text = f"{counted(self.rows, 'row', form=',')}, one for each request under each policy"
+        text = f"{counted(self.rows, 'row', form=',')}, one for each request {self.each}"
         if not self.left_out:
             return f"{text}."
         return f"{text}, in order of arrival. Left out: the last {self.left_out:,}."
@@ -225,15 +236,16 @@ def csv_link(table: Table) -> str:
 def requests_file(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Download:
     """File with a row for each request under each policy, in order of arrival; what has no room in
     `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
+    head = [runs[0].kind if name == "policy" else name for name in COLUMNS]
     all_of_them = max(len(run.requests) for run in runs)
     kept = all_of_them
     while True:
         rows = [_row(run, r, targets) for run in runs for r in run.requests[:kept]]
-        packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(errors="replace"), mtime=0)
+        packed = gzip.compress(to_csv((head, *rows)).encode(errors="replace"), mtime=0)
         link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
         if len(link) <= MOST_BYTES or not kept:
             left_out = sum(max(0, len(run.requests) - kept) for run in runs)
-            return Download(link, len(rows), left_out)
+            return Download(link, len(rows), left_out, runs[0].each)
         kept = min(kept - 1, int(kept * 0.95 * MOST_BYTES / len(link)))
 
 

@@ -184,10 +184,10 @@ def targets_chart(
         told = f"{goodput.share:.1%}, {goodput.requests_per_second:,.3f} good/s"
         plot.note((0.0, place + 0.27), f"{short(run.name)}: {told}")
         table.append((run.name, *(f"{count:,}" for _, count, _ in parts), told))
-    head = ("policy", "met their targets", "missed a target", "no completion", "goodput")
+    head = (runs[0].kind, "met their targets", "missed a target", "no completion", "goodput")
     svg = plot.svg(
         "targets",
-        "Share of requests that met their targets, under each policy",
+        f"Share of requests that met their targets, {runs[0].each}",
         "; ".join(f"{name}: {told}" for name, *_, told in table),
         x_label="share of requests",
         y_names=(),
@@ -195,7 +195,7 @@ def targets_chart(
     return Chart(
         (Panel("Share of all requests", svg),),
         "What is written over a bar is of the good requests, those that met their targets.",
-        Table("Requests that met their targets under each policy", head, tuple(table)),
+        Table(f"Requests that met their targets {runs[0].each}", head, tuple(table)),
     )
 
 
@@ -255,9 +255,10 @@ def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
                     MISSING if end is None else f"{end - request.arrival_seconds:,.2f}",
                 )
             )
-    head = ("request", "policy", "client", "arrives, s", "prompt tokens", "of those cached")
+    kind = runs[0].kind
+    head = ("request", kind, "client", "arrives, s", "prompt tokens", "of those cached")
     return Table(
-        f"The {MOST_SLOWEST} requests of each policy that waited longest for their first token",
+        f"The {MOST_SLOWEST} requests of each {kind} that waited longest for their first token",
         (*head, "output tokens", "first token after, s", "ends after, s"),
         tuple(rows),
     )
@@ -297,7 +298,7 @@ def client_dots(
         title,
         plot.svg(
             key,
-            f"{title}, of each client under each policy",
+            f"{title}, of each client {runs[0].each}",
             "The table below has all figures.",
             y_names=[(rows - n - 0.5, short(name, AXIS_CHARS)) for n, name in enumerate(names)],
         ),

@@ -99,14 +99,14 @@ def tails_chart(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Ch
     rows: list[tuple[str, ...]] = []
     for measure in measures:
         found = [latencies_of(run, measure.of, measure.factor) for run in runs]
-        panels.append(_panel(measure, [run.name for run in runs], found))
+        panels.append(_panel(measure, [run.name for run in runs], found, runs[0].each))
         rows += [
             (f"{measure.title}, {measure.unit}", run.name, *_cells(latencies))
             for run, latencies in zip(runs, found, strict=True)
         ]
-    head = ("measure", "policy", "p50", "p90", "p99", "p99.9")
+    head = ("measure", runs[0].kind, "p50", "p90", "p99", "p99.9")
     table = Table(
-        "Percentiles of latencies under each policy",
+        f"Percentiles of latencies {runs[0].each}",
         (*head, "max", "measured", "without"),
         tuple(rows),
     )
@@ -116,7 +116,7 @@ def tails_chart(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Ch
 # -- parts
 
 
-def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) -> Panel:
+def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies], each: str) -> Panel:
     tail, unit = Tail(), measure.unit
     places = np.linspace(0, 1, NUM_POINTS)
     lines = [
@@ -146,7 +146,7 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) 
         f"{measure.title}, {unit}",
         plot.svg(
             f"tail-{measure.key}",
-            f"{measure.title} by the share of {what}, under each policy",
+            f"{measure.title} by the share of {what}, {each}",
             "At 99%: " + "; ".join(_told(names, found, 0.99, unit)) + ".",
             x_label=f"share of {what}",
         ),
