@@ -1,16 +1,18 @@
 """Every code block of the documentation does what it says.
 
 A ```python block runs, in the order of its page and in one namespace with the page's others. A
-```console block's `$ aioserve` lines run and must exit with 0. The info string can say otherwise:
-`no-run` (needs something that a test has not), `gpu` (where none can be used, it is run on the CPU,
-with "cpu" in the place of "cuda"), or a file below the repository that contains the block word by
-word. A ```text printed``` block is what the last ```python block before it printed.
+```console block's `$ aioserve` lines run and must exit with 0; for those that name
+http://127.0.0.1:8000 a server of the embedded model is there, at another port. The info string can
+say otherwise: `no-run` (needs something that a test has not), `gpu` (where none can be used, it is
+run on the CPU, with "cpu" in the place of "cuda"), or a file below the repository that contains the
+block word by word. A ```text printed``` block is what the last ```python block before it printed.
 Other languages are not run.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from aioserve import ConfigError
 from aioserve.cli import main
 from aioserve.config import EngineConfig
 from aioserve.execution.devices import chosen_device
+from tests.cli.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MAX_BLOCKS_NOT_RUN = 6
+SERVED_URL = "http://127.0.0.1:8000"
 TAGS = ("", "no-run", "printed", "gpu")
 
 
@@ -104,14 +108,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("commands")
 
 
+@pytest.fixture(scope="module")
+def served_url() -> Iterator[str]:
+    with ServerProcess("pyhelp") as server:
+        yield server.url
+
+
 @pytest.mark.parametrize("command", console_commands())
 def test_the_commands_that_the_documentation_shows_work(
     command: str,
     directory: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(directory)
+    if SERVED_URL in command:
+        command = command.replace(SERVED_URL, request.getfixturevalue("served_url"))
     _, *arguments = shlex.split(command)
     with pytest.raises(SystemExit) as leaving:
         main(arguments)

@@ -65,3 +65,10 @@ def test_a_server_that_is_not_there_is_named() -> None:
     done = start("beside.py", "127.0.0.1:1")
     assert done.returncode == 2
     assert "expected NAME=HOST:PORT, got '127.0.0.1:1'" in done.stderr
+
+
+def test_the_load_generator_says_what_a_chunk_costs_it() -> None:
+    sizes = ("--streams", "3", "--requests", "6", "--output-tokens", "5")
+    done = start("load_generator.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"30 chunks of 6 streams, 3 at once: \d+\.\d us of a processor", done.stdout)
