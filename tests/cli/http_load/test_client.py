@@ -124,6 +124,13 @@ async def test_an_error_within_the_stream_is_a_failure_though_the_stream_ends_we
     assert "out of memory" in served.detail
 
 
+async def test_what_went_wrong_first_is_told() -> None:
+    error = event({"error": "out of memory"})
+    async with answering(error, b"data: {]\n\n") as (url, _):
+        served = await sent_to(url)
+    assert (served.failure, served.detail) == ("error in the stream", "out of memory")
+
+
 async def test_what_is_no_stream_of_chunks_is_a_failure() -> None:
     async with answering(b'{"choices": []}', content_type="application/json") as (url, _):
         assert (await sent_to(url)).failure == "no stream"

@@ -128,6 +128,17 @@ def test_a_trace_is_sent_as_it_was_recorded_or_faster(tmp_path: Path) -> None:
     assert len(at_rate) == 2
 
 
+def test_times_to_think_are_as_much_shorter_as_the_pauses() -> None:
+    slow, fast = (
+        requests_of(None, LoadOptions(synthetic="conversations", num_requests=40, speed=speed))
+        for speed in (1.0, 8.0)
+    )
+    assert any(one.think_seconds for one in slow)
+    for one, other in zip(slow, fast, strict=True):
+        assert other.arrival_seconds == one.arrival_seconds / 8
+        assert other.think_seconds == one.think_seconds / 8
+
+
 def test_warm_ups_are_short_and_share_nothing_with_the_load() -> None:
     options = LoadOptions(num_requests=3, num_warmups=4, shared_prefix_len=64)
     requests = requests_of(None, options)
