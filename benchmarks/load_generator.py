@@ -20,7 +20,7 @@ from pathlib import Path
 from http_client import running
 
 from aioserve.cli._http_load.measure import measure_server
-from aioserve.cli._http_load.options import LoadOptions
+from aioserve.cli._http_load.options import LoadOptions, requests_of
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def measured(url: str, options: argparse.Namespace) -> str:
         output_len=options.output_tokens,
     )
     began = time.process_time()
-    metrics = running()(measure_server(url, None, load, None)).metrics
+    metrics = running()(measure_server(url, requests_of(None, load), load, None)).metrics
     seconds = time.process_time() - began
     assert metrics.finished == options.requests, metrics.failures
     each = seconds / metrics.output_tokens

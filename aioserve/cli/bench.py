@@ -20,7 +20,7 @@ from cyclopts import App, Parameter
 from aioserve.arguments import counted
 from aioserve.cli._engine import Start, chosen_policy
 from aioserve.cli._flags import option_flags, takes_flags
-from aioserve.cli._http_load.options import FLAGS, LoadOptions
+from aioserve.cli._http_load.options import FLAGS, LoadOptions, requests_of
 from aioserve.cli._load import BenchOptions, measure
 from aioserve.errors import ConfigError
 
@@ -83,9 +83,10 @@ def serve(url: str, trace: Path | None = None, /, **flags: Any) -> None:
         raise ConfigError(
             f"aioserve bench serve needs {missing.name}: pip install 'aioserve[bench]'"
         ) from missing
+    base_url, requests = base_url_of(url), requests_of(trace, options)
     api_key = options.api_key or os.environ.get(API_KEY_VARIABLE) or None
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        measured = runner.run(measure_server(base_url_of(url), trace, options, api_key))
+        measured = runner.run(measure_server(base_url, requests, options, api_key))
     if options.json != "-":
         print_measured(measured, trace, options)
     write_measured(measured, trace, options)

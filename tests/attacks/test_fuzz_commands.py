@@ -30,6 +30,7 @@ VERBS = (
     ("chat",),
     ("bench", "throughput"),
     ("bench", "latency"),
+    ("bench", "serve"),
     ("doctor",),
     ("plan",),
     ("simulate",),
@@ -45,6 +46,7 @@ MAX_SECONDS = 5.0
 PLAIN = (
     *("0", "1", "2", "16", "-1", "0.5", "1e3", "4K", "on", "true", "no", "auto", "float32", "fp8"),
     *("fcfs", "lru", "round_robin:chunk_size=8", "cpu", "bursts", "llama-3-8b", "pyhelp"),
+    *("http://127.0.0.1:1", "chat", "text", "gamma:2"),
     *("x.json", "-", "x.csv", "ttft_p99=2", "max_num_seqs=4,8", "1,2,4"),
 )
 NUMBERS = (
@@ -76,6 +78,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(directory))
         patch.setattr(Engine, "__aenter__", begin)
         patch.setattr("aioserve.cli._models.download", begin)
+        patch.setattr("aioserve.cli._http_load.measure.measure_server", begin)
         for shape in SHAPES:  # they are there already
             config = directory / "aioserve/random" / f"qwen3-{shape}" / "config.json"
             config.parent.mkdir(parents=True)
@@ -121,6 +124,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         words += draw(st.sampled_from([[], ["--"]]))
     if verb[0] in ("run", "plan") or verb[1:] in (("check",), ("new",)):
         words.append(draw(values()))
+    if verb == ("bench", "serve"):
+        words.append(draw(st.just("http://127.0.0.1:1") | values()))
     if verb == ("calibrate",):
         words += ["-o", "table.json"]
     for _ in range(draw(st.integers(0, 4))):

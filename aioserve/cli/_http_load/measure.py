@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from aioserve.cli._engine import frozen_heap
 from aioserve.cli._http_load.client import CompletionClient, Endpoint, ServerError
 from aioserve.cli._http_load.generator import Load, run_load
-from aioserve.cli._http_load.options import LoadOptions, requests_of, warmups_of
+from aioserve.cli._http_load.options import LoadOptions, warmups_of
 from aioserve.cli._http_load.prompts import WORDS, drawn_prompt
 from aioserve.cli._load import LoopLag
 from aioserve.progress_bar import bar_on_terminal
@@ -33,14 +32,13 @@ class Measured:
 
 
 async def measure_server(
-    base_url: str, trace: Path | None, options: LoadOptions, api_key: str | None
+    base_url: str, requests: Sequence[TraceRequest], options: LoadOptions, api_key: str | None
 ) -> Measured:
-    """Send the load that checked options ask for.
+    """Send these requests, as checked options say.
 
     Raises `ServerError` where the server isn't there, tells no model or no token ids, or a warm-up
-    request fails; `TraceError` for a trace; `ConfigError` for options that don't fit it.
+    request fails; `TraceError` where a closed loop has a request that follows none before it.
     """
-    requests = requests_of(trace, options)
     seed = options.seed or 0
     async with CompletionClient(api_key=api_key, timeout_seconds=options.timeout_seconds) as client:
         model = options.model or await client.served_model(base_url)

@@ -29,6 +29,7 @@ __all__ = ["FLAGS", "LoadOptions", "requests_of", "warmups_of"]
 ENDPOINTS = ("completions", "chat")
 PROMPTS = ("ids", "text")
 RANDOM_REQUESTS = 32
+MAX_RANDOM_REQUESTS = 1 << 18
 RANDOM_TOKENS = 128
 MAX_SPEED = 1e6
 MAX_SECONDS = 1e7
@@ -198,6 +199,8 @@ def warmups_of(requests: Sequence[TraceRequest], options: LoadOptions) -> list[T
 
 def _random_requests(options: LoadOptions) -> list[TraceRequest]:
     """All at once. The shared prefix is a block of the trace, by the number of its group."""
+    count = _or(options.num_requests, RANDOM_REQUESTS)
+    check_int("num_requests", count, 1, MAX_RANDOM_REQUESTS)
     length = _or(options.input_len, RANDOM_TOKENS)
     shared, groups = options.shared_prefix_len or 0, options.shared_prefix_groups or 1
     return [
@@ -209,13 +212,13 @@ def _random_requests(options: LoadOptions) -> list[TraceRequest]:
             (number % groups,) if shared else (),
             shared or length,
         )
-        for number in range(_or(options.num_requests, RANDOM_REQUESTS))
+        for number in range(count)
     ]
 
 
 def _check_counts(options: LoadOptions) -> None:
     for name, least, most in (
-        ("num_requests", 1, MAX_REQUESTS - 1 - options.num_warmups),
+        ("num_requests", 1, MAX_REQUESTS),
         ("num_warmups", 0, 10_000),
         ("input_len", 1, MAX_REQUEST_TOKENS),
         ("output_len", 1, MAX_REQUEST_TOKENS),
