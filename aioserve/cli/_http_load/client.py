@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -26,6 +27,9 @@ __all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base
 
 REFUSALS = (429, 503)
 MAX_ERROR_BYTES = 2000
+IDLE_SECONDS = 4.0
+"""After which a connection isn't used again: servers end idle ones, uvicorn after 5 s, and what
+is sent at that moment has no answer."""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 EVENT_STREAM = "text/event-stream"
 
@@ -88,9 +92,16 @@ class Endpoint:
 def base_url_of(url: str) -> str:
     """The server's address, which may end in `/v1`. Raises `ConfigError` for what is none."""
     base = url.rstrip("/").removesuffix("/v1")
-    scheme, separator, host = base.partition("://")
-    if not separator or scheme not in ("http", "https") or not host or " " in host:
-        raise ConfigError(f"url must be http://HOST:PORT or https://HOST:PORT, got {shown(url)}")
+    try:
+        parts = urlsplit(base)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond bounds, half an IPv6 address
+        is_one = False
+    if not is_one or not base.isprintable() or set(base) & set(" @?#"):
+        raise ConfigError(
+            "url must be http://HOST:PORT or https://HOST:PORT, without a user, a query and "
+            f"spaces, got {shown(url)}"
+        )
     return base
 
 
@@ -106,7 +117,7 @@ class CompletionClient:
 
     async def __aenter__(self) -> CompletionClient:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
             headers=self._headers,
         )

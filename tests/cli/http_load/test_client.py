@@ -239,7 +239,13 @@ async def test_the_model_and_token_ids_are_those_that_the_server_names() -> None
     assert bodies[0]["add_special_tokens"] is False
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://host", "http://", "http://a b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("127.0.0.1:80", "ftp://host", "http://", "http://a b", "http://h:99999", "http://[::1"),
+        *("http://user:secret@h", "http://h?x=1", "http://h#x", "http://h:0", "http:///v1"),
+    ],
+)
 async def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="url must be http://HOST:PORT"):
         base_url_of(url)
@@ -248,3 +254,8 @@ async def test_what_is_no_address_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 async def test_an_address_may_end_in_the_version(url: str) -> None:
     assert base_url_of(url) == "http://h:1"
+
+
+@pytest.mark.parametrize("url", ["https://gate.example/models/one", "http://[::1]:8000"])
+async def test_an_address_may_have_a_path_or_be_of_ipv6(url: str) -> None:
+    assert base_url_of(f"{url}/v1") == url
