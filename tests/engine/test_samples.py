@@ -378,7 +378,8 @@ async def test_alternatives_have_their_texts_in_answers_prompts_and_scores():
         done = await it.generate("abc", params)
         score = await it.score("ab", "cd", top_logprobs=2)
         text_of = it.tokenizer.token_text
-    places = [*done.samples[0].logprobs, *done.samples[1].logprobs, *done.prompt_logprobs[1:]]
+    places = [place for sample in done.samples for place in sample.logprobs or ()]
+    places += [place for place in done.prompt_logprobs or () if place is not None]
     tops = [one for place in [*places, *score.logprobs] for one in place.top]
     assert len(tops) == 2 * 8 * 3 + 2 * 2 + 2 * 2
     assert [one.text for one in tops] == [text_of(one.id) for one in tops]
