@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,7 +28,7 @@ from aioserve.arguments import (
 )
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["MAX_WHITESPACE", "StructuredOutput", "structured_output"]
+__all__ = ["MAX_WHITESPACE", "StructuralTag", "StructuredOutput", "structured_output"]
 
 MAX_CHARS = 2**17
 """Longest schema, expression or grammar, or all choices together."""
@@ -38,11 +39,17 @@ MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
 
 MAX_WHITESPACE = 32
-KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+MAX_STRUCTURES = 256
+MAX_TRIGGERS = 64
+MAX_MARK_CHARS = 1024
+"""Longest `begin`, `end` or trigger of a structural tag."""
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+OF_JSON = ("json_schema", "json_object", "structural_tag")
+"""Kinds that have JSON in them."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a completion must be: exactly one of five ways to say it. Each has at most 131,072
+    """What a completion must be: exactly one of six ways to say it. Each has at most 131,072
     characters.
 
     Raises `InvalidSamplingError` for none or several of them, and for a value that isn't as said
@@ -61,7 +68,12 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     choice: Sequence[str] | None = None
     """The answer is one of these, up to 4096, of up to 8192 characters each. Kept as a tuple."""
     grammar: str | None = None
-    """The answer matches this grammar, in llguidance's form of Lark; it begins with `start`."""
+    """The answer matches this grammar: in llguidance's form of Lark, from `start` on, or in GBNF,
+    the EBNF of llama.cpp, from `root` on."""
+    structural_tag: Mapping[str, Any] | str | None = None
+    """The answer is free up to each of the `triggers`, which begins one of the `structures`: its
+    `begin`, JSON of its `schema`, its `end`. A dict of these lists, or its JSON text. Kept as JSON
+    text."""
     disable_any_whitespace: bool = False
     """JSON without white space between its parts, as `max_whitespace=0`. Of JSON alone."""
     max_whitespace: int | None = None
@@ -75,6 +87,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             "regex": optional(text(1, MAX_CHARS)),
             "choice": optional(sequence(text(1, MAX_CHOICE_CHARS), MAX_CHOICES, least=1)),
             "grammar": optional(text(1, MAX_CHARS)),
+            "structural_tag": _structural_tag,
             "disable_any_whitespace": boolean,
             "max_whitespace": optional(integer(0, MAX_WHITESPACE)),
         }
@@ -92,7 +105,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name, plain in (("disable_any_whitespace", False), ("max_whitespace", None)):
             value = getattr(self, name)
-            if value != plain and given[0] not in ("json_schema", "json_object"):
+            if value != plain and given[0] not in OF_JSON:
                 raise InvalidSamplingError(
                     f"{name} must be {plain} with {given[0]}, got {value}",
                     argument=name,
@@ -121,7 +134,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Which of the five is given."""
+        """Which of the six is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
@@ -136,62 +149,139 @@ def structured_output(value: object) -> StructuredOutput:
     )
 
 
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of a structural tag."""
+
+    begin: str
+    end: str
+    schema: dict[str, Any] | bool | None = None
+    """None: any JSON."""
+
+
+class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`StructuredOutput.structural_tag`, read."""
+
+    structures: list[Structure]
+    triggers: list[str]
+    at_least_one: bool = False
+    """The answer has at least one of the structures."""
+    type: Literal["structural_tag"] = "structural_tag"
+
+
 def _schema(value: object) -> str | None:
     """A schema as JSON text. Whether it is one that can be kept is seen when it is compiled."""
     if value is None:
         return None
-    written = plain_str(value)
-    if written is None:
-        if not issubclass(type(value), dict) and value is not True and value is not False:
-            raise _refused(f"be a dict, or the JSON text of a schema, got {shown(value)}", value)
-        written = json.dumps(_plain(value, 0, [MAX_CHARS]), separators=(",", ":"))
-    written = check(InvalidSamplingError, "json_schema", written, text(1, MAX_CHARS))
-    try:
-        parsed = msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _refused(f"be JSON, got {shown(written)}: {error}", written) from None
+    if value is True or value is False:
+        return json.dumps(value)
+    written, parsed = _json_text("json_schema", value)
     if not isinstance(parsed, dict | bool):
-        raise _refused(f"be an object in JSON, got {shown(written)}", written)
+        raise _refused("json_schema", f"be an object in JSON, got {shown(written)}", written)
     return written
 
 
-def _plain(value: object, depth: int, room: list[int]) -> Any:
+def _structural_tag(value: object) -> str | None:
+    """A structural tag as JSON text, with nothing in it that isn't read."""
+    if value is None:
+        return None
+    argument = "structural_tag"
+    written, parsed = _json_text(argument, value)
+    try:
+        tag = msgspec.convert(parsed, StructuralTag)
+    except msgspec.ValidationError as error:
+        must = "have structures with begin, schema and end, and triggers"
+        raise _refused(argument, f"{must}: {error}", written) from None
+    for name, count, most in (
+        ("structures", len(tag.structures), MAX_STRUCTURES),
+        ("triggers", len(tag.triggers), MAX_TRIGGERS),
+    ):
+        if not 1 <= count <= most:
+            must = f"have 1 to {most} {name}, got {count}"
+            raise _refused(argument, must, count, limit=most if count else 1)
+    _check_marks(tag)
+    return written
+
+
+def _check_marks(tag: StructuralTag) -> None:
+    """Raise `InvalidSamplingError` where texts could be read in two ways."""
+    argument = "structural_tag"
+    begins = sorted({one.begin for one in tag.structures})
+    for mark in (*tag.triggers, *begins, *[one.end for one in tag.structures]):
+        if not 1 <= len(mark) <= MAX_MARK_CHARS:
+            must = f"have triggers, begins and ends of 1 to {MAX_MARK_CHARS} characters"
+            limit = MAX_MARK_CHARS if mark else 1
+            raise _refused(argument, f"{must}, got {len(mark)}", len(mark), limit=limit)
+    for one in tag.triggers:
+        if any(one != other and one in other for other in tag.triggers):
+            raise _refused(argument, f"have no trigger within another, as {one!r:.99} is", one)
+    for one in begins:
+        if not one.startswith(tuple(tag.triggers)):
+            must = f"have a trigger at the start of each begin, got {one!r:.99}"
+            raise _refused(argument, must, one)
+    for one, after in pairwise(begins):
+        if after.startswith(one):
+            must = f"have no begin at the start of another, as {one!r:.99} is"
+            raise _refused(argument, must, one)
+
+
+def _json_text(argument: str, value: object) -> tuple[str, Any]:
+    """The JSON text of a dict or a str, and what it says."""
+    written = plain_str(value)
+    if written is None:
+        if not issubclass(type(value), dict):
+            raise _refused(argument, f"be a dict, or its JSON text, got {shown(value)}", value)
+        plain = _plain(argument, value, 0, [MAX_CHARS])
+        written = json.dumps(plain, separators=(",", ":"))
+    written = check(InvalidSamplingError, argument, written, text(1, MAX_CHARS))
+    try:
+        return written, msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refused(argument, f"be JSON, got {shown(written)}: {error}", written) from None
+
+
+def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
     """Python's own dicts, lists, strs, numbers and None in place of what is derived of them, whose
     methods aren't called."""
     room[0] -= 1
     if depth > MAX_DEPTH:
-        raise _refused(f"be nested {MAX_DEPTH} deep at most, got more", depth, limit=MAX_DEPTH)
+        raise _refused(
+            argument, f"be nested {MAX_DEPTH} deep at most, got more", depth, limit=MAX_DEPTH
+        )
     if room[0] < 0:
-        raise _refused(f"have at most {MAX_CHARS} characters, got more", None, limit=MAX_CHARS)
+        raise _refused(
+            argument, f"have at most {MAX_CHARS} characters, got more", None, limit=MAX_CHARS
+        )
     kind = type(value)
     if value is None or kind is bool:
         return value
     if issubclass(kind, dict):
         return {
-            _text(key, room): _plain(entry, depth + 1, room)
+            _text(argument, key, room): _plain(argument, entry, depth + 1, room)
             for key, entry in dict.items(value)  # pyright: ignore[reportArgumentType]
         }
     if issubclass(kind, list | tuple):
         entries = tuple.__iter__ if issubclass(kind, tuple) else list.__iter__
-        return [_plain(entry, depth + 1, room) for entry in entries(value)]  # pyright: ignore
+        return [_plain(argument, entry, depth + 1, room) for entry in entries(value)]  # pyright: ignore
     if issubclass(kind, str):
-        return _text(value, room)
+        return _text(argument, value, room)
     if (whole := plain_int(value)) is not None and abs(whole) < 10**300:
         return whole
     if issubclass(kind, float) and math.isfinite(number := float.__float__(value)):  # pyright: ignore
         return number
-    raise _refused(f"hold nothing but what JSON has, got {shown(value)}", value)
+    raise _refused(argument, f"hold nothing but what JSON has, got {shown(value)}", value)
 
 
-def _text(value: object, room: list[int]) -> str:
+def _text(argument: str, value: object, room: list[int]) -> str:
     written = plain_str(value)
     if written is None:
-        raise _refused(f"have names of type str, got {shown(value)}", value)
+        raise _refused(argument, f"have names of type str, got {shown(value)}", value)
     room[0] -= len(written)
     return written
 
 
-def _refused(must: str, value: object, *, limit: object = None) -> InvalidSamplingError:
+def _refused(
+    argument: str, must: str, value: object, *, limit: object = None
+) -> InvalidSamplingError:
     return InvalidSamplingError(
-        f"json_schema must {must}", argument="json_schema", value=value, limit=limit
+        f"{argument} must {must}", argument=argument, value=value, limit=limit
     )

@@ -1,4 +1,4 @@
-"""Forms at the edge: one of five, each plain and within its bounds, or an error that names it."""
+"""Forms at the edge: one of six, each plain and within its bounds, or an error that names it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ def test_a_schema_is_kept_as_json_text_whichever_way_it_is_given() -> None:
     assert StructuredOutput(regex="a" * MAX_CHARS).kind == "regex"
 
 
+def structure(begin: str, end: str = ">") -> dict[str, Any]:
+    return {"begin": begin, "schema": {}, "end": end}
+
+
+def tag(*structures: dict[str, Any], **more: Any) -> dict[str, Any]:
+    plain = {"structures": [structure("<a"), *structures], "triggers": ["<"]}
+    return {"structural_tag": plain | more}
+
+
 endless: dict[str, Any] = {}
 endless["items"] = endless
 WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
@@ -54,7 +63,7 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"choice": ["a"] * (MAX_CHOICES + 1)}, "choice", MAX_CHOICES, "at most 4096"),
     ({"choice": ["a", "b" * 8193]}, "choice", 8192, r"choice\[1\] must be a str of 1 to 8192"),
     ({"choice": ["a" * 8192] * 17}, "choice", MAX_CHARS, "139264"),
-    ({"json_schema": 3}, "json_schema", None, "a dict, or the JSON text"),
+    ({"json_schema": 3}, "json_schema", None, "a dict, or its JSON text"),
     ({"json_schema": "{"}, "json_schema", None, "be JSON"),
     ({"json_schema": "[" * 100_000}, "json_schema", None, "be JSON"),
     ({"json_schema": "[]"}, "json_schema", None, "an object"),
@@ -67,6 +76,19 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"json_schema": {"enum": [0] * (MAX_CHARS + 1)}}, "json_schema", MAX_CHARS, "131072"),
     ({"json_schema": nested(MAX_DEPTH + 1)}, "json_schema", MAX_DEPTH, "64 deep"),
     ({"json_schema": endless}, "json_schema", MAX_DEPTH, "64 deep"),
+    ({"structural_tag": 3}, "structural_tag", None, "a dict, or its JSON text"),
+    ({"structural_tag": "["}, "structural_tag", None, "be JSON"),
+    ({"structural_tag": {}}, "structural_tag", None, "missing required field `structures`"),
+    (tag(triggers=[]), "structural_tag", 1, "1 to 64 triggers, got 0"),
+    (tag(triggers=["<"] * 65), "structural_tag", 64, "1 to 64 triggers, got 65"),
+    (tag(structures=[]), "structural_tag", 1, "1 to 256 structures, got 0"),
+    (tag(format={}), "structural_tag", None, "unknown field `format`"),
+    (tag(triggers=["<", ""]), "structural_tag", 1, "1 to 1024 characters, got 0"),
+    (tag(structure("<" * 1025)), "structural_tag", 1024, "1 to 1024 characters, got 1025"),
+    (tag(structure("<a", "")), "structural_tag", 1, "1 to 1024 characters, got 0"),
+    (tag(structure("a<")), "structural_tag", None, "a trigger at the start of each begin"),
+    (tag(triggers=["<", "<a"]), "structural_tag", None, "no trigger within another, as '<' is"),
+    (tag(structure("<b"), structure("<bc")), "structural_tag", None, "no begin at the start of"),
     (
         {"regex": "a", "disable_any_whitespace": True},
         "disable_any_whitespace",

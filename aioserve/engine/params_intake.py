@@ -9,6 +9,7 @@ from functools import lru_cache
 from aioserve.arguments import shown
 from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
 from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.gbnf import is_gbnf
 from aioserve.grammars.schema import check_ends
 from aioserve.request import SamplingParams
 from aioserve.text.stop import StopAutomaton
@@ -108,8 +109,9 @@ class ParamsIntake:
         output, tokenizer, why = params.structured_output, self._model.tokenizer, None
         if output is None:
             return
-        if tokenizer is not None and output.grammar is not None:
-            check_ends(output.grammar, tokenizer.special_names, self.end_ids(params))
+        grammar = output.grammar
+        if tokenizer is not None and grammar is not None and not is_gbnf(grammar):
+            check_ends(grammar, tokenizer.special_names, self.end_ids(params))
         if tokenizer is None:
             why = f"without a tokenizer; {self._model.why_no_tokenizer}"
         elif not self.end_ids(params):

@@ -13,13 +13,12 @@ Knows how each style is written. Must not know how tokens spell it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.call_rules import SPACE, Rules, Style, marked, refused, text_of, words
-from aioserve.grammars.schema import json_spacing, sound_schema
+from aioserve.grammars.schema import json_rule
 from aioserve.grammars.tagged_calls import tagged
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
 from aioserve.text.output_parsers import families
@@ -79,9 +78,7 @@ def calls_source(output: CallsOutput) -> str:
     """The whole grammar, as llguidance takes it. Raises `InvalidSamplingError`."""
     lines = [output.grammar or ""]
     for index, schema in enumerate(output.schemas):
-        kept = json.loads(sound_schema(schema, "tools"))
-        spacing = json_spacing(output.whitespace)
-        lines.append(f"args{index}: %json {json.dumps({**kept, 'x-guidance': spacing})}")
+        lines.append(json_rule(f"args{index}", schema, "tools", output.whitespace))
     return "\n".join(lines) + "\n"
 
 

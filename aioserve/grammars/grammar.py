@@ -9,8 +9,10 @@ from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.calls import CallsOutput, calls_source
+from aioserve.grammars.gbnf import is_gbnf, lark_of
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import json_spacing, sound_lark, sound_schema
+from aioserve.grammars.structural_tag import structural_tag_source
 from aioserve.grammars.vocabulary import Vocabulary, llguidance
 from aioserve.structured_output import StructuredOutput
 
@@ -75,7 +77,7 @@ def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> Compile
         raise _refused(argument, prototype.get_error())
     if warnings := prototype.get_grammar_warnings():
         raise _refused(argument, "; ".join(warnings))
-    free = isinstance(output, CallsOutput)
+    free = isinstance(output, CallsOutput) or output.structural_tag is not None
     first = CompiledGrammar(vocabulary, prototype, starts_with_spaces=free).matcher(frozenset())
     if not first.allowed().any() and not first.is_accepting:
         raise _refused(argument, "nothing that the tokenizer can write is valid")
@@ -102,6 +104,8 @@ def _source(output: StructuredOutput) -> Any:
     matcher = llguidance().LLMatcher
     if isinstance(output, CallsOutput):
         return matcher.grammar_from_lark(calls_source(output))
+    if output.structural_tag is not None:
+        return matcher.grammar_from_lark(structural_tag_source(output))
     if output.json_schema is not None:
         return _json_source(sound_schema(str(output.json_schema), "json_schema"), output)
     if output.json_object:
@@ -113,7 +117,8 @@ def _source(output: StructuredOutput) -> Any:
         # the parser's, which has fewer than there may be choices.
         choices = " | ".join(map(json.dumps, output.choice))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-    return matcher.grammar_from_lark(sound_lark(output.grammar or ""))
+    grammar = output.grammar or ""
+    return matcher.grammar_from_lark(sound_lark(lark_of(grammar) if is_gbnf(grammar) else grammar))
 
 
 def _json_source(schema: str, output: StructuredOutput) -> str:

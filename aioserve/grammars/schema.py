@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["check_ends", "json_spacing", "sound_lark", "sound_schema"]
+__all__ = ["check_ends", "json_rule", "json_spacing", "sound_lark", "sound_schema"]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
@@ -75,6 +75,14 @@ def json_spacing(max_whitespace: int | None) -> dict[str, Any]:
     if max_whitespace == 0:
         return {"whitespace_flexible": False}
     return {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+
+def json_rule(name: str, schema: str, argument: str, max_whitespace: int | None) -> str:
+    """A rule of Lark for the JSON of a schema, which is an object or true in JSON. Raises
+    `InvalidSamplingError` as `sound_schema` does."""
+    kept = json.loads(sound_schema(schema, argument))
+    spacing = {"x-guidance": json_spacing(max_whitespace)}
+    return f"{name}: %json {json.dumps((kept if isinstance(kept, dict) else {}) | spacing)}"
 
 
 def sound_schema(text: str, argument: str) -> str:

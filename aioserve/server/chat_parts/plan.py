@@ -20,7 +20,7 @@ import msgspec
 from aioserve.config import ToolParserName
 from aioserve.engine.engine import Engine
 from aioserve.server.bodies import Strict
-from aioserve.server.chat_parts.sampling import StructuredOutputs, check_schema
+from aioserve.server.chat_parts.sampling import AskedForm, check_schema
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
@@ -33,6 +33,7 @@ __all__ = [
     "Tool",
     "calls_schema",
     "check_tools",
+    "form_field",
     "json_object",
     "json_schema",
     "named_tool",
@@ -83,9 +84,32 @@ class JsonSchemaFormat(Strict, frozen=True, kw_only=True):
     """The answer has the schema's form whatever this says."""
 
 
+class Structure(Strict, frozen=True, kw_only=True):
+    begin: str
+    schema: dict[str, Any] | bool | None = None
+    """Any JSON where it isn't said."""
+    end: str
+
+
 class ResponseFormat(Strict, frozen=True, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[Structure] | None = None
+    """Of a structural tag, as `triggers` and `at_least_one`."""
+    triggers: list[str] | None = None
+    at_least_one: bool | None = None
+
+    @property
+    def structural_tag(self) -> dict[str, Any]:
+        """As `StructuredOutput` takes it. Raises `ApiError` where a part is missing."""
+        for field in ("structures", "triggers"):
+            if getattr(self, field) is None:
+                raise refuse(f"response_format.{field}", "is missing")
+        return {
+            "structures": msgspec.to_builtins(self.structures),
+            "triggers": self.triggers,
+            "at_least_one": bool(self.at_least_one),
+        }
 
 
 Choice = Literal["none", "auto", "required"] | NamedTool
@@ -246,7 +270,7 @@ def planned(
     choice: Choice,
     one_call: bool,
     form: ResponseFormat | None,
-    structured_outputs: StructuredOutputs | None = None,
+    asked_form: AskedForm | None = None,
     names: Mapping[str, str] = {},
 ) -> AnswerPlan:
     """Raises `ApiError` for what contradicts itself or is too much, with the `names` of the API for
@@ -254,14 +278,13 @@ def planned(
     `InvalidSamplingError` for a form that can't be one."""
     try:
         _check_sizes(settings, tools, form)
-        spacing = None if structured_outputs is None else structured_outputs.spacing
+        spacing = None if asked_form is None else asked_form.outputs.spacing
         calls = _calls(settings, tools, choice, one_call=one_call)
-        text = _form(form, structured_outputs if spacing is None else None)
+        text = _form(form, asked_form if spacing is None else None)
         if calls is None:
             return _spaced(AnswerPlan(form=text), spacing)
         if text is not None:
-            field = "structured_outputs" if form is None else "response_format"
-            raise refuse(field, NOT_BOTH)
+            raise refuse(form_field(form, asked_form, "response_format"), NOT_BOTH)
         return _spaced(calls, spacing)
     except ApiError as error:
         param = error.param or ""
@@ -278,6 +301,9 @@ def _check_sizes(
         check_schema("tools", each.function.parameters, settings)
     if form is not None and form.json_schema is not None:
         check_schema("response_format", form.json_schema.schema, settings)
+    if form is not None and form.structures is not None:
+        schemas = [one.schema for one in form.structures]
+        check_schema("response_format", schemas, settings)
 
 
 def _calls(
@@ -328,18 +354,35 @@ def _spaced(plan: AnswerPlan, spacing: Mapping[str, Any] | None) -> AnswerPlan:
     return msgspec.structs.replace(plan, max_whitespace=whitespace)
 
 
-def _form(
-    wanted: ResponseFormat | None, structured_outputs: StructuredOutputs | None
-) -> StructuredOutput | None:
+_OF_TYPES = {
+    "json_schema": "json_schema",
+    "structures": "structural_tag",
+    "triggers": "structural_tag",
+    "at_least_one": "structural_tag",
+}
+"""Types of `response_format` that fields of it go with."""
+
+
+def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredOutput | None:
     """Return the structured output of a completion that is text; None where any text will do."""
-    if wanted is not None and wanted.type != "json_schema" and wanted.json_schema is not None:
-        raise refuse("response_format.json_schema", "goes with the type json_schema alone")
+    for field, kind in _OF_TYPES.items():
+        if wanted is not None and wanted.type != kind and getattr(wanted, field) is not None:
+            raise refuse(f"response_format.{field}", f"goes with the type {kind} alone")
     if wanted is None or wanted.type == "text":
-        return None if structured_outputs is None else structured_outputs.form
-    if structured_outputs is not None:
-        raise refuse("structured_outputs", "and response_format ask for a form both")
+        return None if asked is None else asked.outputs.form
+    if asked is not None:
+        raise refuse(asked.field, "and response_format ask for a form both")
     if wanted.type == "json_object":
         return StructuredOutput(json_object=True)
+    if wanted.type == "structural_tag":
+        return StructuredOutput(structural_tag=wanted.structural_tag)
     if wanted.json_schema is None:
         raise refuse("response_format.json_schema", "is missing")
     return StructuredOutput(json_schema=wanted.json_schema.schema)
+
+
+def form_field(wanted: ResponseFormat | None, asked: AskedForm | None, otherwise: str) -> str:
+    """The field that asks for the form of the text; `otherwise` where none does."""
+    if wanted is not None and wanted.type != "text":
+        return "response_format"
+    return otherwise if asked is None else asked.field

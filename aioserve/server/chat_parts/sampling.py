@@ -23,6 +23,7 @@ from aioserve.structured_output import StructuredOutput
 
 __all__ = [
     "FORM_ARGUMENTS",
+    "AskedForm",
     "Effort",
     "Limited",
     "StructuredOutputs",
@@ -48,20 +49,24 @@ FORM_ARGUMENTS: tuple[str, ...] = ("structured_output", *StructuredOutput.__stru
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of the answer, as vLLM's `structured_outputs` names it: exactly one of five."""
+    """The form of the answer, as vLLM's `structured_outputs` names it: exactly one of six."""
 
     json: dict[str, Any] | str | bool | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool | None = None
     max_whitespace: int | None = None
 
     @property
     def spacing(self) -> Mapping[str, Any] | None:
         """How much white space JSON may have, where nothing else is said; None where it is."""
-        forms = (self.json, self.json_object or None, self.regex, self.choice, self.grammar)
+        forms = (
+            *(self.json, self.json_object or None, self.regex, self.choice),
+            *(self.grammar, self.structural_tag),
+        )
         spaces = {
             "disable_any_whitespace": bool(self.disable_any_whitespace),
             "max_whitespace": self.max_whitespace,
@@ -77,9 +82,22 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             regex=self.regex,
             choice=self.choice,
             grammar=self.grammar,
+            structural_tag=self.structural_tag,
             disable_any_whitespace=bool(self.disable_any_whitespace),
             max_whitespace=self.max_whitespace,
         )
+
+
+class AskedForm(msgspec.Struct, frozen=True):
+    """The form of the answer, and the field of the body that asks for it."""
+
+    field: str
+    outputs: StructuredOutputs
+
+    def check_sizes(self, settings: ServerSettings) -> None:
+        """Raise `ApiError` for a schema that is too large."""
+        check_schema(self.field, self.outputs.json, settings)
+        check_schema(self.field, self.outputs.structural_tag, settings)
 
 
 def sampling_params(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

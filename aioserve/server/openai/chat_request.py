@@ -14,7 +14,14 @@ from aioserve.engine.chat import MESSAGE_FIELDS
 from aioserve.engine.engine import Engine
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import Asked
-from aioserve.server.chat_parts.plan import Choice, ResponseFormat, Tool, check_tools, planned
+from aioserve.server.chat_parts.plan import (
+    Choice,
+    ResponseFormat,
+    Tool,
+    check_tools,
+    form_field,
+    planned,
+)
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_metadata,
@@ -195,11 +202,7 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
     def names(self) -> dict[str, str]:
         """What the API calls arguments of the engine."""
         is_newer = self.max_completion_tokens is not None
-        form = "tools"
-        if self.response_format is not None and self.response_format.type != "text":
-            form = "response_format"
-        elif self.structured_outputs is not None:
-            form = "structured_outputs"
+        form = form_field(self.response_format, self.asked_form, "tools")
         return {
             "prompt": "messages",
             "max_tokens": "max_completion_tokens" if is_newer else "max_tokens",
@@ -220,7 +223,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             choice=body.tool_choice or "auto",
             one_call=body.parallel_tool_calls is False,
             form=body.response_format,
-            structured_outputs=body.structured_outputs,
+            asked_form=body.asked_form,
         )
         check_tools(call.engine, plan)
         params = body.params(

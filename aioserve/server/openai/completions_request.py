@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from aioserve.request import SamplingParams
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.plan import ResponseFormat, planned
+from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
 from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
 from aioserve.server.openai.fields import NO_OPS, ChunkFields
@@ -51,7 +51,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What the API calls arguments of the engine."""
-        form = "structured_outputs" if self.response_format is None else "response_format"
+        form = form_field(self.response_format, self.asked_form, "response_format")
         return {
             "prompt_logprobs": "logprobs",
             "tenant": "user",
@@ -72,7 +72,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             choice="none",
             one_call=False,
             form=self.response_format,
-            structured_outputs=self.structured_outputs,
+            asked_form=self.asked_form,
         )
         return self.params(
             defaults,

@@ -26,9 +26,9 @@ from aioserve.request import SamplingParams, Usage
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import (
+    AskedForm,
     StructuredOutputs,
     check_limits,
-    check_schema,
     sampling_params,
 )
 from aioserve.server.errors import refuse
@@ -223,6 +223,14 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     min_tokens: int | None = None
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    """The form of the answer as SGLang's clients say it, as `ebnf`."""
+    ebnf: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    """The form of the answer as clients of earlier versions of vLLM say it, as the next three."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
     stream: bool | None = None
@@ -237,8 +245,24 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        if self.structured_outputs is not None:
-            check_schema("structured_outputs", self.structured_outputs.json, call.settings)
+        if self.asked_form is not None:
+            self.asked_form.check_sizes(call.settings)
+
+    @property
+    def asked_form(self) -> AskedForm | None:
+        """Raises `ApiError` where several fields ask for a form."""
+        own = self.structured_outputs
+        spacing = {} if own is None else own.spacing or {}
+        found = [
+            AskedForm(field, StructuredOutputs(**{kind: getattr(self, field)}, **spacing))
+            for field, kind in _FORMS.items()
+            if getattr(self, field) is not None
+        ]
+        if own is not None and not (found and spacing):
+            found.append(AskedForm("structured_outputs", own))
+        if len(found) > 1:
+            raise refuse(found[0].field, f"and {found[1].field} ask for a form both")
+        return found[0] if found else None
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """`more` are fields that other parts of the body gave. Raises `InvalidSamplingError`."""
@@ -246,6 +270,15 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
         return sampling_params(defaults, given | more)
 
 
+_FORMS = {
+    "regex": "regex",
+    "ebnf": "grammar",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""What `structured_outputs` calls other fields that ask for a form."""
 _SAMPLING = [
     field for field in AnswerFields.__struct_fields__ if field in SamplingParams.__struct_fields__
 ]

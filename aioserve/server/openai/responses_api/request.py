@@ -266,8 +266,8 @@ async def asked_of(
     form = "text.format"
     if plan.function is not None or plan.reads_list:
         form = "tools"
-    elif body.structured_outputs is not None:
-        form = "structured_outputs"
+    elif body.asked_form is not None:
+        form = body.asked_form.field
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, form)
     with as_named(names, turns.placed):
         params = body.params(
@@ -337,6 +337,6 @@ def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
         choice=named_tool(choice.name) if isinstance(choice, ResponseFunctionChoice) else choice,
         one_call=body.parallel_tool_calls is False,
         form=form,
-        structured_outputs=body.structured_outputs,
+        asked_form=body.asked_form,
         names={"response_format": "text.format", "function.": ""},
     )
