@@ -15,6 +15,8 @@ from aioserve.engine.engine import Engine
 from aioserve.engine.llm import LLM
 from aioserve.engine.options import (
     BeamSearchOptions,
+    EmbedOptions,
+    EncodeOptions,
     MessageOptions,
     PromptOnlyOptions,
     StreamOptions,
@@ -107,6 +109,8 @@ __all__ = [
     "DeadlineExceededError",
     "Device",
     "DuplicateRequestError",
+    "EmbedOptions",
+    "EncodeOptions",
     "Engine",
     "EngineClosedError",
     "EngineConfig",

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.engine.prompts import ContinuedPrompt, too_long
+from aioserve.engine.truncation import TruncatedPrompt
 from aioserve.errors import (
     EngineClosedError,
     InvalidPromptError,
@@ -146,23 +147,36 @@ class Encoder:
             return self._encode(prompt.text, add_special_tokens=False)
         if isinstance(prompt, ContinuedPrompt):
             return prompt.encode(self._encode, self._model.limits.max_model_len - 1)
+        if isinstance(prompt, TruncatedPrompt):
+            whole, most = prompt.prompt, prompt.truncation.max_whole_tokens
+            if isinstance(whole, BareText):
+                ids = self._ids_of(whole.text, most, add_special_tokens=False)
+                return prompt.truncation.cut(ids)
+            framed = isinstance(whole, str)
+            frame = self.tokenizer_for("prompt").frame if framed else (0, 0)
+            return prompt.truncation.cut(self._ids_of(whole, most), frame)
         return self._encode(prompt)
 
-    def _encode(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
+    def _ids_of(
+        self, prompt: Any, max_tokens: int, *, add_special_tokens: bool = True
+    ) -> list[int]:
         template, tokenizer = self._model.chat_template, self.tokenizer_for("prompt")
+        if isinstance(prompt, str) or template is None:
+            return tokenizer.encode(
+                prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            )
+        return template.encode(
+            prompt,
+            tokenizer,
+            special_tokens_in_messages=self._special_tokens_in_messages,
+            max_chars=self.max_chars,
+            max_tokens=max_tokens,
+        )
+
+    def _encode(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
         max_model_len = self._model.limits.max_model_len
         try:
-            if isinstance(prompt, str) or template is None:
-                return tokenizer.encode(
-                    prompt, add_special_tokens=add_special_tokens, max_tokens=max_model_len - 1
-                )
-            return template.encode(
-                prompt,
-                tokenizer,
-                special_tokens_in_messages=self._special_tokens_in_messages,
-                max_chars=self.max_chars,
-                max_tokens=max_model_len - 1,
-            )
+            return self._ids_of(prompt, max_model_len - 1, add_special_tokens=add_special_tokens)
         except PromptTooLongError as error:
             if error.unit == "tokens" and error.value is not None:
                 raise too_long(error.value, max_model_len) from None

@@ -30,10 +30,10 @@ from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
     DEFAULT_POLICY,
-    MESSAGE_DEFAULTS,
     STREAM_DEFAULTS,
     BeamSearchOptions,
-    MessageOptions,
+    EmbedOptions,
+    EncodeOptions,
     PromptOnlyOptions,
     StreamOptions,
     check_chat_template,
@@ -192,11 +192,15 @@ class Engine(EnteredByAsync):
         start of an answer (`add_generation_prompt`), or in the midst of the last message, which the
         answer then goes on with (`continue_final_message`).
 
+        With `truncate_prompt_tokens`, in [1, max_model_len), a longer prompt is cut to so many: its
+        last tokens are left, or with `truncation_side="right"` its first. -1 leaves room for
+        `max_tokens`.
+
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
         `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target,
-        deadline, metadata, session or forecast, `QueueFullError`, `EngineClosedError` and
-        `WrongLoopError`. What only encoding the prompt can show is raised by the first read of the
-        stream instead.
+        deadline, metadata, session, forecast or truncation, `QueueFullError`, `EngineClosedError`
+        and `WrongLoopError`. What only encoding the prompt can show is raised by the first read of
+        the stream instead.
         """
         check_names("stream", options, StreamOptions)
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
@@ -380,14 +384,14 @@ class Engine(EnteredByAsync):
             **options,
         )
 
-    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    @takes(EmbedOptions, STREAM_DEFAULTS)
     async def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
         pooling: Pooling = "last",
         normalize: bool = True,
-        **options: Unpack[PromptOnlyOptions],
+        **options: Unpack[EmbedOptions],
     ) -> npt.NDArray[np.float32]:
         """The model's hidden states behind the final norm, pooled to one vector: float32
         `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
@@ -396,41 +400,41 @@ class Engine(EnteredByAsync):
         all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
         of `score_each`.
         """
-        check_names("embed", options, PromptOnlyOptions)
+        check_names("embed", options, EmbedOptions)
         vectors, _ = await self.embed_counted(
             prompts, pooling=pooling, normalize=normalize, **options
         )
         return vectors
 
-    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    @takes(EmbedOptions, STREAM_DEFAULTS)
     async def embed_counted(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
         pooling: Pooling = "last",
         normalize: bool = True,
-        **options: Unpack[PromptOnlyOptions],
+        **options: Unpack[EmbedOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
         """Return what `embed` does, and the token counts of all prompts together."""
-        check_names("embed_counted", options, PromptOnlyOptions)
+        check_names("embed_counted", options, EmbedOptions)
         return await embeddings_of(
             self._lifecycle, prompts, pooling=pooling, normalize=normalize, **options
         )
 
-    @takes(MessageOptions, MESSAGE_DEFAULTS)
+    @takes(EncodeOptions, STREAM_DEFAULTS)
     async def encode(
         self,
         prompt: Prompt,
         *,
         add_special_tokens: bool = True,
-        **chat: Unpack[MessageOptions],
+        **options: Unpack[EncodeOptions],
     ) -> list[int]:
         """The token ids that a request with this prompt would have, encoded as it is: within the
         same limits, and off the event loop where it takes long. `add_special_tokens` says whether
         text is framed as the model expects. Raises what `stream` does for a prompt."""
-        check_names("encode", chat, MessageOptions)
+        check_names("encode", options, EncodeOptions)
         intake = self._lifecycle.usable().intake
-        return await token_ids_of(intake, prompt, chat, add_special_tokens=add_special_tokens)
+        return await token_ids_of(intake, prompt, options, add_special_tokens=add_special_tokens)
 
     # -- what it knows
 

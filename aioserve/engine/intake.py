@@ -23,10 +23,11 @@ from aioserve.engine.compiling import Compiled, GrammarCompiler
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
 from aioserve.engine.mailbox import Mailbox
-from aioserve.engine.options import MESSAGE_DEFAULTS
+from aioserve.engine.options import MESSAGE_DEFAULTS, TRUNCATION_DEFAULTS
 from aioserve.engine.params_intake import ParamsIntake
 from aioserve.engine.prompts import ContinuedPrompt, Prompt, checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
+from aioserve.engine.truncation import TruncatedPrompt, Truncation, checked_truncation
 from aioserve.errors import (
     AioserveError,
     DuplicateRequestError,
@@ -73,6 +74,7 @@ class _Checked(msgspec.Struct, frozen=True):
     """Fields of the `Request` that it becomes."""
     chat_format: ChatFormat | None = None
     prompt_only: PromptOnly | None = None
+    truncation: Truncation | None = None
 
 
 class Intake:
@@ -123,12 +125,15 @@ class Intake:
         request_id = self._checked_request_id(request_id)
         salt = check(InvalidRequestError, "cache_salt", cache_salt, NAME_OR_NONE)
         chat = {name: options.pop(name) for name in MESSAGE_DEFAULTS if name in options}
-        hints = checked_hints(options)
+        truncation = self.truncation_of(options, params)
+        hints = checked_hints(
+            {name: value for name, value in options.items() if name not in TRUNCATION_DEFAULTS}
+        )
         self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt
         else:
-            text_or_ids = self.checked_prompt(prompt, chat)
+            text_or_ids = self.checked_prompt(prompt, chat, truncation)
         if chat_format is not None:
             if not isinstance(text_or_ids, Conversation):
                 raise InvalidPromptError(
@@ -150,7 +155,7 @@ class Intake:
             "logits_processors": processors,
             "hints": hints,
         }
-        checked = _Checked(live, params, fields, chat_format, prompt_only)
+        checked = _Checked(live, params, fields, chat_format, prompt_only, truncation)
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, hints.deadline_seconds)
         try:
@@ -227,11 +232,17 @@ class Intake:
                 argument="strict_tools",
             )
 
+    def truncation_of(
+        self, options: Mapping[str, Any], params: SamplingParams
+    ) -> Truncation | None:
+        """As `checked_truncation`."""
+        return checked_truncation(options, params, self._model.limits)
+
     def checked_prompt(
-        self, prompt: Prompt, chat: Mapping[str, Any]
+        self, prompt: Prompt, chat: Mapping[str, Any], truncation: Truncation | None = None
     ) -> str | Conversation | npt.NDArray[np.int32]:
-        """Return token ids as an int32 array, or text as it is, not empty. `chat` has some of
-        `MessageOptions`, not checked."""
+        """Return token ids as an int32 array, cut by `truncation`, or text as it is, not empty.
+        `chat` has some of `MessageOptions`, not checked."""
         kind = kind_of(prompt)
         if kind != "messages":
             _check_no_message_options(chat, kind)
@@ -250,11 +261,17 @@ class Intake:
             conversation = conversation_of(prompt, max_chars=self.encoder.max_chars, **chat)
             self._model.chat_template.check_read(conversation)
             return conversation
-        return self._checked_ids(prompt)
+        if truncation is None:
+            return self._checked_ids(prompt)
+        return truncation.cut(self._checked_ids(prompt, truncation.max_whole_tokens + 1))
 
-    def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
+    def _checked_ids(self, ids: object, max_model_len: int | None = None) -> npt.NDArray[np.int32]:
         limits = self._model.limits
-        return checked_ids(ids, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
+        return checked_ids(
+            ids,
+            vocab_size=limits.vocab_size,
+            max_model_len=max_model_len or limits.max_model_len,
+        )
 
     # -- encoding
 
@@ -268,11 +285,15 @@ class Intake:
             self._queue(checked, prompt)
             return
         with self._failing(checked.live):
-            if _has_no_messages(prompt) and num_chars <= INLINE_CHARS:
-                self._queue_encoded(checked, self.encoder.encode(prompt))
+            is_quick = _has_no_messages(prompt) and num_chars <= INLINE_CHARS
+            whole: Any = prompt
+            if checked.truncation is not None:
+                whole = TruncatedPrompt(prompt, checked.truncation)
+            if is_quick:
+                self._queue_encoded(checked, self.encoder.encode(whole))
             else:
                 then = partial(self._encoded, checked)
-                checked.live.encoding = self.encoder.submit(prompt, num_chars, then)
+                checked.live.encoding = self.encoder.submit(whole, num_chars, then)
 
     def _encoded(self, checked: _Checked, encoded: Encoded) -> None:
         checked.live.encoding = None

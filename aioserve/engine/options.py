@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from aioserve.arguments import check, number, optional, unknown_argument
+from aioserve.engine.truncation import TruncationSide
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
 from aioserve.hints import HintOptions, PromptHintOptions, SearchHintOptions
@@ -25,7 +26,10 @@ __all__ = [
     "DEFAULT_POLICY",
     "MESSAGE_DEFAULTS",
     "STREAM_DEFAULTS",
+    "TRUNCATION_DEFAULTS",
     "BeamSearchOptions",
+    "EmbedOptions",
+    "EncodeOptions",
     "MessageOptions",
     "PromptOnlyOptions",
     "StreamOptions",
@@ -68,7 +72,22 @@ class MessageOptions(TypedDict, total=False):
     continue_final_message: bool
 
 
-class StreamOptions(PromptOnlyOptions, HintOptions, MessageOptions, total=False):
+class TruncationOptions(TypedDict, total=False):
+    """How a prompt is cut."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: TruncationSide
+
+
+class EmbedOptions(PromptOnlyOptions, TruncationOptions, total=False):
+    """What `Engine.embed` takes by name: as `Engine.stream` does."""
+
+
+class EncodeOptions(MessageOptions, TruncationOptions, total=False):
+    """What `Engine.encode` takes by name: as `Engine.stream` does."""
+
+
+class StreamOptions(EmbedOptions, HintOptions, MessageOptions, total=False):
     """What `Engine.stream` takes by name."""
 
 
@@ -78,7 +97,9 @@ MESSAGE_DEFAULTS: dict[str, Any] = {
     if name in MessageOptions.__optional_keys__
 }
 """Values of `MessageOptions` that are as good as none."""
-STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, "priority": 0}
+TRUNCATION_DEFAULTS: dict[str, Any] = {"truncate_prompt_tokens": None, "truncation_side": "left"}
+"""Values of `TruncationOptions` by which nothing is cut."""
+STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, **TRUNCATION_DEFAULTS, "priority": 0}
 """Defaults of `StreamOptions` that aren't None."""
 
 

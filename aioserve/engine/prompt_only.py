@@ -23,6 +23,7 @@ from aioserve.engine.encoding import BareText
 from aioserve.engine.intake import Intake, PromptOnly
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.options import MESSAGE_DEFAULTS
 from aioserve.engine.prompts import (
     ContinuedPrompt,
     Prompt,
@@ -31,6 +32,7 @@ from aioserve.engine.prompts import (
     listed,
 )
 from aioserve.engine.stream import TokenStream
+from aioserve.engine.truncation import TruncatedPrompt
 from aioserve.errors import (
     AioserveError,
     InvalidPromptError,
@@ -184,7 +186,7 @@ def _vector(mailbox: Mailbox, pooling: Pooling, normalize: bool) -> npt.NDArray[
 
 
 async def token_ids_of(
-    intake: Intake, prompt: Prompt, chat: Mapping[str, Any], *, add_special_tokens: bool
+    intake: Intake, prompt: Prompt, options: Mapping[str, Any], *, add_special_tokens: bool
 ) -> list[int]:
     """Encode a prompt as that of a request, which isn't queued.
 
@@ -192,7 +194,9 @@ async def token_ids_of(
     the engine is closed meanwhile. Cancelled, a prompt that waits for a thread is forgotten.
     """
     check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
-    checked = intake.checked_prompt(prompt, chat)
+    chat = {name: value for name, value in options.items() if name in MESSAGE_DEFAULTS}
+    truncation = intake.truncation_of(options, ONE_TOKEN)
+    checked = intake.checked_prompt(prompt, chat, truncation)
     if not isinstance(checked, str) and not add_special_tokens:
         raise InvalidRequestError(
             "add_special_tokens=False goes with text alone: messages are framed by their template",
@@ -206,6 +210,8 @@ async def token_ids_of(
     encoded: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
     if isinstance(checked, str) and not add_special_tokens:
         checked = BareText(checked)
+    if truncation is not None:
+        checked = TruncatedPrompt(checked, truncation)
     encoding = intake.encoder.submit(checked, num_chars, partial(settle, encoded))
     try:
         return list(await encoded)

@@ -141,7 +141,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
     max_top_logprobs: Annotated[int, integer(0, 64)] = 20
     """Most likely tokens that are told at each place: `top_logprobs` of chat, `logprobs` of
-    completions."""
+    completions, `prompt_logprobs` of both."""
     max_stops: Annotated[int, integer(0, 16)] = 16
     """Strings in `stop`; the engine takes no more than 16."""
     max_tools: Annotated[int, integer(0, 1024)] = 128

@@ -97,6 +97,16 @@ class Tokenizer:
         take a while: use it in a thread."""
         return SpecialTokens(self._backend, self._source)
 
+    @cached_property
+    def frame(self) -> tuple[int, int]:
+        """How many special tokens stand before and behind a text that is encoded with them."""
+        plain = self.encode("a", add_special_tokens=False)
+        framed = self.encode("a")
+        for before in range(len(framed) - len(plain) + 1):
+            if framed[before : before + len(plain)] == plain:
+                return before, len(framed) - len(plain) - before
+        return 0, 0
+
     def special_among(self, names: Iterable[str]) -> dict[int, str]:
         """Names among `names` that are special tokens, by their ids."""
         return {self._special[name]: name for name in names if name in self._special}

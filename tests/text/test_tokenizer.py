@@ -71,6 +71,8 @@ def test_special_tokens_are_added_only_on_request(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(save(backend, tmp_path))
     bare = tokenizer.encode("fox", add_special_tokens=False)
     assert tokenizer.encode("fox") == [begin, *bare]
+    assert tokenizer.frame == (1, 0)
+    assert Tokenizer(byte_level_backend()).frame == (0, 0)
     assert tokenizer.decode([begin, *bare]) == "fox"
     assert tokenizer.decode([begin, *bare], skip_special_tokens=False) == "<|user|>fox"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,9 +24,11 @@ from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
     ChatLogprobs,
+    PromptLogprob,
     TokenTexts,
     all_chat_logprobs,
     chat_logprobs,
+    prompt_logprobs,
 )
 
 __all__ = ["ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter", "chat"]
@@ -108,6 +110,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,11 +142,8 @@ class ChatWriter(Writer[list[ChatDelta]]):
             "system_fingerprint": call.app_state.fingerprint,
         }
         self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
-        self._texts = (
-            TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
-            if body.logprobs
-            else None
-        )
+        self._texts = TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
+        self._echoed = body.echoed
         self._num_top = body.top_logprobs or 0
         self._arguments: list[list[str] | None] = [None] * n
         """What was told of those of each choice's last call; None where there is no call."""
@@ -156,7 +157,24 @@ class ChatWriter(Writer[list[ChatDelta]]):
         done = await self._stream.completion()
         ends = zip(done.answers, self._stream.stop_reasons, strict=True)
         choices = [await self._whole(number, *end) for number, end in enumerate(ends)]
-        return ChatCompletion(**self._about, choices=choices, usage=self._counted())
+        of_prompt: Any = msgspec.UNSET
+        if (top := self._body.prompt_logprobs) is not None:
+            found = self._stream.prompt_token_ids, self._stream.prompt_logprobs
+            of_prompt = await prompt_logprobs(self._texts, *found, top)
+        return ChatCompletion(
+            **self._about,
+            choices=choices,
+            usage=self._counted(),
+            prompt_logprobs=of_prompt,
+            **self._prompt_ids,
+        )
+
+    @property
+    def _prompt_ids(self) -> dict[str, Any]:
+        """What the answer says of the prompt's ids, once they are known."""
+        if not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(self._stream.prompt_token_ids)}
 
     async def _whole(
         self, number: int, answer: ChatAnswer, stop_reason: int | str | None
@@ -170,6 +188,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         if plan.function is not None:
             calls = [CallOfTool(id=_new_id(), function=CalledFunction(plan.function, content))]
             content = ""
+        content = self._echoed + content
         arguments = [calls[-1].function.arguments] if calls else None
         return ChatChoice(
             index=number,
@@ -180,7 +199,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
                 tool_calls=calls or msgspec.UNSET,
             ),
             logprobs=None
-            if self._texts is None
+            if not self._body.logprobs
             else await all_chat_logprobs(self._texts, answer.tokens, self._num_top),
             finish_reason=_ended(answer.finish_reason, stop_reason, arguments),
             stop_reason=stop_reason,
@@ -194,13 +213,13 @@ class ChatWriter(Writer[list[ChatDelta]]):
     def _begun(self, number: int) -> ChatPiece:
         """Say whose message a choice is."""
         if (name := self._plan.function) is None:
-            content = None if self._plan.reads_list else ""
+            content = self._echoed or (None if self._plan.reads_list else "")
             delta = MessageDelta(role="assistant", content=content)
         else:
             self._arguments[number] = []
             function = FunctionDelta(name, "")
             call = CallDelta(index=0, id=_new_id(), type="function", function=function)
-            delta = MessageDelta(role="assistant", tool_calls=[call])
+            delta = MessageDelta(role="assistant", content=self._echoed or None, tool_calls=[call])
         return ChatPiece(index=number, delta=delta, finish_reason=None)
 
     async def write(self, batch: list[ChatDelta]) -> bytes:
@@ -221,13 +240,14 @@ class ChatWriter(Writer[list[ChatDelta]]):
                         stop_reason=stop_reason,
                     )
                 )
-        if not self._chunks.counts_always:
-            return self._chunks.joined(begun + pieces)
-        first = b""
+        first, counts = b"", None
         if begun:
-            none_yet = msgspec.structs.replace(stream.usage, completion_tokens=0)
-            first = self._chunks.joined(begun, usage_of(none_yet))
-        return first + self._chunks.joined(pieces, self._counted())
+            if self._chunks.counts_always:
+                counts = usage_of(msgspec.structs.replace(stream.usage, completion_tokens=0))
+            first = self._chunks.joined(begun[:1], counts, self._prompt_ids)
+            first += self._chunks.joined(begun[1:], counts)
+        counts = self._counted() if self._chunks.counts_always else None
+        return first + self._chunks.joined(pieces, counts)
 
     def end(self) -> bytes:
         return self._chunks.end(self._counted())
@@ -255,7 +275,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         for call in calls or ():
             self._take(delta.sample, call)
         logprobs = None
-        if self._texts is not None:
+        if self._body.logprobs:
             logprobs = chat_logprobs(self._texts, delta.tokens, self._num_top)
         ids = None
         if self._body.return_token_ids:

@@ -113,7 +113,6 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         # The template frames messages.
         "add_special_tokens": (False,),
         "stream_reasoning": (True,),
-        "echo": (False,),
         "suffix": ("",),
         "best_of": (1,),
         "store": (False,),
@@ -149,13 +148,14 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     """True where it isn't said."""
     continue_final_message: bool | None = None
+    echo: bool | None = None
+    """The answer begins with the text of the last message, where that is the assistant's."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     """For scheduling policies to see; it doesn't come back."""
     suffix: Any = None
     stream_reasoning: Any = None
-    echo: Any = None
     best_of: Any = None
     store: Any = None
     modalities: Any = None
@@ -195,6 +195,15 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         return {**(given or {}), **effort} if effort else given
 
     @property
+    def echoed(self) -> str:
+        """Text that the answer begins with."""
+        last = self.messages[-1] if self.echo and self.messages else {}
+        content = last.get("content") if last.get("role") == "assistant" else None
+        if isinstance(content, list):  # what isn't text was refused
+            return "".join([part["text"] for part in content if "text" in part])
+        return content or ""
+
+    @property
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -230,6 +239,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             call.engine.default_params,
             max_tokens=body.most_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
             structured_output=plan.form,
         )
         messages = messages_of(body.messages, call)

@@ -27,8 +27,10 @@ from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
     CompletionLogprobs,
     EncodedLogprobs,
+    PromptLogprob,
     TextOffsets,
     TokenTexts,
+    prompt_logprobs,
 )
 from aioserve.server.openai.together import Batch, Merged, all_of
 
@@ -52,6 +54,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: int | str | None
     """The stop string or stop id that ended it."""
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -100,7 +103,12 @@ class PromptChoices:
     async def begin(self, stream: TokenStream) -> None:
         """Once the first tokens of `stream` are there, and before anything is asked for."""
         if self._body.echo and self._body.logprobs is not None:
-            scored = list(zip(stream.prompt_token_ids, stream.prompt_logprobs, strict=True))
+            scored = [
+                (token_id, one and msgspec.structs.replace(one, top=one.top[: self._body.logprobs]))
+                for token_id, one in zip(
+                    stream.prompt_token_ids, stream.prompt_logprobs, strict=True
+                )
+            ]
             self._echoed = await EncodedLogprobs.of(self._texts, scored)
         chars = 0 if self._echoed is None else self._echoed.chars
         self._choices = [_Choice(self._texts, chars) for _ in range(self._num_choices)]
@@ -110,9 +118,15 @@ class PromptChoices:
     async def whole(self, samples: Sequence[Sample], stream: TokenStream) -> list[CompletionChoice]:
         """`stream` is the one that the samples came from, which has ended."""
         await self.begin(stream)
-        return [await self._whole(*one, stream) for one in enumerate(samples)]
+        of_prompt: Any = msgspec.UNSET
+        if (top := self._body.prompt_logprobs) is not None:
+            found = stream.prompt_token_ids, stream.prompt_logprobs
+            of_prompt = await prompt_logprobs(self._texts, *found, top)
+        return [await self._whole(*one, stream, of_prompt) for one in enumerate(samples)]
 
-    async def _whole(self, number: int, sample: Sample, stream: TokenStream) -> CompletionChoice:
+    async def _whole(
+        self, number: int, sample: Sample, stream: TokenStream, of_prompt: Any
+    ) -> CompletionChoice:
         body = self._body
         ids = () if body.is_of_prompt else sample.token_ids
         own = list(zip(ids, sample.logprobs or (), strict=False))
@@ -130,6 +144,7 @@ class PromptChoices:
             logprobs=logprobs,
             finish_reason=FinishReason.LENGTH if body.is_of_prompt else sample.finish_reason,
             stop_reason=None if body.is_of_prompt else sample.stop_reason,
+            prompt_logprobs=of_prompt,
             prompt_token_ids=list(stream.prompt_token_ids) if shows_ids else msgspec.UNSET,
             token_ids=list(ids) if shows_ids else msgspec.UNSET,
         )
@@ -200,7 +215,7 @@ class PromptChoices:
     def _echo(self, stream: TokenStream) -> str:
         if not self._body.echo:
             return ""
-        if isinstance(self._prompt, str):
+        if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
             return self._prompt
         return self._engine.tokenizer.decode(stream.prompt_token_ids)
 

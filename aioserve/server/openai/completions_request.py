@@ -53,7 +53,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         """What the API calls arguments of the engine."""
         form = form_field(self.response_format, self.asked_form, "response_format")
         return {
-            "prompt_logprobs": "logprobs",
+            "prompt_logprobs": "logprobs" if self.prompt_logprobs is None else "prompt_logprobs",
             "tenant": "user",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
@@ -63,6 +63,12 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         """Nothing is wanted but the prompt: as harnesses of evaluations ask for its
         log-probabilities."""
         return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def logprobs_of_prompt(self) -> int | None:
+        """How many alternatives the engine tells at each place of the prompt."""
+        echoed = self.logprobs if self.echo else None
+        return max([one for one in (echoed, self.prompt_logprobs) if one is not None], default=None)
 
     def params_of(self, defaults: SamplingParams, settings: ServerSettings) -> SamplingParams:
         """Raises `ApiError` and `InvalidSamplingError`."""
@@ -80,7 +86,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             max_tokens=1 if self.is_of_prompt else self.max_tokens,
             best_of=self.best_of,
             logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
+            prompt_logprobs=self.logprobs_of_prompt,
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.engine.prompt_only import Pooling
+from aioserve.engine.truncation import TruncationSide
 from aioserve.request import Usage
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import endpoint
@@ -32,6 +33,8 @@ _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
 class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
+    default_side: ClassVar[TruncationSide] = "right"
+
     input: str | list[str | int | list[int]] | None = None
     """One or several, as text or as token ids."""
     messages: list[dict[str, Any]] | None = None
@@ -86,6 +89,7 @@ async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
             messages_of(body.messages, call),
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=bool(body.add_generation_prompt),
+            **body.truncation_options,
         )
     return [ids]
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from aioserve.arguments import check, name, optional
+from aioserve.engine.truncation import TruncationSide
 from aioserve.errors import InvalidRequestError
 from aioserve.hints import SchedulingHints
 from aioserve.request import SamplingParams, Usage
@@ -96,24 +97,31 @@ class Chunks:
     def __init__(self, about: msgspec.Struct, options: StreamOptions | None) -> None:
         options = StreamOptions() if options is None else options
         self._head = b"data: " + _encode(about)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
+        self._tail = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self.counts_last: bool = bool(options.include_usage)
         """A chunk without choices tells them."""
         self.counts_always: bool = self.counts_last and bool(options.continuous_usage_stats)
         """Every chunk tells those so far."""
 
-    def joined(self, choices: Sequence[msgspec.Struct], usage: UsageBody | None = None) -> bytes:
+    def joined(
+        self,
+        choices: Sequence[msgspec.Struct],
+        usage: UsageBody | None = None,
+        more: Mapping[str, Any] = {},
+    ) -> bytes:
         """Return an event for each choice, to be sent at once. `usage` where every chunk tells
-        it."""
+        it; `more` is what these chunks alone say of the answer."""
         tail = self._tail if usage is None else self._counted(usage)
+        said = b"".join([b",%b:%b" % (_encode(name), _encode(one)) for name, one in more.items()])
+        tail = b"]" + said + tail
         return b"".join([self._head + _encode(choice) + tail for choice in choices])
 
     def end(self, usage: UsageBody) -> bytes:
         """The last events of an answer that is whole."""
-        return self._head + self._counted(usage) + DONE if self.counts_last else DONE
+        return self._head + b"]" + self._counted(usage) + DONE if self.counts_last else DONE
 
     def _counted(self, usage: UsageBody) -> bytes:
-        return b'],"usage":' + _encode(usage) + b"}\n\n"
+        return b',"usage":' + _encode(usage) + b"}\n\n"
 
 
 _TAG = b"aioserve cache_salt 1"
@@ -150,6 +158,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
     """Values, beside none, by which these fields ask for nothing that isn't done anyway."""
     limits: ClassVar[Mapping[str, str]] = {}
     """Settings that limit fields, by the names of the fields."""
+    default_side: ClassVar[TruncationSide] = "left"
 
     model: str
     user: str | None = None
@@ -165,12 +174,18 @@ class CallFields(Strict, frozen=True, kw_only=True):
     """What the call goes by, as `x-request-id` says, where its head has none."""
     rid: str | None = None
     """`request_id`, as other servers call it."""
+    truncate_prompt_tokens: int | None = None
+    """A longer prompt is cut to so many tokens; -1 leaves room for the answer."""
+    truncation_side: TruncationSide | None = None
+    """Where its tokens are dropped, if not where the endpoint does."""
     add_special_tokens: Any = None
 
     def check(self, call: Call) -> None:
         """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
         server's limits. The call goes by what the body says from here on."""
         call.app_state.check_model(self.model)
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise refuse("truncation_side", "goes with truncate_prompt_tokens alone")
         _refuse_unsupported(self, self.no_ops)
         check_limits(self, call.settings)
         for field in ("request_id", "rid"):
@@ -183,6 +198,14 @@ class CallFields(Strict, frozen=True, kw_only=True):
                 )
             call.call_log.goes_by(given)
 
+    @property
+    def truncation_options(self) -> dict[str, Any]:
+        """Options by which the engine cuts prompts."""
+        if self.truncate_prompt_tokens is None:
+            return {}
+        side = self.truncation_side or self.default_side
+        return {"truncate_prompt_tokens": self.truncate_prompt_tokens, "truncation_side": side}
+
     def options(self, call: Call, **more: Any) -> dict[str, Any]:
         """What a request to the engine carries of its body and its call. Raises
         `InvalidRequestError` for a salt that the engine wouldn't take either."""
@@ -190,6 +213,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
         hints = {hint: getattr(self, hint, None) for hint in SchedulingHints.__struct_fields__}
         return call.options(
             **{hint: value for hint, value in hints.items() if value is not None},
+            **self.truncation_options,
             tenant=call.tenant or self.user or None,
             cache_salt=combined_salt(call.call_log.cache_salt, salt),
             **more,
@@ -287,16 +311,26 @@ _SAMPLING = [
 class ChunkFields(AnswerFields, frozen=True, kw_only=True):
     """Fields of requests that are answered in choices, or chunks of them."""
 
+    limits: ClassVar[Mapping[str, str]] = {
+        **AnswerFields.limits,
+        "prompt_logprobs": "max_top_logprobs",
+    }
+
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """Choices have the ids of prompt and answer."""
+    """The ids of prompt and answer are told."""
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities call each token "token_id:ID", which no two have in common."""
+    prompt_logprobs: int | None = None
+    """How many of the most likely tokens are told at each place of the prompt, beside the one that
+    is there."""
 
     def check(self, call: Call) -> None:
         super().check(call)
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "goes with stream=true alone")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refuse("prompt_logprobs", "isn't told in a stream: it goes with stream=false")
 
 
 def _refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:

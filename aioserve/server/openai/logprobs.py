@@ -16,10 +16,12 @@ __all__ = [
     "ChatLogprobs",
     "CompletionLogprobs",
     "EncodedLogprobs",
+    "PromptLogprob",
     "TextOffsets",
     "TokenTexts",
     "all_chat_logprobs",
     "chat_logprobs",
+    "prompt_logprobs",
 ]
 
 
@@ -251,3 +253,37 @@ async def all_chat_logprobs(
             parts.append(_inner(logprobs.content))
     content: Any = _raw(parts)
     return ChatLogprobs(content=content) if parts else None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """Of a token at one place of a prompt, as vLLM writes it."""
+
+    logprob: float
+    rank: int | None
+    """From 1 on, of those of the most likely tokens that are told; else None."""
+    decoded_token: str
+
+
+async def prompt_logprobs(
+    texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None], top: int
+) -> Any:
+    """In JSON already: for each token of a prompt the `top` most likely ones and itself, by their
+    ids; null for the first."""
+    places = list(zip(token_ids, logprobs, strict=True))
+    parts: list[bytes] = []
+    async for some in _in_turns(places, 2 + top):
+        parts.append(_inner([_at_place(texts, *place, top) for place in some]))
+    return _raw(parts)
+
+
+def _at_place(
+    texts: TokenTexts, token_id: int, logprobs: Logprobs | None, top: int
+) -> dict[str, PromptLogprob] | None:
+    if logprobs is None:
+        return None
+    found = {
+        str(one.id): PromptLogprob(max(one.logprob, LEAST), rank, texts.written(one.id)[0])
+        for rank, one in enumerate(logprobs.top[:top], 1)
+    }
+    own = PromptLogprob(max(logprobs.logprob, LEAST), None, texts.written(token_id)[0])
+    return {str(token_id): found.get(str(token_id), own)} | found

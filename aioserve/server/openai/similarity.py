@@ -7,12 +7,13 @@ that come several times are embedded once.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from aioserve.engine.prompt_only import Pooling
+from aioserve.engine.truncation import TruncationSide
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.endpoint import Endpoint, endpoint
@@ -35,6 +36,8 @@ __all__ = [
 
 
 class ScoreRequest(CallFields, frozen=True, kw_only=True):
+    default_side: ClassVar[TruncationSide] = "right"
+
     text_1: str | list[str]
     text_2: str | list[str]
     """As many as of `text_1`, pair by pair, or any number beside one `text_1`."""
@@ -62,6 +65,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(CallFields, frozen=True, kw_only=True):
+    default_side: ClassVar[TruncationSide] = "right"
+
     query: str
     documents: list[str | Document]
     top_n: int | None = None
