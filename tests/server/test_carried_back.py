@@ -284,15 +284,14 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (tuple(BODIES), "odd", [None], [0, "", False, {}]),
     (ANSWERS, "skip_special_tokens", [True], [False, 1]),
     (ANSWERS, "service_tier", ["auto", "default"], ["flex"]),
-    (ANSWERS, "length_penalty", [1, 1.0], [0.5]),
-    (ANSWERS, "use_beam_search", [False], [True]),
+    ((RESPONSES,), "length_penalty", [1, 1.0], [0.5]),
+    ((RESPONSES,), "use_beam_search", [False], [True]),
     ((CHAT, RESPONSES), "add_special_tokens", [False], [True]),
     ((COMPLETIONS, EMBEDDINGS), "add_special_tokens", [True], [False]),
     (ANSWERS, "include_reasoning", [True], [False]),
     (ANSWERS, "separate_reasoning", [True], [False]),
     ((CHAT,), "stream_reasoning", [True], [False]),
     ((CHAT,), "best_of", [1], [2]),
-    ((CHAT,), "echo", [False], [True]),
     ((CHAT, COMPLETIONS), "suffix", [""], ["x"]),
 ]
 

@@ -36,7 +36,7 @@ async def test_log_probabilities_of_the_prompt_are_those_of_the_engine(path: str
         as_ids = await post(client, path, body | {"return_tokens_as_token_ids": True})
         ids = await engine.encode(ASK if path == CHAT else "import json")
         params = SamplingParams(max_tokens=1, prompt_logprobs=top)
-        expected = (await engine.generate(ids, params)).prompt_logprobs
+        expected = (await engine.generate(ids, params)).prompt_logprobs or ()
         text_of = engine.tokenizer.token_text
     holder = answer if path == CHAT else answer["choices"][0]
     told = holder.pop("prompt_logprobs")
@@ -44,6 +44,7 @@ async def test_log_probabilities_of_the_prompt_are_those_of_the_engine(path: str
     assert told[0] is None
     assert len(told) == len(ids)
     for token_id, place, one in zip(ids[1:], told[1:], expected[1:], strict=True):
+        assert one is not None
         assert set(place) == {str(token_id), *[str(each.id) for each in one.top]}
         assert place[str(token_id)]["logprob"] == pytest.approx(one.logprob, abs=1e-4)
         ranks = {str(each.id): rank for rank, each in enumerate(one.top, 1)}
@@ -109,7 +110,7 @@ ECHOED: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     (
         [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "On"}] * 2}],
         {"tools": TOOLS},
-        "OnOn",
+        "On\nOn",
     ),
     (ASK, {}, ""),
 ]

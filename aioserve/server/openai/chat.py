@@ -19,7 +19,9 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Answering, Writer, answered
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import endpoint
-from aioserve.server.openai.chat_request import ChatRequest, asked_of
+from aioserve.server.errors import refuse
+from aioserve.server.openai.beams import beams_of
+from aioserve.server.openai.chat_request import ChatRequest, asked_of, framing_of, messages_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
@@ -124,6 +126,15 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
+def _about(call: Call, body: ChatRequest) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{call.call_log.call_id}",
+        "created": call.created_seconds,
+        "model": body.model,
+        "system_fingerprint": call.app_state.fingerprint,
+    }
+
+
 class ChatWriter(Writer[list[ChatDelta]]):
     """Makes the choices of one request."""
 
@@ -135,12 +146,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._body = body
         self._plan = plan
         self._stream = answering.stream
-        self._about = {
-            "id": f"chatcmpl-{call.call_log.call_id}",
-            "created": call.created_seconds,
-            "model": body.model,
-            "system_fingerprint": call.app_state.fingerprint,
-        }
+        self._about = _about(call, body)
         self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
         self._texts = TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
         self._echoed = body.echoed
@@ -333,7 +339,42 @@ def _new_id() -> str:
 )
 async def chat(call: Call, body: ChatRequest) -> object:
     body.check(call)
+    if body.use_beam_search:
+        return await _beams(call, body)
     asked = asked_of(call, body)
     answering = Answering(call.engine, asked)
     writer = ChatWriter(call, body, asked.plan, answering)
     return await answered(call, answering, writer, stream=body.stream)
+
+
+async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
+    """All that a beam has is content."""
+    if body.tools and body.tool_choice != "none":
+        why = "go with use_beam_search only where tool_choice is none"
+        raise refuse("tools", why, "unsupported_parameter")
+    framing: dict[str, Any] = framing_of(call, body)
+    found, usage = await beams_of(
+        call,
+        body,
+        [messages_of(body.messages, call)],
+        body.most_tokens,
+        harmless={"logprobs": (False,)},
+        names=body.names,
+        **framing,
+    )
+    return ChatCompletion(
+        **_about(call, body),
+        choices=[
+            ChatChoice(
+                index=number,
+                message=AssistantMessage(content=body.echoed + beam.text),
+                logprobs=None,
+                finish_reason=beam.finish_reason.value,
+                stop_reason=None,
+                token_ids=list(beam.token_ids) if body.return_token_ids else msgspec.UNSET,
+            )
+            for number, beam in enumerate(found[0].beams)
+        ],
+        usage=usage_of(usage),
+        prompt_token_ids=found[0].prompt_ids if body.return_token_ids else msgspec.UNSET,
+    )

@@ -30,9 +30,9 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
-from aioserve.server.openai.fields import NO_OPS, ChunkFields
+from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
 
-__all__ = ["ChatRequest", "asked_of", "check_results", "messages_of"]
+__all__ = ["ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """The last are of the API, and nothing here reads them: it would be missed."""
@@ -109,7 +109,7 @@ def _tool_call(call: Any, unknown: UnknownFields) -> Any:
 
 class ChatRequest(ChunkFields, frozen=True, kw_only=True):
     no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **NO_OPS,
+        **CHUNK_NO_OPS,
         # The template frames messages.
         "add_special_tokens": (False,),
         "stream_reasoning": (True,),
@@ -200,7 +200,7 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         last = self.messages[-1] if self.echo and self.messages else {}
         content = last.get("content") if last.get("role") == "assistant" else None
         if isinstance(content, list):  # what isn't text was refused
-            return "".join([part["text"] for part in content if "text" in part])
+            return "\n".join([part["text"] for part in content if "text" in part])
         return content or ""
 
     @property
@@ -220,6 +220,15 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
             "strict_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
+
+
+def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
+    """How the template frames messages, as options of the engine. Raises `ApiError`."""
+    return {
+        "chat_template_kwargs": body.variables(call.engine),
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "continue_final_message": bool(body.continue_final_message),
+    }
 
 
 def asked_of(call: Call, body: ChatRequest) -> Asked:
@@ -243,10 +252,5 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             structured_output=plan.form,
         )
         messages = messages_of(body.messages, call)
-        options = body.options(
-            call,
-            chat_template_kwargs=body.variables(call.engine),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-        )
+        options = body.options(call, **framing_of(call, body))
         return Asked(messages, params, plan, options, names)

@@ -21,6 +21,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named
+from aioserve.server.openai.beams import beams_of
 from aioserve.server.openai.completions_request import CompletionRequest, prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
@@ -236,6 +237,15 @@ class AboutCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
+def _about(call: Call, body: CompletionRequest) -> AboutCompletion:
+    return AboutCompletion(
+        id=f"cmpl-{call.call_log.call_id}",
+        created=call.created_seconds,
+        model=body.model,
+        system_fingerprint=call.app_state.fingerprint,
+    )
+
+
 class Completion(AboutCompletion, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: UsageBody
@@ -256,12 +266,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         n = params.n
         self._params = params
         self._merged = merged
-        self._about = AboutCompletion(
-            id=f"cmpl-{call.call_log.call_id}",
-            created=call.created_seconds,
-            model=body.model,
-            system_fingerprint=call.app_state.fingerprint,
-        )
+        self._about = _about(call, body)
         self._chunks = Chunks(self._about, body.stream_options)
         self._makers = [
             PromptChoices(call.engine, body, prompt, place * n)
@@ -304,6 +309,8 @@ async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
     prompts = prompts_of(body.prompt, call.settings.max_prompts)
     names = body.names
+    if body.use_beam_search:
+        return await _beams(call, body, prompts)
     with as_named(names):
         params = body.params_of(call.engine.default_params, call.settings)
         options = body.options(call)
@@ -317,3 +324,29 @@ async def completions(call: Call, body: CompletionRequest) -> object:
         )
     writer = CompletionWriter(call, body, params, prompts, merged)
     return await answered(call, merged, writer, stream=body.stream)
+
+
+async def _beams(call: Call, body: CompletionRequest, prompts: Sequence[Any]) -> Completion:
+    found, usage = await beams_of(
+        call,
+        body,
+        prompts,
+        body.max_tokens,
+        harmless={"best_of": (1,), "echo": (False,), "logprobs": ()},
+        names=body.names,
+    )
+    choices: list[CompletionChoice] = []
+    for one in found:
+        for beam in one.beams:
+            choice = CompletionChoice(
+                index=len(choices),
+                text=beam.text,
+                logprobs=None,
+                finish_reason=beam.finish_reason,
+                stop_reason=None,
+                prompt_token_ids=one.prompt_ids if body.return_token_ids else msgspec.UNSET,
+                token_ids=list(beam.token_ids) if body.return_token_ids else msgspec.UNSET,
+            )
+            choices.append(choice)
+    about = msgspec.structs.asdict(_about(call, body))
+    return Completion(**about, choices=choices, usage=usage_of(usage))

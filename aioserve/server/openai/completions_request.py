@@ -10,7 +10,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
 from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
-from aioserve.server.openai.fields import NO_OPS, ChunkFields
+from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["CompletionRequest", "prompts_of"]
@@ -18,7 +18,7 @@ __all__ = ["CompletionRequest", "prompts_of"]
 
 class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **NO_OPS,
+        **CHUNK_NO_OPS,
         "add_special_tokens": (True,),
         "suffix": ("",),
     }

@@ -36,6 +36,7 @@ from aioserve.server.errors import refuse
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
 __all__ = [
+    "CHUNK_NO_OPS",
     "DONE",
     "NO_OPS",
     "AnswerFields",
@@ -45,6 +46,7 @@ __all__ = [
     "StreamOptions",
     "UsageBody",
     "combined_salt",
+    "refuse_unsupported",
     "usage_of",
 ]
 
@@ -149,6 +151,12 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     "separate_reasoning": (True,),
 }
 """What clients of other servers ask for, and have here anyway, in every API of completions."""
+CHUNK_NO_OPS: dict[str, tuple[Any, ...]] = {
+    field: values
+    for field, values in NO_OPS.items()
+    if field not in ("use_beam_search", "length_penalty")
+}
+"""The same of `ChunkFields`."""
 
 
 class CallFields(Strict, frozen=True, kw_only=True):
@@ -186,7 +194,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
         call.app_state.check_model(self.model)
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise refuse("truncation_side", "goes with truncate_prompt_tokens alone")
-        _refuse_unsupported(self, self.no_ops)
+        refuse_unsupported(self, self.no_ops)
         check_limits(self, call.settings)
         for field in ("request_id", "rid"):
             if (given := getattr(self, field)) is None:
@@ -324,18 +332,25 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     """How many of the most likely tokens are told at each place of the prompt, beside the one that
     is there."""
+    use_beam_search: bool | None = None
+    """The answers are the `n` best that a beam search finds."""
+    length_penalty: float | None = None
 
     def check(self, call: Call) -> None:
         super().check(call)
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "goes with stream=true alone")
+        if not self.use_beam_search and self.length_penalty not in (None, 1):
+            raise refuse("length_penalty", "goes with use_beam_search alone")
         if self.prompt_logprobs is not None and self.stream:
             raise refuse("prompt_logprobs", "isn't told in a stream: it goes with stream=false")
 
 
-def _refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse_unsupported(
+    body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]], where: str = ""
+) -> None:
     """Raise `ApiError` for a field that has none of the values, beside None, by which nothing is
-    asked."""
+    asked. `where` says behind "supported" in which case that is so."""
     for field, harmless in fields.items():
         value = getattr(body, field)
         if value is not None and not any(
@@ -343,4 +358,4 @@ def _refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ..
         ):
             only = ", ".join(msgspec.json.encode(one).decode() for one in harmless)
             but = f"; only {only} is" if harmless else ""
-            raise refuse(field, f"isn't supported{but}", "unsupported_parameter")
+            raise refuse(field, f"isn't supported{where}{but}", "unsupported_parameter")

@@ -1,0 +1,109 @@
+"""Answers that a beam search finds, in place of samples: `use_beam_search`, as vLLM's clients ask.
+
+`n` is the number of beams, all of which are told, the best first. A search draws nothing, and its
+beams are known at its end alone: what would need samples or a stream is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from aioserve.request import Beam, Usage
+from aioserve.server.app_state import Call
+from aioserve.server.call_log import sum_of
+from aioserve.server.chat_parts.plan import ResponseFormat
+from aioserve.server.errors import as_named, refuse
+from aioserve.server.openai.fields import ChunkFields, refuse_unsupported
+from aioserve.server.openai.together import all_of
+
+__all__ = ["Found", "beams_of"]
+
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "deadline_seconds": (),
+    "ttft_target_seconds": (),
+    "tpot_target_seconds": (),
+    "predicted_output_tokens": (),
+    "response_format": (ResponseFormat(type="text"),),
+}
+"""Values, beside none, by which a field asks for nothing that a search doesn't do."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a search found behind one prompt."""
+
+    prompt_ids: list[int]
+    beams: tuple[Beam, ...]
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.prompt_ids), sum([len(beam.token_ids) for beam in self.beams]))
+
+
+async def beams_of(
+    call: Call,
+    body: ChunkFields,
+    prompts: Sequence[Any],
+    max_tokens: int | None,
+    *,
+    harmless: Mapping[str, tuple[Any, ...]],
+    names: Mapping[str, str],
+    **message_options: Any,
+) -> tuple[list[Found], Usage]:
+    """Search behind each of `prompts`, with `message_options` where they are messages, and count
+    all tokens. `harmless` are values of further fields of the body, `names` what it calls arguments
+    of the engine. Raises `ApiError`."""
+    refuse_unsupported(body, {**_HARMLESS, **harmless}, " with use_beam_search")
+    if (asked := body.asked_form) is not None:
+        raise refuse(asked.field, "isn't supported with use_beam_search", "unsupported_parameter")
+    cut = _truncation(call, body, max_tokens)
+    options = {name: value for name, value in body.options(call).items() if name not in cut}
+    search = partial(
+        call.engine.beam_search,
+        beam_width=1 if body.n is None else body.n,
+        max_tokens=max_tokens,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        ignore_eos=bool(body.ignore_eos),
+        **options,
+    )
+
+    async def found(prompt: Any) -> Found:
+        ids = await call.engine.encode(prompt, **message_options, **cut)
+        return Found(ids, await search(ids))
+
+    with as_named({**names, "beam_width": "n"}):
+        every = await all_of([partial(found, prompt) for prompt in prompts])
+    usage = sum_of([one.usage for one in every])
+    call.call_log.counts.append(usage)
+    return every, usage
+
+
+def _truncation(call: Call, body: ChunkFields, max_tokens: int | None) -> dict[str, Any]:
+    """Options of `Engine.encode`, to which -1 leaves room for one token."""
+    cut = body.truncation_options
+    if body.truncate_prompt_tokens == -1:
+        most = call.engine.limits.max_model_len
+        if (max_tokens or 1) >= most:
+            raise refuse("max_tokens", f"must be below {most} where -1 leaves room for it")
+        cut["truncate_prompt_tokens"] = most - (max_tokens or 1)
+    return cut
