@@ -24,10 +24,11 @@ from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
 from aioserve.server.openai.chat import chat
 from aioserve.server.openai.completions import completions
-from aioserve.server.openai.embeddings import embeddings
+from aioserve.server.openai.embeddings import embeddings, pooling
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import model, models
 from aioserve.server.openai.responses_api.handlers import (
+    cancel_response,
     delete_response,
     input_items,
     response,
@@ -37,6 +38,8 @@ from aioserve.server.openai.similarity import rerank, score, v1_rerank, v1_score
 from aioserve.server.openai.tokens import detokenize, tokenize
 from aioserve.server.openapi import describing
 from aioserve.server.operations import (
+    abort_request,
+    abort_requests,
     health,
     ping,
     ready,
@@ -54,11 +57,12 @@ __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
-    *(models, model, completions, chat, embeddings, tokenize, detokenize),
-    *(responses, response, delete_response, input_items),
+    *(models, model, completions, chat, embeddings, pooling, tokenize, detokenize),
+    *(responses, response, delete_response, cancel_response, input_items),
     *(messages, count_tokens),
     *(score, v1_score, rerank, v1_rerank, v2_rerank),
     *(health, ready, ping, version, server_info, reset_prefix_cache),
+    *(abort_requests, abort_request),
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (live, live_now, trace)
 """What the page shows of the engine."""

@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,6 +51,8 @@ class Calls:
         shows what the engine does has no end, and is none of them."""
         self._none_left = asyncio.Event()
         self._none_left.set()
+        self._scopes: dict[CallLog, anyio.CancelScope] = {}
+        """Of calls that are answered, by what is told of each."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -74,6 +76,31 @@ class Calls:
             self.num_running -= 1
             if not self.num_running:
                 self._none_left.set()
+
+    @contextmanager
+    def ended_by_name(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
+        """Let `abort` end what is done within for a call; whether it did, the scope says."""
+        with anyio.CancelScope() as scope:
+            self._scopes[call_log] = scope
+            try:
+                yield scope
+            finally:
+                del self._scopes[call_log]
+
+    def abort(self, request_ids: Container[str], but: CallLog) -> int:
+        """End the calls that ask for something to be computed and go by these ids, but for one;
+        return how many there were."""
+        found = [
+            scope
+            for call_log, scope in self._scopes.items()
+            if call_log.request_id in request_ids
+            and call_log.method == "POST"
+            and call_log is not but
+            and not scope.cancel_called
+        ]
+        for scope in found:
+            scope.cancel()
+        return len(found)
 
     async def wait_none(self) -> None:
         """Wait until none is running."""

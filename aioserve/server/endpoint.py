@@ -30,7 +30,7 @@ from aioserve.server.bodies import (
     read_body,
 )
 from aioserve.server.call_log import CALL_LOG
-from aioserve.server.errors import ApiError, api_error_of, called
+from aioserve.server.errors import ApiError, aborted, api_error_of, called
 
 __all__ = [
     "Answer",
@@ -131,6 +131,12 @@ class Endpoint(Generic[B]):
     """Type of the body, or, where the method has none, of the parameters of path and query."""
     answer: Any = None
     """Type of what is answered with, for the description of the API."""
+    has_body: bool = True
+    """False where a POST has none: `kind` is that of its parameters then."""
+
+    @property
+    def reads_body(self) -> bool:
+        return self.method == "POST" and self.has_body and self.kind is not None
 
     @property
     def shown_path(self) -> str:
@@ -138,7 +144,13 @@ class Endpoint(Generic[B]):
 
 
 def endpoint(
-    errors: ErrorShape, path: str, summary: str, *, method: Method = "GET", answer: Any = None
+    errors: ErrorShape,
+    path: str,
+    summary: str,
+    *,
+    method: Method = "GET",
+    answer: Any = None,
+    has_body: bool = True,
 ) -> Callable[[Handler[B]], Endpoint[B]]:
     """Make an endpoint of the handler below, whose annotations say what it reads and, where
     `answer` doesn't, what it answers with."""
@@ -147,9 +159,8 @@ def endpoint(
         _, kind, returned = get_type_hints(handle).values()
         has_type = answer is None and returned not in (Answer, Events, object)
         kind = None if kind is type(None) else kind
-        return Endpoint(
-            path, handle, errors, summary, method, kind, returned if has_type else answer
-        )
+        told = returned if has_type else answer
+        return Endpoint(path, handle, errors, summary, method, kind, told, has_body)
 
     return decorated
 
@@ -184,19 +195,22 @@ class EndpointApp(Generic[B]):
             return
         async with anyio.create_task_group() as group:
             group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
-            await self._answer(call, body, sending)
+            with call.app_state.calls.ended_by_name(call.call_log) as ended:
+                await self._answer(call, body, sending)
+            if ended.cancelled_caught:
+                await self._fail(sending, call, aborted())
             group.cancel_scope.cancel()
 
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         kind, is_post = self._endpoint.kind, self._endpoint.method == "POST"
-        if is_post:
-            parameters(scope, NoParameters)  # what a query asks for must not be missed
-        if kind is None:
+        if kind is None or not self._endpoint.reads_body:
+            found = None
+            if kind is not None or is_post:
+                found = parameters(scope, kind or NoParameters)
             if is_post:
                 check_no_body(scope)
-            return None
-        if not is_post:
-            return parameters(scope, kind)
+            return None if kind is None else found
+        parameters(scope, NoParameters)  # what a query asks for must not be missed
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
             body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)

@@ -24,7 +24,16 @@ from aioserve.errors import (
     StreamStalledError,
 )
 
-__all__ = ["STATUSES", "TYPES", "ApiError", "api_error_of", "as_named", "called", "refuse"]
+__all__ = [
+    "STATUSES",
+    "TYPES",
+    "ApiError",
+    "aborted",
+    "api_error_of",
+    "as_named",
+    "called",
+    "refuse",
+]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -70,6 +79,11 @@ class ApiError(Exception):
 def refuse(field: str, why: str, code: str | None = None) -> ApiError:
     """Return the error of a field of a body."""
     return ApiError(400, f"{field} {why}", param=field, code=code)
+
+
+def aborted() -> ApiError:
+    """Return the error of a call that another has ended."""
+    return ApiError(409, "the call was ended by an abort of its id", code="request_aborted")
 
 
 STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (

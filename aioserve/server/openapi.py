@@ -21,7 +21,7 @@ REFUSALS = {
     403: "The page of another site asks",
     404: "There is no such model, or nothing of that id",
     408: "The body didn't come in time",
-    409: "The id is in use",
+    409: "The id is in use, or the call was aborted",
     413: "The body is too large",
     415: "The body isn't JSON",
     429: "Refused by a policy or a plugin; another time it may be taken",
@@ -93,7 +93,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
             **dict(_refusals(named[endpoint.errors.kind])),
         },
     }
-    if kind is not None and endpoint.method != "POST":
+    if kind is not None and not endpoint.reads_body:
         operation["parameters"] = list(_parameters(endpoint.shown_path, kind))
     elif kind is not None:
         content = {"application/json": {"schema": named[kind]}}

@@ -15,17 +15,22 @@ import msgspec
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState
 from aioserve.server.app_state import Call
-from aioserve.server.bodies import NoParameters
+from aioserve.server.bodies import NoParameters, Strict
 from aioserve.server.endpoint import Answer, Endpoint, endpoint
-from aioserve.server.errors import DRAINING_RETRY_SECONDS
+from aioserve.server.errors import DRAINING_RETRY_SECONDS, refuse
 from aioserve.server.openai.errors import OPENAI_ERRORS
 
 __all__ = [
+    "AbortOne",
+    "AbortRequest",
+    "Aborted",
     "Health",
     "PrefixCacheReset",
     "Readiness",
     "ServerInfo",
     "Version",
+    "abort_request",
+    "abort_requests",
     "health",
     "health_of",
     "ping",
@@ -79,6 +84,22 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixCacheReset(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     """KV pages that were forgotten, on the device and on the host."""
+
+
+class AbortRequest(Strict, frozen=True, kw_only=True):
+    request_ids: list[str]
+    """What calls go by, as `x-request-id` says."""
+
+
+class AbortOne(Strict, frozen=True, kw_only=True):
+    rid: str | None = None
+    abort_all: bool | None = None
+    """Every call, in place of one."""
+
+
+class Aborted(msgspec.Struct, frozen=True, kw_only=True):
+    aborted: int
+    """Calls that were ended."""
 
 
 def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: float) -> Health:
@@ -143,3 +164,23 @@ async def server_info(call: Call, _: NoParameters) -> ServerInfo:
 async def reset_prefix_cache(call: Call, _: None) -> PrefixCacheReset:
     """Forget the prefixes of all keys that no request uses."""
     return PrefixCacheReset(pages=call.engine.reset_prefix_cache())
+
+
+class _Every:
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+@endpoint(OPENAI_ERRORS, "/abort_requests", "End calls by their ids", method="POST")
+async def abort_requests(call: Call, body: AbortRequest) -> Aborted:
+    """End the calls of any key that go by these ids; of an unknown one nothing comes."""
+    calls = call.app_state.calls
+    return Aborted(aborted=calls.abort(frozenset(body.request_ids), call.call_log))
+
+
+@endpoint(OPENAI_ERRORS, "/abort_request", "End a call by its id, or all", method="POST")
+async def abort_request(call: Call, body: AbortOne) -> Aborted:
+    if (body.rid is None) == (not body.abort_all):
+        raise refuse("rid", "or abort_all=true must be given, and not both")
+    ids = _Every() if body.rid is None else {body.rid}
+    return Aborted(aborted=call.app_state.calls.abort(ids, call.call_log))

@@ -285,7 +285,10 @@ class QueryCheck:
 
 
 OPERATOR_PATHS: frozenset[str] = frozenset(
-    {"/metrics", "/live", "/live/now", "/trace", "/server_info", "/reset_prefix_cache"}
+    {
+        *("/metrics", "/live", "/live/now", "/trace", "/server_info"),
+        *("/reset_prefix_cache", "/abort_requests", "/abort_request"),
+    }
 )
 """Which show the requests of all keys together, or change what all have."""
 

@@ -155,9 +155,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `ApiKey`, from which no key can be read."""
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
     """Names of `api_keys` whose holders may see `/metrics`, `/live`, `/trace` and `/server_info`,
-    which are about the requests of all keys together, and may ask for `/reset_prefix_cache`; up to
-    1024. None: where there is one key, its holder, and no holder where there are several. Without
-    keys every caller may."""
+    which are about the requests of all keys together, and may ask for `/reset_prefix_cache`,
+    `/abort_requests` and `/abort_request`; up to 1024. None: where there is one key, its holder,
+    and no holder where there are several. Without keys every caller may."""
     open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = (
         "/health",
         "/ready",

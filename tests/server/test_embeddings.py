@@ -94,3 +94,26 @@ async def test_what_is_wrong_is_named(change: Any, param: str) -> None:
         answer = await client.post(PATH, json=BODY | change)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert "prompts" not in answer.json()["error"]["message"]
+
+
+async def test_pooling_tells_vectors_as_they_are() -> None:
+    async with served(num_pages=256) as (engine, client):
+        body = BODY | {"task": "embed", "pooling": "mean"}
+        plain = await post(client, "/pooling", body)
+        unit = await post(client, "/pooling", body | {"normalize": True})
+        coded = await post(client, "/pooling", body | {"encoding_format": "base64"})
+        first = await post(client, "/pooling", body | {"dimensions": 3})
+        expected = await engine.embed(BODY["input"], pooling="mean", normalize=False)
+        embedded = await engine.embed(BODY["input"], pooling="mean")
+        tokens = await client.post("/pooling", json=BODY | {"task": "token_embed"})
+    assert [(one["object"], one["index"]) for one in plain["data"]] == [
+        ("pooling", 0),
+        ("pooling", 1),
+    ]
+    assert np.allclose([one["data"] for one in plain["data"]], expected, atol=1e-4)
+    assert np.allclose([one["data"] for one in unit["data"]], embedded, atol=1e-5)
+    assert np.allclose([one["data"] for one in first["data"]], expected[:, :3], atol=1e-4)
+    raw = [np.frombuffer(base64.b64decode(one["data"]), "<f4") for one in coded["data"]]
+    assert np.allclose(raw, expected, atol=1e-4)
+    assert plain["id"].startswith("pool-")
+    assert (tokens.status_code, tokens.json()["error"]["param"]) == (400, "task")

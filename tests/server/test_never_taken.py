@@ -9,7 +9,7 @@ import pytest
 from aioserve.server.app import ENDPOINTS
 from tests.server.serving import served
 
-TAKES_BODIES = [one.path for one in ENDPOINTS if one.method == "POST" and one.kind is not None]
+TAKES_BODIES = [one.path for one in ENDPOINTS if one.reads_body]
 FIELDS = ("chat_template", "prompt_embeds", "image_url", "lora_path", "multi_modal_data")
 SOURCE = {"type": "url", "url": "http://127.0.0.1/x.png"}
 PARTS: dict[str, dict[str, Any]] = {

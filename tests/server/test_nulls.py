@@ -13,7 +13,7 @@ from aioserve.server.app import ENDPOINTS
 from aioserve.server.openai.responses_api.items import OutputText, ReasoningItem
 from tests.server.talking import scripted
 
-BODIES = [each.kind for each in ENDPOINTS if each.kind is not None and each.method == "POST"]
+BODIES = [each.kind for each in ENDPOINTS if each.reads_body]
 PARTS_OF_ANSWERS = {(OutputText, "annotations"), (ReasoningItem, "summary")}
 """Which the API has in each of these, as a list."""
 TURNS = [{"role": "user", "content": "hi"}]

@@ -141,4 +141,7 @@ async def test_operators_alone_see_the_setup_and_reset_the_cache() -> None:
             info = await client.get("/server_info", headers=headers)
             reset = await client.post("/reset_prefix_cache", headers=headers)
             assert (info.status_code, reset.status_code) == (status, status)
+            for path, body in (("s", {"request_ids": []}), ("", {"abort_all": True})):
+                ended = await client.post(f"/abort_request{path}", json=body, headers=headers)
+                assert ended.status_code == status
         assert (await client.get("/ping")).status_code == 200

@@ -202,3 +202,22 @@ async def test_tools_that_do_not_say_are_strict_where_they_can_be() -> None:
         assert [one["strict"] for one in stated["tools"]] == [True, False]
         refused = await asked(0, tool, other | {"strict": True})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.asyncio
+async def test_no_response_can_be_cancelled_as_none_is_in_the_background() -> None:
+    async with scripted("Rain.") as (_, _, client):
+        made = (await client.post("/v1/responses", json=BODY)).json()
+        path = f"/v1/responses/{made['id']}/cancel"
+        answer = await client.post(path)
+        unknown = await client.post("/v1/responses/resp_none/cancel")
+        with_body = await client.post(path, json={"a": 1})
+        query = await client.post(f"{path}?a=1")
+        there = await client.get(f"/v1/responses/{made['id']}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == "Cannot cancel a synchronous response."
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "response_not_found")
+    assert (with_body.status_code, query.status_code) == (400, 400)
+    assert query.json()["error"]["param"] == "a"
+    assert there.json() == made

@@ -1,4 +1,5 @@
-"""`/v1/embeddings`: texts, or a conversation, as vectors, which are pooled hidden states."""
+"""`/v1/embeddings` and `/pooling`: texts, or a conversation, as vectors, which are pooled hidden
+states: of length 1, or as they are."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ __all__ = [
     "EmbeddingList",
     "EmbeddingRequest",
     "EmbeddingUsage",
+    "PooledList",
+    "PoolingRequest",
     "embedding_usage",
     "embeddings",
+    "pooling",
 ]
 
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
@@ -48,7 +52,7 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     """The first so many of the model's, as models of Matryoshka representations are trained for."""
     pooling: Pooling | None = None
     normalize: bool | None = None
-    """To the Euclidean length 1, where it isn't said."""
+    """To the Euclidean length 1."""
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +74,27 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     model: str
     data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+class PoolingRequest(EmbeddingRequest, frozen=True, kw_only=True):
+    """Vectors are as they are, where `normalize` isn't said."""
+
+    task: Literal["embed"] | None = None
+
+
+class Pooled(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float] | str
+
+
+class PooledList(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
     usage: EmbeddingUsage
 
 
@@ -108,11 +133,14 @@ def _first_dimensions(
     return first / np.maximum(lengths, np.finfo(np.float32).tiny)
 
 
-@endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
-async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
+async def _encoded(
+    call: Call, body: EmbeddingRequest, *, normalize: bool
+) -> tuple[list[list[float] | str], Usage]:
+    """The vectors of a body as it wants them written, and its tokens. `normalize` where it doesn't
+    say. Raises `ApiError`."""
     body.check(call)
     prompts = await _prompts(call, body)
-    normalize = body.normalize is not False
+    normalize = normalize if body.normalize is None else body.normalize
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
             prompts,
@@ -124,11 +152,27 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     if body.dimensions is not None:
         vectors = _first_dimensions(vectors, body.dimensions, normalize=normalize)
     if body.encoding_format == "base64":
-        written = [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in vectors]
-    else:
-        written = vectors.tolist()
+        return [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in vectors], usage
+    return vectors.tolist(), usage
+
+
+@endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
+async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
+    vectors, usage = await _encoded(call, body, normalize=True)
     return EmbeddingList(
         model=body.model,
-        data=[Embedding(index=index, embedding=one) for index, one in enumerate(written)],
+        data=[Embedding(index=index, embedding=one) for index, one in enumerate(vectors)],
+        usage=embedding_usage(usage),
+    )
+
+
+@endpoint(OPENAI_ERRORS, "/pooling", "Pooled hidden states of texts", method="POST")
+async def pooling(call: Call, body: PoolingRequest) -> PooledList:
+    vectors, usage = await _encoded(call, body, normalize=False)
+    return PooledList(
+        id=f"pool-{call.call_log.call_id}",
+        created=call.created_seconds,
+        model=body.model,
+        data=[Pooled(index=index, data=one) for index, one in enumerate(vectors)],
         usage=embedding_usage(usage),
     )

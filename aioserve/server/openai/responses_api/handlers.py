@@ -48,6 +48,7 @@ from aioserve.server.openai.responses_api.store import Stored
 __all__ = [
     "DeletedResponse",
     "ItemList",
+    "cancel_response",
     "delete_response",
     "input_items",
     "response",
@@ -95,6 +96,20 @@ async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
     if not call.app_state.responses.delete(call.tenant, path.response_id):
         raise missing(path.response_id)
     return DeletedResponse(id=path.response_id)
+
+
+@endpoint(
+    OPENAI_ERRORS,
+    "/v1/responses/{response_id}/cancel",
+    "End a response in the background",
+    method="POST",
+    answer=Response,
+    has_body=False,
+)
+async def cancel_response(call: Call, path: ResponsePath) -> object:
+    """Refuse that: no response is in the background."""
+    stored_of(call, path.response_id)
+    raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id")
 
 
 @endpoint(
