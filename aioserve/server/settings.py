@@ -140,8 +140,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_n: Annotated[int, integer(1, 4096)] = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
     max_top_logprobs: Annotated[int, integer(0, 64)] = 20
-    """Most likely tokens that are told at each place: `top_logprobs` of chat, `logprobs` of
-    completions, `prompt_logprobs` of both."""
+    """Most likely tokens that are told at each place: `top_logprobs` of chat and responses,
+    `logprobs` of completions, `prompt_logprobs`."""
     max_stops: Annotated[int, integer(0, 16)] = 16
     """Strings in `stop`; the engine takes no more than 16."""
     max_tools: Annotated[int, integer(0, 1024)] = 128

@@ -309,7 +309,6 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         ({"truncation": "last"}, "truncation"),
         ({"background": True}, "background"),
         ({"background": 0}, "background"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"max_tool_calls": 1}, "max_tool_calls"),

@@ -19,7 +19,7 @@ import msgspec
 
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
-from aioserve.request import FinishReason, SamplingParams
+from aioserve.request import FinishReason, SamplingParams, Token
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import Counted
 from aioserve.server.chat_parts.plan import AnswerPlan
@@ -143,6 +143,8 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False):
 
 class Content(msgspec.Struct, frozen=True, gc=False):
     text: str
+    tokens: tuple[Token, ...] = ()
+    """That wrote it, with those before it that wrote nothing."""
 
 
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
@@ -251,7 +253,7 @@ class Answering:
                 (begun or before).append(Arguments(call.arguments))
         if content := self._asked.plan.content_of(delta.content):
             is_call = self._asked.plan.function is not None
-            before.append(Arguments(content) if is_call else Content(content))
+            before.append(Arguments(content) if is_call else Content(content, delta.tokens))
         return before + begun
 
 
@@ -262,6 +264,8 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
         last = found[-1] if found else None
         if last is None or isinstance(piece, CallBegun) or type(last) is not type(piece):
             found.append(piece)
+        elif isinstance(last, Content) and isinstance(piece, Content):
+            found[-1] = Content(last.text + piece.text, last.tokens + piece.tokens)
         else:
             found[-1] = type(piece)(getattr(last, "text", "") + piece.text)
     return found

@@ -16,8 +16,10 @@ __all__ = [
     "ChatLogprobs",
     "CompletionLogprobs",
     "EncodedLogprobs",
+    "GatheredLogprobs",
     "PromptLogprob",
     "TextOffsets",
+    "TokenLogprob",
     "TokenTexts",
     "all_chat_logprobs",
     "chat_logprobs",
@@ -253,6 +255,28 @@ async def all_chat_logprobs(
             parts.append(_inner(logprobs.content))
     content: Any = _raw(parts)
     return ChatLogprobs(content=content) if parts else None
+
+
+class GatheredLogprobs:
+    """Log-probabilities of the tokens of one text, as they come."""
+
+    def __init__(self, texts: TokenTexts, top: int) -> None:
+        self._texts = texts
+        self._top = top
+        self._parts: list[bytes] = []
+
+    def add(self, tokens: Iterable[Token]) -> list[TokenLogprob]:
+        """Those of the next tokens."""
+        found = chat_logprobs(self._texts, tokens, self._top)
+        if found is None:
+            return []
+        self._parts.append(_inner(found.content))
+        return found.content
+
+    def take(self) -> Any:
+        """All of them, in JSON already; the next are those of another text."""
+        parts, self._parts = self._parts, []
+        return _raw(parts)
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

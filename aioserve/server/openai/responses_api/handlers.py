@@ -22,6 +22,7 @@ from aioserve.server.chat_parts.answering import (
 from aioserve.server.endpoint import endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.logprobs import GatheredLogprobs, TokenTexts
 from aioserve.server.openai.responses_api.items import Item, new_id
 from aioserve.server.openai.responses_api.request import (
     FunctionTool,
@@ -146,13 +147,18 @@ class ResponseWriter(Writer[list[Piece]]):
         response: Response,
         answering: Answering,
         context: tuple[list[Item], list[Item]],
+        *,
+        tells_logprobs: bool,
     ) -> None:
         super().__init__(answering.batches)
         self._call = call
         self._response = response
         self._answering = answering
         self._context = context
-        self._items = ItemWriter()
+        logprobs = None
+        if tells_logprobs:
+            logprobs = GatheredLogprobs(TokenTexts(call.engine), response.top_logprobs)
+        self._items = ItemWriter(logprobs)
         self._num_events = 0
 
     async def whole(self) -> Response:
@@ -268,11 +274,14 @@ async def responses(call: Call, body: ResponseRequest) -> object:
         text=TextConfig(format=(body.text and body.text.format) or PlainFormat()),
         tool_choice=body.tool_choice or "auto",
         tools=[_told(tool, strict) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
         top_p=asked.params.top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
     )
-    writer = ResponseWriter(call, response, answering, (before, given))
+    writer = ResponseWriter(
+        call, response, answering, (before, given), tells_logprobs=body.tells_logprobs
+    )
     return await answered(call, answering, writer, stream=body.stream)
 
 

@@ -24,6 +24,7 @@ from aioserve.server.bodies import converted
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.errors import refuse
+from aioserve.server.openai.logprobs import TokenLogprob
 
 __all__ = [
     "FunctionCall",
@@ -41,6 +42,7 @@ __all__ = [
     "kept",
     "new_id",
     "shortened",
+    "without_logprobs",
 ]
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -59,8 +61,8 @@ class InputText(_Part, frozen=True, kw_only=True, tag="input_text"):
 class OutputText(_Part, frozen=True, kw_only=True, tag="output_text"):
     text: str
     annotations: list[None] = []
-    """Always empty, as `logprobs`."""
-    logprobs: list[None] | None = []
+    """Always empty."""
+    logprobs: list[TokenLogprob] | None = []
 
 
 class SummaryText(_Part, frozen=True, kw_only=True, tag="summary_text"):
@@ -126,6 +128,17 @@ def kept(item: Item) -> Item:
         part = OutputText if item.role == "assistant" else InputText
         more["content"] = [part(text=item.content)]
     return msgspec.structs.replace(item, **more)
+
+
+def without_logprobs(item: Item) -> Item:
+    """Itself as another response goes on from it."""
+    if not isinstance(item, Message) or isinstance(item.content, str):
+        return item
+    content = [
+        msgspec.structs.replace(part, logprobs=[]) if isinstance(part, OutputText) else part
+        for part in item.content
+    ]
+    return msgspec.structs.replace(item, content=content)
 
 
 def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item:

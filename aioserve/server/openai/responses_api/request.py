@@ -31,7 +31,7 @@ from aioserve.server.chat_parts.sampling import (
 )
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
-from aioserve.server.errors import ApiError, as_named
+from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.fields import NO_OPS, AnswerFields
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
@@ -42,6 +42,7 @@ from aioserve.server.openai.responses_api.items import (
     item_of,
     kept,
     shortened,
+    without_logprobs,
 )
 from aioserve.server.openai.responses_api.store import Stored
 
@@ -63,6 +64,7 @@ come back, so one that is no tenant has a bound too."""
 
 NAMES = {
     "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
     "messages": "input",
     "prompt": "input",
     "tenant": "user",
@@ -74,11 +76,12 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "message.input_image.image_url",
+    "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
 ]
-"""What no answer here could have more of: there are neither such tools nor images, and reasoning is
-told whole, as text that may come back."""
+"""What there may be more of in answers: log-probabilities. Of all else there is nothing, as there
+are neither such tools nor images, and reasoning is told whole, as text that may come back."""
 
 
 class ReasoningConfig(Strict, frozen=True, kw_only=True):
@@ -139,12 +142,12 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         "prompt_cache_retention": ("in_memory",),
         "stream_options": ({}, {"include_obfuscation": False}),
         "n": (1,),
-        "top_logprobs": (0,),
     }
     limits: ClassVar[Mapping[str, str]] = {
         **AnswerFields.limits,
         "tools": "max_tools",
         "metadata": "max_metadata",
+        "top_logprobs": "max_top_logprobs",
     }
 
     input: str | list[dict[str, Any]]
@@ -169,13 +172,22 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     max_tool_calls: Any = None
     prompt: Any = None
     prompt_cache_retention: Any = None
-    top_logprobs: Any = None
+    top_logprobs: int | None = None
+    """Of the most likely tokens that are told at each place of a message's text."""
 
     def check(self, call: Call) -> None:
         super().check(call)
         for field in ("user", "safety_identifier", "prompt_cache_key"):
             check_chars(field, getattr(self, field) or "", MAX_NAME_CHARS)
         check_metadata(self.metadata, call.settings)
+        if (self.top_logprobs or 0) < 0:
+            raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
+        if self.top_logprobs and not self.tells_logprobs:
+            raise refuse("top_logprobs", "goes with include message.output_text.logprobs alone")
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in (self.include or ())
 
 
 def stored_of(call: Call, response_id: str, previous: str = "") -> Stored:
@@ -204,7 +216,7 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
         before = msgspec.json.decode(stored.before, type=list[Item])
         earlier = msgspec.json.decode(stored.body, type=_Earlier)
         _check_whole(earlier, body.previous_response_id)
-        before += earlier.output
+        before += map(without_logprobs, earlier.output)
     num_items = len(before) + (1 if isinstance(body.input, str) else len(body.input))
     must = "have at most {} items, those of earlier responses included"
     check_at_most("input", must, num_items, call.settings.max_items)
@@ -274,6 +286,7 @@ async def asked_of(
             call.engine.default_params,
             max_tokens=body.max_output_tokens,
             structured_output=plan.form,
+            logprobs=(body.top_logprobs or 0) if body.tells_logprobs else None,
         )
     options = body.options(call, chat_template_kwargs=variables)
     return Asked(turns.messages, params, plan, options, names, turns.placed)

@@ -20,6 +20,7 @@ from aioserve.server.chat_parts.answering import (
     PartWriter,
     Reasoning,
 )
+from aioserve.server.openai.logprobs import GatheredLogprobs
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
@@ -101,7 +102,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     text: TextConfig
     tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice
     tools: list[FunctionTool]
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int = 0
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
@@ -110,6 +111,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 class ItemWriter(PartWriter[Item]):
     """Writes items. Events lack their sequence numbers."""
+
+    def __init__(self, logprobs: GatheredLogprobs | None = None) -> None:
+        """`logprobs` where those of messages are told."""
+        super().__init__()
+        self._logprobs = logprobs
 
     @property
     def is_within_call(self) -> bool:
@@ -156,7 +162,8 @@ class ItemWriter(PartWriter[Item]):
         item, delta = self._open, piece.text
         match piece:
             case Content():
-                return self._text("response.output_text.delta", item, delta=delta, logprobs=[])
+                told = [] if self._logprobs is None else self._logprobs.add(piece.tokens)
+                return self._text("response.output_text.delta", item, delta=delta, logprobs=told)
             case Reasoning():
                 return self._text("response.reasoning_text.delta", item, delta=delta)
             case Arguments():
@@ -169,8 +176,9 @@ class ItemWriter(PartWriter[Item]):
             events = [self._about(kind, part, name=part.name, arguments=text)]
         else:
             if isinstance(part, Message):
-                content = OutputText(text=text)
-                events = [self._text("response.output_text.done", part, text=text, logprobs=[])]
+                told: Any = [] if self._logprobs is None else self._logprobs.take()
+                content = OutputText(text=text, logprobs=told)
+                events = [self._text("response.output_text.done", part, text=text, logprobs=told)]
             else:
                 content = ReasoningText(text=text)
                 events = [self._text("response.reasoning_text.done", part, text=text)]
