@@ -23,6 +23,7 @@ from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
 from aioserve.server.openai.chat import chat
+from aioserve.server.openai.chat_batch import chat_batch
 from aioserve.server.openai.completions import completions
 from aioserve.server.openai.embeddings import embeddings, pooling
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -57,7 +58,8 @@ __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
-    *(models, model, completions, chat, embeddings, pooling, tokenize, detokenize),
+    *(models, model, completions, chat, chat_batch),
+    *(embeddings, pooling, tokenize, detokenize),
     *(responses, response, delete_response, cancel_response, input_items),
     *(messages, count_tokens),
     *(score, v1_score, rerank, v1_rerank, v2_rerank),

@@ -21,7 +21,13 @@ from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import refuse
 from aioserve.server.openai.beams import beams_of
-from aioserve.server.openai.chat_request import ChatRequest, asked_of, framing_of, messages_of
+from aioserve.server.openai.chat_request import (
+    ChatFields,
+    ChatRequest,
+    asked_of,
+    framing_of,
+    messages_of,
+)
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import Chunks, UsageBody, usage_of
 from aioserve.server.openai.logprobs import (
@@ -33,7 +39,7 @@ from aioserve.server.openai.logprobs import (
     prompt_logprobs,
 )
 
-__all__ = ["ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter", "chat"]
+__all__ = ["ChatChoice", "ChatCompletion", "ChatPiece", "ChatWriter", "about_of", "chat"]
 
 Ended = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -126,7 +132,8 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
-def _about(call: Call, body: ChatRequest) -> dict[str, Any]:
+def about_of(call: Call, body: ChatFields) -> dict[str, Any]:
+    """What an answer says of itself, whole and in each chunk."""
     return {
         "id": f"chatcmpl-{call.call_log.call_id}",
         "created": call.created_seconds,
@@ -146,7 +153,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._body = body
         self._plan = plan
         self._stream = answering.stream
-        self._about = _about(call, body)
+        self._about = about_of(call, body)
         self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
         self._texts = TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
         self._echoed = body.echoed
@@ -363,7 +370,7 @@ async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
         **framing,
     )
     return ChatCompletion(
-        **_about(call, body),
+        **about_of(call, body),
         choices=[
             ChatChoice(
                 index=number,

@@ -32,7 +32,7 @@ from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
 
-__all__ = ["ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
+__all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """The last are of the API, and nothing here reads them: it would be missed."""
@@ -107,7 +107,9 @@ def _tool_call(call: Any, unknown: UnknownFields) -> Any:
     return plain
 
 
-class ChatRequest(ChunkFields, frozen=True, kw_only=True):
+class ChatFields(ChunkFields, frozen=True, kw_only=True):
+    """Fields of a request about messages, beside these."""
+
     no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **CHUNK_NO_OPS,
         # The template frames messages.
@@ -132,7 +134,6 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         "metadata": "max_metadata",
     }
 
-    messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     """`max_tokens` under its newer name."""
@@ -170,7 +171,6 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
     def check(self, call: Call) -> None:
         super().check(call)
         check_metadata(self.metadata, call.settings)
-        check_results(self.messages[:-1] if self.continue_final_message else self.messages)
         if self.top_logprobs is not None and not self.logprobs:
             raise refuse("top_logprobs", "goes with logprobs=true alone")
         if (self.top_logprobs or 0) < 0:
@@ -195,15 +195,6 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
         return {**(given or {}), **effort} if effort else given
 
     @property
-    def echoed(self) -> str:
-        """Text that the answer begins with."""
-        last = self.messages[-1] if self.echo and self.messages else {}
-        content = last.get("content") if last.get("role") == "assistant" else None
-        if isinstance(content, list):  # what isn't text was refused
-            return "\n".join([part["text"] for part in content if "text" in part])
-        return content or ""
-
-    @property
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -220,6 +211,23 @@ class ChatRequest(ChunkFields, frozen=True, kw_only=True):
             "strict_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
+
+
+class ChatRequest(ChatFields, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+
+    def check(self, call: Call) -> None:
+        super().check(call)
+        check_results(self.messages[:-1] if self.continue_final_message else self.messages)
+
+    @property
+    def echoed(self) -> str:
+        """Text that the answer begins with."""
+        last = self.messages[-1] if self.echo and self.messages else {}
+        content = last.get("content") if last.get("role") == "assistant" else None
+        if isinstance(content, list):  # what isn't text was refused
+            return "\n".join([part["text"] for part in content if "text" in part])
+        return content or ""
 
 
 def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""`/v1/chat/completions/batch`: the next message of each of several conversations, as vLLM has it.
+
+All other fields are about each of them. There is one choice for each conversation, in order; what
+ends one of them ends all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from aioserve.server.app_state import Call
+from aioserve.server.call_log import sum_of
+from aioserve.server.chat_parts.answering import Answering
+from aioserve.server.chat_parts.sampling import check_at_most
+from aioserve.server.endpoint import endpoint
+from aioserve.server.errors import ApiError, refuse
+from aioserve.server.openai.chat import ChatCompletion, ChatWriter, about_of
+from aioserve.server.openai.chat_request import ChatFields, ChatRequest, asked_of
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import refuse_unsupported, usage_of
+from aioserve.server.openai.together import all_of
+
+__all__ = ["BatchChatRequest", "chat_batch"]
+
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "n": (1,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "tools": ([],),
+}
+"""Values, beside none, by which a field asks for nothing that a batch hasn't."""
+
+
+class BatchChatRequest(ChatFields, frozen=True, kw_only=True):
+    messages: list[list[dict[str, Any]]]
+    """Conversations."""
+
+    def check(self, call: Call) -> None:
+        super().check(call)
+        refuse_unsupported(self, _HARMLESS, " of batches")
+        most = call.settings.max_prompts
+        check_at_most("messages", "have at most {} conversations", len(self.messages), most)
+        if not self.messages:
+            raise refuse("messages", "must not be empty")
+
+    def one(self, messages: list[dict[str, Any]]) -> ChatRequest:
+        """The request for the next message of one conversation."""
+        fields = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
+        return ChatRequest(messages=messages, **fields)
+
+
+@contextmanager
+def _within(index: int) -> Iterator[None]:
+    """Raise errors about the messages of a conversation as those of its place in the body."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is None or not error.param.startswith("messages"):
+            raise
+        place = f"messages[{index}]"
+        raise ApiError(
+            error.status,
+            error.message.replace("messages", place, 1),
+            param=error.param.replace("messages", place, 1),
+            code=error.code,
+        ) from error
+
+
+@endpoint(
+    OPENAI_ERRORS, "/v1/chat/completions/batch", "Answer several conversations", method="POST"
+)
+async def chat_batch(call: Call, body: BatchChatRequest) -> ChatCompletion:
+    body.check(call)
+    answerings: list[Answering] = []
+    writers: list[ChatWriter] = []
+    try:
+        for index, messages in enumerate(body.messages):
+            with _within(index):
+                one = body.one(messages)
+                one.check(call)
+                asked = asked_of(call, one)
+                answerings.append(Answering(call.engine, asked))
+            writers.append(ChatWriter(call, one, asked.plan, answerings[-1]))
+        streams = [one.stream for one in answerings]
+        call.call_log.streams = [*streams]
+
+        async def whole(index: int) -> ChatCompletion:
+            with _within(index), answerings[index].in_words():
+                return await writers[index].whole()
+
+        found = await all_of([partial(whole, index) for index in range(len(writers))])
+    finally:
+        for one in answerings:
+            one.close()
+    return ChatCompletion(
+        **about_of(call, body),
+        choices=[
+            msgspec.structs.replace(one.choices[0], index=index) for index, one in enumerate(found)
+        ],
+        usage=usage_of(
+            sum_of([one.usage for one in streams]), sum([one.reasoning_tokens for one in streams])
+        ),
+    )
