@@ -195,10 +195,7 @@ class EndpointApp(Generic[B]):
             return
         async with anyio.create_task_group() as group:
             group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
-            with call.app_state.calls.ended_by_name(call.call_log) as ended:
-                await self._answer(call, body, sending)
-            if ended.cancelled_caught:
-                await self._fail(sending, call, aborted())
+            await self._answer(call, body, sending)
             group.cancel_scope.cancel()
 
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
@@ -220,10 +217,15 @@ class EndpointApp(Generic[B]):
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
         call.call_log.asks(body)
         try:
-            answer = await self._endpoint.handle(call, body)
-            if isinstance(answer, Events):
-                await sending.events(answer)
-            elif isinstance(answer, Answer):
+            # A whole answer is made by then, and is sent whatever comes.
+            with call.app_state.calls.ended_by_name(call.call_log) as ended:
+                answer = await self._endpoint.handle(call, body)
+                if isinstance(answer, Events):
+                    await sending.events(answer)
+                    return
+            if ended.cancelled_caught:
+                raise aborted()
+            if isinstance(answer, Answer):
                 await sending.json(answer.status, answer.value, answer.headers)
             else:
                 await sending.json(200, answer)

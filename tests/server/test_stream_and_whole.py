@@ -39,7 +39,16 @@ BODIES = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 60),
         "min_tokens": st.just(1),
         "return_token_ids": st.booleans(),
+        "echo": st.booleans(),
+        "truncate_prompt_tokens": st.sampled_from([-1, 1, 2, 30]),
+        "truncation_side": st.sampled_from(["left", "right"]),
     },
+).map(
+    lambda body: (
+        body
+        if "truncate_prompt_tokens" in body
+        else {name: value for name, value in body.items() if name != "truncation_side"}
+    )
 )
 CHATS = st.fixed_dictionaries(
     {},
@@ -86,7 +95,7 @@ async def test_of_completions() -> None:
     prompts = st.lists(st.sampled_from(["json", "re", "é"]), min_size=1, max_size=3)
     more = st.fixed_dictionaries(
         {"prompt": prompts},
-        optional={"echo": st.booleans(), "logprobs": st.integers(0, 2)},
+        optional={"logprobs": st.integers(0, 2)},
     )
     async with served(num_pages=256) as (engine, client):
         for body in _examples(BODIES, more, 25):
