@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from aioserve import Engine, InvalidRequestError, PromptTooLongError, SamplingParams
+from aioserve.assets import model_path
 from aioserve.engine.truncation import Truncation
 from aioserve.testing.fake_model import FakeModel
 from tests.engine.scripted import ScriptedModel
@@ -95,12 +100,28 @@ async def test_messages_are_cut_when_they_are_rendered() -> None:
     assert (done.content, done.usage.prompt_tokens) == ("Rain.", 4)
 
 
-async def test_the_frame_of_the_models_tokenizer_stays() -> None:
-    async with Engine("pyhelp") as it:
-        before, after = it.tokenizer.frame
-        whole = await it.encode("import json, os, re")
-        cut = await ids_of(it, "import json, os, re", truncate_prompt_tokens=before + after + 2)
-    assert cut == whole[:before] + whole[len(whole) - after - 2 :]
+async def test_the_frame_of_the_models_tokenizer_stays(tmp_path: Path) -> None:
+    model = tmp_path / "framed"
+    shutil.copytree(model_path("pyhelp") or "", model)
+    backend = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    names = ("<|im_start|>", "<|im_end|>")
+    marks = [(name, backend.token_to_id(name)) for name in names]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=marks
+    )
+    backend.save(str(model / "tokenizer.json"))
+    text = "import json, os, re"
+    async with Engine(model) as it:
+        assert it.tokenizer.frame == (1, 1)
+        first, *own, last = await it.encode(text)
+        assert [first, last] == [token_id for _, token_id in marks]
+        cut: dict[str, Any] = {"truncate_prompt_tokens": 5}
+        assert await ids_of(it, text, **cut) == [first, *own[-3:], last]
+        right = cut | {"truncation_side": "right"}
+        assert await ids_of(it, text, **right) == [first, *own[:3], last]
+        assert await it.encode(text, add_special_tokens=False, **cut) == own[-5:]
+        with pytest.raises(InvalidRequestError, match="must be at least 3"):
+            await ids_of(it, text, truncate_prompt_tokens=2)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -98,6 +98,20 @@ async def test_what_is_wrong_is_named_by_its_field(path: str) -> None:
             assert param.split(".")[0] in error["message"], error
 
 
+async def test_white_space_may_be_said_beside_any_form_of_json() -> None:
+    schema = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2}
+    forms = ({"guided_json": schema}, {"response_format": {"type": "structural_tag"} | TAG})
+    async with served(num_pages=256) as (_, client):
+        for form in forms:
+            body = body_of(COMPLETIONS) | form | {"structured_outputs": {"max_whitespace": 0}}
+            (choice,) = (await post(client, COMPLETIONS, body))["choices"]
+            if "guided_json" in form:
+                assert choice["text"] == "[1,1]"
+        wrong = {"regex": "a", "structured_outputs": {"max_whitespace": 0}}
+        answer = await client.post(COMPLETIONS, json=body_of(COMPLETIONS) | wrong)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "regex")
+
+
 async def test_schemas_in_all_fields_are_limited() -> None:
     large = {"type": "string", "title": "x" * 200}
     tag = TAG | {"structures": [STRUCTURE | {"schema": large}]}
