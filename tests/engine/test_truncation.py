@@ -116,9 +116,9 @@ async def test_the_frame_of_the_models_tokenizer_stays(tmp_path: Path) -> None:
         first, *own, last = await it.encode(text)
         assert [first, last] == [token_id for _, token_id in marks]
         cut: dict[str, Any] = {"truncate_prompt_tokens": 5}
-        assert await ids_of(it, text, **cut) == [first, *own[-3:], last]
+        assert await ids_of(it, text, ONE, **cut) == [first, *own[-3:], last]
         right = cut | {"truncation_side": "right"}
-        assert await ids_of(it, text, **right) == [first, *own[:3], last]
+        assert await ids_of(it, text, ONE, **right) == [first, *own[:3], last]
         assert await it.encode(text, add_special_tokens=False, **cut) == own[-5:]
         with pytest.raises(InvalidRequestError, match="must be at least 3"):
             await ids_of(it, text, truncate_prompt_tokens=2)
