@@ -146,6 +146,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
     """How many alternatives are told of each token of the prompt but the first; as `logprobs`."""
     structured_output: StructuredOutput | None = None
     """The form that the answer must have, as JSON of a schema; None: any."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, in [0, 2**63), the tags around it aside: behind them the tag that
+    closes it comes, and the answer goes on with content. None: as many as the model likes. With
+    `structured_output` all of an answer is content, so there is no reasoning to end."""
     n: int = 1
     """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
     engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
@@ -194,6 +198,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
         )
 
     @property
+    def is_guided(self) -> bool:
+        """Whether the text so far decides which tokens may come next."""
+        return self.structured_output is not None or self.thinking_token_budget is not None
+
+    @property
     def edits_logits(self) -> bool:
         """Whether logits are changed before anything of them is left out."""
         return bool(
@@ -227,6 +236,7 @@ _RULES: dict[str, Rule[Any]] = {
     "logprobs": optional(integer(0, MAX_LOGPROBS)),
     "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
     "structured_output": optional(structured_output),
+    "thinking_token_budget": optional(integer(0)),
     "n": integer(1),
     "best_of": optional(integer(1)),
 }

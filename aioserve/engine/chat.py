@@ -18,10 +18,12 @@ from aioserve.arguments import boolean, check, integer, optional, sequence, text
 from aioserve.config import EngineConfig
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream
-from aioserve.errors import InvalidRequestError
+from aioserve.errors import InvalidRequestError, InvariantError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.call_rules import Style
 from aioserve.grammars.calls import CallsOutput, calls_output
+from aioserve.grammars.grammar import CompiledGrammar
+from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.structured_output import MAX_WHITESPACE
 from aioserve.text.conversation import MAX_TOOLS, Conversation
@@ -164,6 +166,11 @@ class ChatFormat:
         self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
         """Special tokens that are part of the completions' text."""
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning is told from content."""
+        return self._reasoning is not None
+
     @classmethod
     def of(
         cls,
@@ -235,6 +242,24 @@ class ChatFormat:
         held = self.held
         return calls_output(
             style, self._told, held.strict, one=held.one, max_whitespace=held.max_whitespace
+        )
+
+    def budget(
+        self, num_tokens: int, model: LoadedModel, grammar: CompiledGrammar | None
+    ) -> ThinkingBudget:
+        """What ends the reasoning after so many tokens, once the prompt is known, over what else
+        holds the completions."""
+        if self._reasoning is None or model.tokenizer is None:
+            raise InvariantError("a budget of reasoning that can't be told")
+        return ThinkingBudget(
+            num_tokens=num_tokens,
+            opens=self._reasoning.opens,
+            closes=self._reasoning.closes,
+            is_open=self._is_open,
+            shown=self.shown,
+            tokenizer=model.tokenizer,
+            num_logits=model.limits.vocab_size,
+            grammar=grammar,
         )
 
     def reader(self) -> CompletionReader:

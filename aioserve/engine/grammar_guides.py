@@ -17,8 +17,7 @@ from aioserve.engine.constrained import ConstrainedCompletion, Guide
 from aioserve.engine.requests import LiveSample
 from aioserve.errors import InvalidSamplingError, RequestFailedError
 from aioserve.execution.step_thread import StepThread
-from aioserve.grammars.grammar import CompiledGrammar
-from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.grammars.matcher import Grammar, Matcher
 from aioserve.sampling.masks import LateMasks
 
 __all__ = ["GrammarGuides"]
@@ -53,7 +52,7 @@ class GrammarGuides:
         self._expecting: set[LiveSample] = set()
         """Completions of which steps were launched, until they are known to have ended."""
 
-    def begin(self, sample: LiveSample, grammar: CompiledGrammar) -> None:
+    def begin(self, sample: LiveSample, grammar: Grammar) -> None:
         """A new completion. Raises `RuntimeError` where the system has no thread to give."""
         request = sample.request.request
         if request is None:
@@ -140,17 +139,17 @@ def _may_jump(sample: LiveSample) -> bool:
     return request.params.logprobs is None and not request.params.edits_logits
 
 
-def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]) -> list[Guide]:
+def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> list[Guide]:
     """The first token is sampled, whatever it must be."""
     sample.matcher = grammar.matcher(end_ids)
     return [_next(sample.matcher, jumps=False)]
 
 
-def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[Guide]:
+def _advance(steps: Sequence[tuple[Matcher | None, int, bool]]) -> list[Guide]:
     return [_after(*step) for step in steps]
 
 
-def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
+def _after(matcher: Matcher | None, token_id: int, jumps: bool) -> Guide:
     """An error in one completion leaves the others that are asked about with it alone."""
     try:
         if matcher is not None and matcher.accept(token_id):
@@ -160,13 +159,14 @@ def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
         return Guide((), None, failed.with_cause(error))
     if matcher is not None and matcher.error is not None:
         return Guide((), None, _not_further(matcher.error))
+    argument = "structured_output" if matcher is None else matcher.argument
     return Guide(
         (),
         None,
         InvalidSamplingError(
-            f"structured_output doesn't allow token {token_id}, which was drawn: other parameters "
-            "leave no token that it does",
-            argument="structured_output",
+            f"{argument} doesn't allow token {token_id}, which was drawn: other parameters leave "
+            "no token that it does",
+            argument=argument,
         ),
     )
 
@@ -178,7 +178,7 @@ def _not_further(why: str) -> InvalidSamplingError:
     )
 
 
-def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
+def _next(matcher: Matcher, *, jumps: bool) -> Guide:
     """On a thread, the only one that knows the matcher now."""
     taken: list[int] = []
     while jumps and (forced := matcher.forced(MAX_JUMP - len(taken))):

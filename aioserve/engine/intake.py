@@ -34,11 +34,13 @@ from aioserve.errors import (
     EngineError,
     InvalidPromptError,
     InvalidRequestError,
+    InvalidSamplingError,
     QueueFullError,
     RequestFailedError,
     RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.hints import checked_hints
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
@@ -75,6 +77,8 @@ class _Checked(msgspec.Struct, frozen=True):
     chat_format: ChatFormat | None = None
     prompt_only: PromptOnly | None = None
     truncation: Truncation | None = None
+    thinks_in: ChatFormat | None = None
+    """The format of reasoning that has a budget."""
 
 
 class Intake:
@@ -140,6 +144,7 @@ class Intake:
                     f"messages must be a list of messages, got {shown(prompt)}", value=prompt
                 )
             self._check_answers(chat_format, text_or_ids, params)
+        thinks_in = self._thinks_in(params, chat_format)
         num_chars, num_tokens = _size(text_or_ids)
         self.encoder.check_room(num_chars)
         self._check_tokens_waiting(num_tokens, hints.deadline_seconds)
@@ -155,7 +160,7 @@ class Intake:
             "logits_processors": processors,
             "hints": hints,
         }
-        checked = _Checked(live, params, fields, chat_format, prompt_only, truncation)
+        checked = _Checked(live, params, fields, chat_format, prompt_only, truncation, thinks_in)
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, hints.deadline_seconds)
         try:
@@ -238,6 +243,23 @@ class Intake:
         """As `checked_truncation`."""
         return checked_truncation(options, params, self._model.limits)
 
+    def _thinks_in(
+        self, params: SamplingParams, chat_format: ChatFormat | None
+    ) -> ChatFormat | None:
+        """The format of the reasoning that the params limit. Raises `InvalidSamplingError` where
+        none is known."""
+        if params.thinking_token_budget is None or params.structured_output is not None:
+            return None
+        thinks_in = chat_format or ChatFormat.of(self._model, self._config, None, "none", "auto")
+        if not thinks_in.has_reasoning or self._model.tokenizer is None:
+            raise InvalidSamplingError(
+                "thinking_token_budget isn't supported by this model: nothing tells how it writes "
+                "reasoning. Its chat template has no tags, and no reasoning_parser is named",
+                argument="thinking_token_budget",
+                value=params.thinking_token_budget,
+            )
+        return thinks_in
+
     def checked_prompt(
         self, prompt: Prompt, chat: Mapping[str, Any], truncation: Truncation | None = None
     ) -> str | Conversation | npt.NDArray[np.int32]:
@@ -309,10 +331,13 @@ class Intake:
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         chat_format, output = checked.chat_format, checked.params.structured_output
+        for each in (chat_format, checked.thinks_in):
+            if each is not None:
+                each.prompt_is(ids, self._model.tokenizer)
         if chat_format is not None:
-            chat_format.prompt_is(ids, self._model.tokenizer)
             output = chat_format.calls_output() or output
         if output is None:
+            self._guide(checked, None)
             self._queue_ready(checked, ids)
             return
         if output is not checked.params.structured_output:
@@ -327,8 +352,14 @@ class Intake:
         with self._failing(checked.live, "structured_output can't be compiled"):
             if isinstance(compiled, BaseException):
                 raise compiled
-            checked.live.grammar = compiled
+            self._guide(checked, compiled)
             self._queue_ready(checked, ids)
+
+    def _guide(self, checked: _Checked, grammar: CompiledGrammar | None) -> None:
+        checked.live.grammar = grammar
+        most = checked.params.thinking_token_budget
+        if checked.thinks_in is not None and most is not None:
+            checked.live.grammar = checked.thinks_in.budget(most, self._model, grammar)
 
     def _queue_ready(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits

@@ -23,6 +23,7 @@ same ones: the prompts of one call have one list, and so do the calls of one app
 
 FORBIDDING = (
     "structured_output",
+    "thinking_token_budget",
     "allowed_token_ids",
     "bad_words",
     "min_tokens",
@@ -35,7 +36,8 @@ def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
     """The error of a request that had no token left to sample: it names the `params` that forbid
     tokens. None where none does: the logits themselves forbid them."""
     given = {name: getattr(params, name) for name in FORBIDDING}
-    named = [name for name, value in given.items() if value not in (None, 0, ())]
+    nothing = {"min_tokens": 0, "bad_words": (), "logits_processors": ()}
+    named = [name for name, value in given.items() if value not in (None, nothing.get(name))]
     if not named:
         return None
     return InvalidSamplingError(

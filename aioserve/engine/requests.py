@@ -23,8 +23,7 @@ from aioserve.engine.constrained import ConstrainedCompletion
 from aioserve.engine.encoding import Encoding
 from aioserve.engine.mailbox import Mailbox, ReaderEvent
 from aioserve.engine.measures import Waiting
-from aioserve.grammars.grammar import CompiledGrammar
-from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.grammars.matcher import Grammar, Matcher
 from aioserve.request import Request
 from aioserve.text.assembler import TextAssembler
 
@@ -72,10 +71,10 @@ class LiveSample:
         self.sequence_id: int = sequence_id
         self.assembler: TextAssembler = assembler
         self.num_delivered: int = 0
-        self.matcher: GrammarMatcher | None = None
-        """The grammar of structured output, for the thread of `GrammarGuides` alone."""
+        self.matcher: Matcher | None = None
+        """What may come next, for the thread of `GrammarGuides` alone."""
         self.constrained: ConstrainedCompletion | None = None
-        """What is known of structured output."""
+        """What is known of that."""
 
 
 class LiveRequest:
@@ -111,8 +110,8 @@ class LiveRequest:
         self.state: RequestState = RequestState.ENCODING
         self.encoding: Encoding | Compiling | None = None
         """While a thread is to encode the prompt, or to compile its structured output."""
-        self.grammar: CompiledGrammar | None = None
-        """Grammar of structured output."""
+        self.grammar: Grammar | None = None
+        """What holds its completions: structured output, a budget of reasoning."""
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()

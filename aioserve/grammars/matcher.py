@@ -8,14 +8,35 @@ a caller that takes such tokens without asking a model gets the same completion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.grammars.vocabulary import Vocabulary
 
-__all__ = ["GrammarMatcher"]
+__all__ = ["Grammar", "GrammarMatcher", "Matcher", "set_bits"]
+
+
+class Grammar(Protocol):
+    """What holds the completions of a request. Thread-safe."""
+
+    def matcher(self, end_ids: Set[int]) -> Matcher: ...
+
+
+class Matcher(Protocol):
+    """What may come next in one completion: see `GrammarMatcher`."""
+
+    @property
+    def has_ended(self) -> bool: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def argument(self) -> str: ...
+    def accept(self, token_id: int) -> bool: ...
+    def accept_all(self, token_ids: Iterable[int]) -> bool: ...
+    def forced(self, at_most: int | None = None) -> tuple[int, ...]: ...
+    def allowed(self) -> npt.NDArray[np.int32]: ...
 
 
 class GrammarMatcher:
@@ -42,6 +63,11 @@ class GrammarMatcher:
         """Number of forced tokens that were followed."""
         self._num_accepted = 0
         self.has_ended: bool = False
+
+    @property
+    def argument(self) -> str:
+        """The parameter that says what may come next."""
+        return "structured_output"
 
     @property
     def error(self) -> str | None:
@@ -103,7 +129,7 @@ class GrammarMatcher:
         if self.has_ended or self._failed:
             return mask
         if forced := self.forced(1):
-            _set(mask, forced)
+            set_bits(mask, forced)
             return mask
         if not self._matcher.is_stopped():
             words = np.zeros(vocabulary.end // 32 + 1, np.int32)
@@ -114,7 +140,7 @@ class GrammarMatcher:
             mask[: len(words)] = words[: len(mask)]
         if self._not_first is not None and not self._num_accepted:
             mask &= ~self._not_first
-        (_set if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
+        (set_bits if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
         return mask
 
     def _differs_here(self, token_id: int) -> bool:
@@ -137,7 +163,8 @@ class GrammarMatcher:
         return tuple(forced[: self._matcher.validate_tokens(forced[:known])]) if known else ()
 
 
-def _set(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> None:
+def set_bits(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> None:
+    """Allow these ids."""
     bits = mask.view(np.uint32)
     for token_id in ids:
         bits[token_id // 32] |= np.uint32(1 << token_id % 32)

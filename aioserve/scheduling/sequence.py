@@ -133,7 +133,7 @@ class SequenceState:
         """Where the request asks for hidden states."""
         if request.pooled is not None:
             self.pooling = PoolingState(request.pooled)
-        self.constrained: bool = request.params.structured_output is not None
+        self.constrained: bool = request.params.is_guided
         """Each of its tokens is drawn under a mask, which comes while the step runs."""
         self.masked_to: int = -1
         """Where it is constrained: how many tokens were known when there last was a mask for the

@@ -248,7 +248,7 @@ class FakeDevice:
     ) -> list[int]:
         """One token; of guesses, as many as are what is sampled, and one behind them."""
         start = self._start_of(row.slot)
-        if mask is not None and start.params.structured_output is None:
+        if mask is not None and not start.params.is_guided:
             raise ValueError(f"a row of slot {row.slot} has a mask {mask}")
         token_ids: list[int] = []
         for offset in range(row.offset, row.offset + item.most_tokens(row)):

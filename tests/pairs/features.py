@@ -182,6 +182,10 @@ FEATURES: dict[str, Feature] = {
         ),
         happened=lambda seen: seen.changed("structured_output"),
     ),
+    "thinking_budget": Feature(
+        params=({"thinking_token_budget": 5}, {"thinking_token_budget": 0}),
+        happened=lambda seen: seen.changed("thinking_budget"),
+    ),
     "late_masks": Feature(
         slow_masks=True,
         params=(

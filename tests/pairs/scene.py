@@ -30,6 +30,7 @@ PLAIN: dict[str, Any] = {
     "num_pages": 1000,
     "prefix_caching": False,
     "overlap": False,
+    "reasoning_parser": "deepseek_r1",
     "plugins": [PLUGIN],
 }
 """Options of every scene, where its features don't say otherwise."""

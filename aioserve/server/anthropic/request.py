@@ -31,7 +31,7 @@ from aioserve.server.chat_parts.sampling import (
 )
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
-from aioserve.server.errors import ApiError, as_named
+from aioserve.server.errors import ApiError, as_named, refuse
 
 __all__ = [
     "CacheControl",
@@ -184,6 +184,7 @@ NAMES = {
     "prompt": "messages",
     "tenant": "metadata.user_id",
     "strict_tools": "tools",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 
 
@@ -244,6 +245,13 @@ class ThinkingDisabled(_Thinking, frozen=True, kw_only=True, tag="disabled"):
     """Switched off, where the model's template has a switch."""
 
 
+class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
+    """Switched on, where the model's template has a switch."""
+
+    budget_tokens: int
+    """Most tokens of reasoning; fewer than of the whole answer."""
+
+
 class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
     """As the model likes, which it does anyway."""
 
@@ -269,7 +277,7 @@ class Conversation(Strict, frozen=True, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
-    thinking: ThinkingDisabled | ThinkingAdaptive | None = None
+    thinking: ThinkingDisabled | ThinkingEnabled | ThinkingAdaptive | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
@@ -328,11 +336,22 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
         "stop": body.stop_sequences,
         "max_tokens": body.max_tokens,
         "structured_output": plan.form,
+        "thinking_token_budget": _budget_of(body),
     }
     with as_named(names, turns.placed):
         params = sampling_params(call.engine.default_params, given)
     options = call.options(tenant=call.tenant or user_id or None, **framing_of(call, body, turns))
     return Asked(turns.messages, params, plan, options, names, turns.placed)
+
+
+def _budget_of(body: MessageRequest) -> int | None:
+    if not isinstance(body.thinking, ThinkingEnabled):
+        return None
+    budget, most = body.thinking.budget_tokens, body.max_tokens
+    if budget >= most:
+        why = f"must be below max_tokens = {most}, got {budget}"
+        raise refuse("thinking.budget_tokens", why)
+    return budget
 
 
 def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
@@ -345,8 +364,8 @@ def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     variables = variables_of(call.engine, effort, "output_config.effort")
     has_switch = call.engine.template_reads("enable_thinking")
-    if has_switch and isinstance(body.thinking, ThinkingDisabled):
-        variables = variables | {"enable_thinking": False}
+    if has_switch and isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled):
+        variables = variables | {"enable_thinking": isinstance(body.thinking, ThinkingEnabled)}
     return {
         "chat_template_kwargs": variables or None,
         "add_generation_prompt": not goes_on,

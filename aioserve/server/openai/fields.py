@@ -263,6 +263,7 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    thinking_token_budget: int | None = None
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
     stream: bool | None = None

@@ -67,6 +67,8 @@ class ReasoningReader(TextReader):
     def __init__(self, opens: str, closes: str, *, is_open: bool) -> None:
         self._tags = opens, closes
         self._is_open = is_open
+        self.is_inside: bool = is_open
+        """Whether more text is reasoning, or the tag behind it: known with that tag's end."""
         self.has_ended: bool = False
         """Whether all that follows is content."""
         super().__init__()
@@ -77,10 +79,12 @@ class ReasoningReader(TextReader):
         if not (yield from self._one_of(opens)) and not self._is_open:
             self._content.append(spaces)
         else:
+            self.is_inside = True
             yield from self._spaces()
             held, mark = yield from self._up_to((closes,), self._reasoning.append)
             if not mark:
                 self._reasoning.append(held)
+            self.is_inside = False
             yield from self._spaces()
         self.has_ended = True
         while (yield from self._next()):

@@ -1,0 +1,119 @@
+"""Ends the reasoning of a completion after so many tokens, by forcing the tag that closes it.
+
+It is a matcher like that of a grammar, over one or over none: what a token is followed by depends
+on the tokens before it alone. Knows how reasoning is told from content, by the parser that reads
+the completion. Must not know tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.grammars.grammar import CompiledGrammar
+from aioserve.grammars.matcher import GrammarMatcher, set_bits
+from aioserve.request import SamplingParams
+from aioserve.text.assembler import TextAssembler
+from aioserve.text.output_parsers.completion_reader import ReasoningReader
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["ThinkingBudget", "ThinkingMatcher"]
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that each completion of a request may reason for. Thread-safe, as a grammar is."""
+
+    num_tokens: int
+    """Without the tags."""
+    opens: str
+    closes: str
+    is_open: bool
+    """Completions begin within reasoning."""
+    shown: Mapping[int, str]
+    """Special tokens that are part of the text."""
+    tokenizer: Tokenizer
+    num_logits: int
+    grammar: CompiledGrammar | None = None
+    """What else holds the completions."""
+
+    def matcher(self, end_ids: Set[int]) -> ThinkingMatcher:
+        """Return a matcher for a new completion, which any of `end_ids` ends."""
+        inner = None if self.grammar is None else self.grammar.matcher(end_ids)
+        return ThinkingMatcher(self, inner, end_ids)
+
+
+class ThinkingMatcher:
+    """Matcher of one completion; see `GrammarMatcher`, whose methods these are."""
+
+    def __init__(
+        self, budget: ThinkingBudget, inner: GrammarMatcher | None, end_ids: Set[int]
+    ) -> None:
+        self._inner = inner
+        self._end_ids = end_ids
+        self._has_ended = False
+        self._tag = tuple(budget.tokenizer.encode(budget.closes, add_special_tokens=False))
+        self._num_words = -(-budget.num_logits // 32)
+        self._num_left = budget.num_tokens
+        self._closing: tuple[int, ...] = ()
+        """Tokens of the tag that must come next."""
+        self._text = TextAssembler(budget.tokenizer, SamplingParams(), budget.shown)
+        self._reader: ReasoningReader | None
+        self._reader = ReasoningReader(budget.opens, budget.closes, is_open=budget.is_open)
+        """None once the reasoning has ended."""
+        self._look(self._reader, was_inside=False)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended if self._inner is None else self._inner.has_ended
+
+    @property
+    def error(self) -> str | None:
+        return None if self._inner is None else self._inner.error
+
+    @property
+    def argument(self) -> str:
+        """The parameter that says what may come next."""
+        return "thinking_token_budget" if self._closing else "structured_output"
+
+    def accept(self, token_id: int) -> bool:
+        if self.has_ended or (self._closing and token_id != self._closing[0]):
+            return False
+        if self._inner is not None and not self._inner.accept(token_id):
+            return False
+        if token_id in self._end_ids:
+            self._has_ended = True
+            return True
+        if self._closing:
+            self._closing = self._closing[1:]
+            self._reader = self._reader if self._closing else None
+        elif self._reader is not None:
+            was_inside = self._reader.is_inside
+            self._reader.push(self._text.push(token_id)[0])
+            self._num_left -= was_inside
+            self._look(self._reader, was_inside=was_inside)
+        return True
+
+    def accept_all(self, token_ids: Iterable[int]) -> bool:
+        return all(self.accept(token_id) for token_id in token_ids)
+
+    def forced(self, at_most: int | None = None) -> tuple[int, ...]:
+        if self._closing:
+            return self._closing[:at_most]
+        return () if self._inner is None else self._inner.forced(at_most)
+
+    def allowed(self) -> npt.NDArray[np.int32]:
+        if not self._closing and self._inner is not None:
+            return self._inner.allowed()
+        mask = np.full(self._num_words, 0 if self._closing or self._has_ended else -1, np.int32)
+        set_bits(mask, self._closing[:1])
+        return mask
+
+    def _look(self, reader: ReasoningReader, *, was_inside: bool) -> None:
+        """Whether it is time to end the reasoning, or that has ended by itself."""
+        if reader.is_inside:
+            self._closing = self._tag if self._num_left <= 0 else ()
+        elif was_inside or reader.has_ended:
+            self._reader = None
