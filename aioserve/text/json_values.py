@@ -14,6 +14,7 @@ from typing import Any
 from aioserve.arguments import plain_int, plain_str
 from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
+from aioserve.text.cut_off import closed
 
 __all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_utf8", "parsed_object"]
 
@@ -170,8 +171,8 @@ class Reader:
 
 
 def parsed_object(text: str, reader: Reader) -> dict[str, Any]:
-    """Parse a text that is a JSON object, and read it as `Reader.value` does. Takes time in
-    proportion to the text: a long one is for a thread."""
+    """Parse a text that is a JSON object, or the beginning of one, and read what is there of it as
+    `Reader.value` does. Takes time in proportion to the text: a long one is for a thread."""
     if len(text) > MAX_JSON_CHARS:
         raise reader.error(
             f"must have at most {MAX_JSON_CHARS} characters, got {len(text)}",
@@ -179,7 +180,12 @@ def parsed_object(text: str, reader: Reader) -> dict[str, Any]:
             limit=MAX_JSON_CHARS,
         )
     try:
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            if (whole := closed(text)) is None:
+                raise
+            value = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise reader.error(f"must be JSON: {error}") from None
     if not isinstance(value, dict):

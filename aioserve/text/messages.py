@@ -51,9 +51,9 @@ _MAX_FIELDS = 6
 
 def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
     """Copy what `read_messages` returned, with arguments of tool calls that come as JSON parsed:
-    all are objects then. `reader` counts what is parsed. Raises `InvalidPromptError` for what can't
-    be encoded as UTF-8, or isn't JSON. Takes as long as the messages are, so long ones are for a
-    thread."""
+    all are objects then, with what is there of one that was cut off. `reader` counts what is
+    parsed. Raises `InvalidPromptError` for what can't be encoded as UTF-8, or isn't JSON. Takes as
+    long as the messages are, so long ones are for a thread."""
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
         if "tool_calls" in message:

@@ -157,14 +157,29 @@ async def test_a_conversation_goes_on_from_a_stored_response() -> None:
     assert prompt.endswith(f"{PLAIN}<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n" + BEGUN)
 
 
-async def test_a_response_that_was_cut_off_within_a_call_cannot_be_gone_on_from() -> None:
-    begun = CALLS.index('"city"') + 9
-    async with scripted(CALLS, PLAIN) as (_, _, client):
+async def test_a_response_that_was_cut_off_within_a_call_can_be_gone_on_from() -> None:
+    begun = CALLS.index('"city"') + 11
+    async with scripted(CALLS, PLAIN) as (seen, _, client):
         short = BODY | {"tools": TOOLS, "max_output_tokens": begun}
         cut = (await client.post("/v1/responses", json=short)).json()
         more = BODY | {"input": "And now?", "previous_response_id": cut["id"], "seed": 1}
         answer = await client.post("/v1/responses", json=more)
     assert (cut["status"], cut["output"][-1]["type"]) == ("incomplete", "function_call")
+    assert answer.status_code == 200, answer.text
+    city = json.loads(CALLS[CALLS.index('{"city"') : CALLS.index("}") + 1])["city"]
+    cut_city = json.loads(cut["output"][-1]["arguments"] + '"}')["city"]
+    assert city.startswith(cut_city)
+    assert city != cut_city
+    assert cut_city in seen.prompts[-1]
+    assert city not in seen.prompts[-1]
+
+
+async def test_a_response_with_a_call_that_is_no_json_cannot_be_gone_on_from() -> None:
+    wrong = CALLS.replace('{"city": ', '{"city"; ')
+    async with scripted(wrong, PLAIN) as (_, _, client):
+        told = (await client.post("/v1/responses", json=BODY | {"tools": TOOLS})).json()
+        more = BODY | {"input": "And now?", "previous_response_id": told["id"], "seed": 1}
+        answer = await client.post("/v1/responses", json=more)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "previous_response_id")
     assert "go on from the one before it" in error["message"]

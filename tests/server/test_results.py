@@ -1,4 +1,5 @@
-"""Calls of tools without a result are refused in every API, where they stand."""
+"""Calls of tools without a result are refused in every API, where they stand, unless they were cut
+off."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.asyncio
 ASK = {"role": "user", "content": "Rain?"}
 
 
-def _chat(call: str) -> dict[str, Any]:
-    function = {"name": "weather", "arguments": "{}"}
+def _chat(call: str, arguments: str = "{}") -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": call, "function": function}]}
 
 
@@ -27,6 +28,8 @@ def _blocks(role: str, **block: Any) -> dict[str, Any]:
 
 
 USE = _blocks("assistant", type="tool_use", id="a", name="weather", input={})
+TWO = {"role": "assistant", "content": [USE["content"][0], USE["content"][0] | {"id": "b"}]}
+"""The last one may have been cut off, whatever its input."""
 RESULT = _blocks("user", type="tool_result", tool_use_id="a", content="rain")
 CALLED = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"}
 GIVEN = {"type": "function_call_output", "call_id": "a", "output": "rain"}
@@ -42,6 +45,12 @@ GIVEN = {"type": "function_call_output", "call_id": "a", "output": "rain"}
         ([ASK, _chat("a"), ASK], "messages[1].tool_calls[0]"),
         ([ASK, _chat("a"), _chat("b"), _result("b"), ASK], "messages[1].tool_calls[0]"),
         ([ASK, _result("a"), _chat("a"), ASK], "messages[2].tool_calls[0]"),
+        ([ASK, _chat("a", '{"city": "Os'), ASK], None),
+        ([ASK, _chat("a", '{"days": 1'), ASK], None),
+        ([ASK, _chat("a", "{"), ASK], None),
+        ([ASK, _chat("a", '{"city": "Os'), _result("a"), ASK], None),
+        ([ASK, _chat("a"), _chat("b", '{"city": "Os'), ASK], "messages[1].tool_calls[0]"),
+        ([ASK, _chat("a", '{"city" "Os'), ASK], "messages[1].tool_calls[0]"),
     ],
 )
 async def test_in_chat(turns: list[Any], named: str | None) -> None:
@@ -52,7 +61,9 @@ async def test_in_chat(turns: list[Any], named: str | None) -> None:
     ("turns", "named"),
     [
         ([ASK, USE, RESULT], None),
-        ([ASK, USE, ASK], "messages[1].content[0]"),
+        ([ASK, USE, ASK], None),
+        ([ASK, TWO, ASK], "messages[1].content[0]"),
+        ([ASK, TWO, RESULT, ASK], None),
     ],
 )
 async def test_in_messages(turns: list[Any], named: str | None) -> None:
@@ -66,6 +77,8 @@ async def test_in_messages(turns: list[Any], named: str | None) -> None:
         ([ASK, CALLED, ASK, GIVEN], None),
         ([ASK, CALLED], "input[1]"),
         ([ASK, CALLED, ASK], "input[1]"),
+        ([ASK, CALLED | {"status": "incomplete"}, ASK], None),
+        ([ASK, CALLED | {"arguments": '{"city": "Os'}, ASK], None),
     ],
 )
 async def test_in_responses(items: list[Any], named: str | None) -> None:

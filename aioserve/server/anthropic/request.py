@@ -160,7 +160,16 @@ def add_message(turns: Turns, message: InputMessage, place: str) -> None:
             case InputThinking() if role == "assistant":
                 turns.reasoning(block.thinking, where)
             case InputToolUse() if role == "assistant":
-                turns.call(block.id, block.name, block.input, where, arguments_field="input")
+                # The last one may have been cut off, which its input doesn't show.
+                is_last = block is message.content[-1]
+                turns.call(
+                    block.id,
+                    block.name,
+                    block.input,
+                    where,
+                    arguments_field="input",
+                    needs_result=not is_last,
+                )
             case InputToolResult() if role == "user":
                 text = text_of(block.content)
                 turns.result(block.tool_use_id, f"Error: {text}" if block.is_error else text, where)

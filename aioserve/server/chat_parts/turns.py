@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 from aioserve.server.errors import ApiError
 
-__all__ = ["Turns", "without_result"]
+__all__ = ["Turns", "is_cut_off", "without_result"]
+
+_NUMBER_CHARS = "0123456789.+-eE"
 
 MESSAGE = re.compile(
     r"\bmessages\[(?P<message>\d+)\]"
@@ -76,12 +80,15 @@ class Turns:
         place: str,
         *,
         arguments_field: str,
+        needs_result: bool = True,
     ) -> None:
-        """`arguments`: an object, or JSON of one. Raises `ApiError` for an id that was there."""
+        """`arguments`: an object, or JSON of one, which needs no result where it was cut off.
+        Raises `ApiError` for an id that was there."""
         if call_id in self._names:
             raise ApiError(400, f"{place}: the id {call_id!r:.300} is taken", param=place)
         self._names[call_id] = name
-        self._open[call_id] = place
+        if needs_result and not (isinstance(arguments, str) and is_cut_off(arguments)):
+            self._open[call_id] = place
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         calls = self._assistant(place).setdefault("tool_calls", [])
@@ -142,3 +149,16 @@ class Turns:
 def without_result(call_id: str, place: str) -> ApiError:
     message = f"{place}: the call {call_id!r:.300} must have a result behind it, and has none"
     return ApiError(400, message, param=place)
+
+
+def is_cut_off(text: str) -> bool:
+    """Whether arguments of a call, as JSON, seem to end before their end: the engine, which keeps
+    what is there of them, knows for certain. Takes no longer than to parse them."""
+    begun = text.lstrip().startswith("{")
+    try:
+        msgspec.json.decode(text.rstrip(_NUMBER_CHARS) if begun else "{}")
+    except msgspec.DecodeError as error:
+        return "truncated" in str(error)
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return False

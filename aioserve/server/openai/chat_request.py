@@ -27,7 +27,7 @@ from aioserve.server.chat_parts.sampling import (
     check_metadata,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import without_result
+from aioserve.server.chat_parts.turns import is_cut_off, without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
@@ -49,20 +49,26 @@ def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, An
 
 
 def check_results(messages: list[dict[str, Any]]) -> None:
-    """Raise `ApiError` for a call of a tool without a result behind it. What isn't written as
-    messages are is the engine's to refuse."""
+    """Raise `ApiError` for a call of a tool without a result behind it, unless it was cut off. What
+    isn't written as messages are is the engine's to refuse."""
     open_calls: dict[str, str] = {}
+    arguments: dict[str, Any] = {}
     for index, message in enumerate(messages):
         calls = message.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict) and isinstance(call_id := call.get("id"), str):
                 open_calls[call_id] = f"messages[{index}].tool_calls[{number}]"
+                function = call.get("function")
+                if isinstance(function, dict):
+                    arguments[call_id] = function.get("arguments")
         if message.get("role") == "tool":
             answered = message.get("tool_call_id")
             first = next(iter(open_calls), None)
             open_calls.pop(answered if isinstance(answered, str) else first or "", None)
     for call_id, place in open_calls.items():
-        raise without_result(call_id, place)
+        given = arguments.get(call_id)
+        if not isinstance(given, str) or not is_cut_off(given):
+            raise without_result(call_id, place)
 
 
 def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool) -> dict[str, Any]:

@@ -175,7 +175,14 @@ def add_item(turns: Turns, item: Item, place: str) -> None:
         case Message():
             turns.text(_text_of(item.content), place)
         case FunctionCall():
-            turns.call(item.call_id, item.name, item.arguments, place, arguments_field="arguments")
+            turns.call(
+                item.call_id,
+                item.name,
+                item.arguments,
+                place,
+                arguments_field="arguments",
+                needs_result=item.status != "incomplete",
+            )
         case FunctionCallOutput():
             turns.result(item.call_id, _text_of(item.output), place)
         case ReasoningItem():

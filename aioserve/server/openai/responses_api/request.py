@@ -29,7 +29,7 @@ from aioserve.server.chat_parts.sampling import (
     check_metadata,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import Turns
+from aioserve.server.chat_parts.turns import Turns, is_cut_off
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.fields import NO_OPS, AnswerFields
@@ -248,7 +248,8 @@ def _check_whole(earlier: _Earlier, response_id: str) -> None:
         try:
             msgspec.json.decode(item.arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            broken = f"has a call of {item.name!r:.300} whose arguments are no whole JSON object"
+            if not is_cut_off(item.arguments):
+                broken = f"has a call of {item.name!r:.300} whose arguments are no JSON object"
     if broken is not None:
         raise ApiError(
             400,
