@@ -22,6 +22,8 @@ from aioserve.server.call_reports import AccessLog, Spans
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
+from aioserve.server.ollama import answers as ollama
+from aioserve.server.ollama.models import api_version, ps, show, tags
 from aioserve.server.openai.chat import chat
 from aioserve.server.openai.chat_batch import chat_batch
 from aioserve.server.openai.completions import completions
@@ -62,6 +64,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     *(embeddings, pooling, tokenize, detokenize),
     *(responses, response, delete_response, cancel_response, input_items),
     *(messages, count_tokens),
+    *(ollama.chat, ollama.generate, tags, ps, show, api_version),
     *(score, v1_score, rerank, v1_rerank, v2_rerank),
     *(health, ready, ping, version, server_info, reset_prefix_cache),
     *(abort_requests, abort_request),

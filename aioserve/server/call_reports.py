@@ -85,6 +85,8 @@ def _key_value(fields: dict[str, Any]) -> str:
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v1/messages": "chat",
     "/v1/responses": "chat",

@@ -33,6 +33,7 @@ from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, aborted, api_error_of, called
 
 __all__ = [
+    "EVENT_STREAM",
     "Answer",
     "Endpoint",
     "EndpointApp",
@@ -106,12 +107,16 @@ class ErrorShape:
     """What the last event of a stream says it is, if events do."""
     id_header: bytes | None = None
     """In which clients of the API look for what a call goes by, beside `x-request-id`."""
+    is_line: bool = False
+    """Streams are lines of JSON, and no events."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """As the last event of a stream."""
         body = self.body(error, request_id)
         if self.event_kind is not None:
             return named_event(self.event_kind, body)
+        if self.is_line:
+            return msgspec.json.encode(body) + b"\n"
         return b"data: %b\n\n" % msgspec.json.encode(body)
 
 

@@ -147,3 +147,12 @@ async def test_the_examples_of_clients_print_an_answer(example: str, client: str
     async with two_servers() as urls:
         printed = await run([sys.executable, EXAMPLES / f"{example}.py"], client, urls)
     assert printed.strip()
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_ollama() -> None:
+    needs("ollama")
+    script = HERE / "talk_ollama.py"
+    checks = [name for name in checks_of(script) if name not in ("add", "client_at")]
+    assert await talk(sys.executable, script, client="ollama") == checks

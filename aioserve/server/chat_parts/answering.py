@@ -13,7 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from aioserve.request import FinishReason, SamplingParams, Token
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import Counted
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.endpoint import Events
+from aioserve.server.endpoint import EVENT_STREAM, Events
 from aioserve.server.errors import ApiError, as_named
 
 __all__ = [
@@ -72,6 +72,9 @@ class Source(Protocol):
 class Writer(ABC, Generic[B]):
     """One answer as an API writes it."""
 
+    kind: ClassVar[bytes] = EVENT_STREAM
+    """Media type of what is streamed."""
+
     def __init__(self, batches: Callable[[int], AsyncGenerator[B, None]]) -> None:
         self.batches: Callable[[int], AsyncGenerator[B, None]] = batches
         """Gives what is new each time, for as many tokens as `TokenStream.batch` waits for."""
@@ -105,7 +108,8 @@ async def answered(
     if not stream:
         return await first_of(call, source, writer.whole())
     await first_of(call, source, source.started())
-    return Events(_events(source, writer, call.settings.stream_interval), source)
+    events = _events(source, writer, call.settings.stream_interval)
+    return Events(events, source, kind=writer.kind)
 
 
 async def first_of(call: Call, source: Source, awaited: Awaitable[T]) -> T:

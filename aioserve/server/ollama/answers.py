@@ -1,0 +1,264 @@
+"""`/api/chat` and `/api/generate`: answers in lines of JSON, or in one object.
+
+    {"model": "m", ..., "message": {"role": "assistant", "content": "Hi"}, "done": false}
+    {"model": "m", ..., "message": {...}, "done": true, "done_reason": "stop", ...}
+
+Durations are those of the request, in nanoseconds: the wait before the first step in the place of
+loading a model, which is loaded; computing the prompt; and the tokens behind the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+
+from aioserve.engine.stream import TokenStream
+from aioserve.request import FinishReason
+from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.answering import (
+    OWN_ENDS,
+    Answering,
+    Arguments,
+    CallBegun,
+    Content,
+    Piece,
+    Reasoning,
+    Writer,
+    answered,
+)
+from aioserve.server.chat_parts.plan import AnswerPlan
+from aioserve.server.endpoint import ErrorShape, endpoint
+from aioserve.server.errors import ApiError, as_named
+from aioserve.server.ollama.request import (
+    NAMES,
+    ChatBody,
+    GenerateBody,
+    asked_of,
+    check_generated,
+    options_of,
+    plan_of,
+    served_name,
+)
+
+__all__ = ["OLLAMA_ERRORS", "chat", "generate"]
+
+LINES = b"application/x-ndjson"
+
+
+class OllamaErrorBody(msgspec.Struct, frozen=True):
+    error: str
+
+
+OLLAMA_ERRORS: ErrorShape = ErrorShape(
+    OllamaErrorBody, lambda error, _: OllamaErrorBody(error.message), is_line=True
+)
+
+
+class OllamaFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(msgspec.Struct, frozen=True):
+    function: OllamaFunction
+
+
+class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: str
+    content: str
+    thinking: str = ""
+    tool_calls: list[OllamaCall] = []
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line, or all of an answer; the counts are in the last."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class OllamaChat(_Answer, frozen=True, kw_only=True, omit_defaults=True):
+    message: OllamaMessage
+
+
+class OllamaText(_Answer, frozen=True, kw_only=True, omit_defaults=True):
+    response: str
+    thinking: str = ""
+
+
+class RawAnswering:
+    """The answer to a text: a `Source`, as `Answering` is of messages."""
+
+    def __init__(self, call: Call, body: GenerateBody, plan: AnswerPlan) -> None:
+        with self.in_words():
+            params = options_of(call, body, plan)
+            self.stream: TokenStream = call.engine.stream(
+                body.prompt or "", params, **call.options()
+            )
+
+    @property
+    def streams(self) -> Sequence[TokenStream]:
+        return (self.stream,)
+
+    def in_words(self) -> AbstractContextManager[None]:
+        return as_named(NAMES | {"prompt": "prompt"})
+
+    async def started(self) -> None:
+        await self.stream.started()
+
+    def close(self) -> None:
+        self.stream.close()
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.stream.finish_reason is FinishReason.LENGTH
+
+    async def batches(self, min_tokens: int = 1) -> AsyncGenerator[list[Piece], None]:
+        while tokens := await self.stream.batch(min_tokens):
+            if text := "".join([token.text for token in tokens]):
+                yield [Content(text)]
+        if self.stream.finish_reason not in OWN_ENDS:
+            raise ApiError(503, "the answer was ended by the server", code="draining")
+
+
+class AnswerWriter(Writer[list[Piece]]):
+    """One answer while it is written. A call is told once it is whole."""
+
+    kind: ClassVar[bytes] = LINES
+
+    def __init__(self, name: str, answering: Answering | RawAnswering, *, is_chat: bool) -> None:
+        super().__init__(answering.batches)
+        self._name = name
+        self._answering = answering
+        self._is_chat = is_chat
+        self._called: tuple[str, list[str]] | None = None
+        """The call that is being written: its function, and pieces of its arguments."""
+
+    async def whole(self) -> object:
+        said: list[tuple[str, str]] = []
+        calls: list[OllamaCall] = []
+        async for pieces in self.batches(1):
+            text, thought, called = self._read(pieces)
+            said.append((text, thought))
+            calls += called
+        calls += self._ended()
+        text, thought = ("".join(parts) for parts in zip(*said, strict=True)) if said else ("", "")
+        return self._answer(text, thought, calls, **self._counts())
+
+    async def write(self, batch: list[Piece]) -> bytes:
+        text, thought, calls = self._read(batch)
+        if not (text or thought or calls):
+            return b""
+        return _line(self._answer(text, thought, calls, done=False))
+
+    def end(self) -> bytes:
+        calls = self._ended()
+        told = _line(self._answer("", "", calls, done=False)) if calls else b""
+        return told + _line(self._answer("", "", [], **self._counts()))
+
+    def _read(self, pieces: Sequence[Piece]) -> tuple[str, str, list[OllamaCall]]:
+        text, thought, calls = "", "", []
+        for piece in pieces:
+            match piece:
+                case Content():
+                    text += piece.text
+                case Reasoning():
+                    thought += piece.text
+                case CallBegun():
+                    calls += self._ended()
+                    self._called = (piece.name, [])
+                case Arguments():
+                    if self._called is not None:
+                        self._called[1].append(piece.text)
+        return text, thought, calls
+
+    def _ended(self) -> list[OllamaCall]:
+        """The call that was being written."""
+        if self._called is None:
+            return []
+        (name, pieces), self._called = self._called, None
+        try:
+            arguments = msgspec.json.decode("".join(pieces), type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            arguments = {}  # cut off, as the reason says
+        return [OllamaCall(OllamaFunction(name, arguments))]
+
+    def _answer(self, text: str, thought: str, calls: list[OllamaCall], **more: Any) -> _Answer:
+        about = {"model": self._name, "created_at": now(), **more}
+        if not self._is_chat:
+            return OllamaText(**about, response=text, thinking=thought)
+        message = OllamaMessage(role="assistant", content=text, thinking=thought, tool_calls=calls)
+        return OllamaChat(**about, message=message)
+
+    def _counts(self) -> dict[str, Any]:
+        stream = self._answering.stream
+        timings, usage = stream.timings, stream.usage
+        first = timings.first_token_seconds or 0.0
+        return {
+            "done": True,
+            "done_reason": "length" if self._answering.is_cut_off else "stop",
+            "total_duration": _nanoseconds(timings.total_seconds),
+            "load_duration": _nanoseconds(timings.queued_seconds or 0.0),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(timings.prefill_seconds or 0.0),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _nanoseconds(timings.total_seconds - first),
+        }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _line(answer: _Answer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
+
+
+@endpoint(
+    OLLAMA_ERRORS, "/api/chat", "Answer a conversation in lines", method="POST", answer=OllamaChat
+)
+async def chat(call: Call, body: ChatBody) -> object:
+    name = served_name(call, body.model)
+    if not body.messages:
+        message = OllamaMessage(role="assistant", content="")
+        return OllamaChat(**_loaded(name), message=message)
+    answering = Answering(call.engine, asked_of(call, body))
+    writer = AnswerWriter(name, answering, is_chat=True)
+    return await answered(call, answering, writer, stream=body.is_streamed)
+
+
+@endpoint(
+    OLLAMA_ERRORS, "/api/generate", "Answer a text in lines", method="POST", answer=OllamaText
+)
+async def generate(call: Call, body: GenerateBody) -> object:
+    name = served_name(call, body.model)
+    check_generated(body)
+    if not body.prompt:
+        return OllamaText(**_loaded(name), response="")
+    if body.raw:
+        answering = RawAnswering(call, body, plan_of(call, body))
+    else:
+        answering = Answering(call.engine, asked_of(call, body))
+    writer = AnswerWriter(name, answering, is_chat=False)
+    return await answered(call, answering, writer, stream=body.is_streamed)
+
+
+def _loaded(name: str) -> dict[str, Any]:
+    """What clients ask for to have a model loaded: it is."""
+    return {"model": name, "created_at": now(), "done": True, "done_reason": "load"}

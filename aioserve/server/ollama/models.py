@@ -1,0 +1,132 @@
+"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: what is served, in Ollama's words."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from aioserve.server.app_state import Call
+from aioserve.server.bodies import NoParameters, Strict
+from aioserve.server.endpoint import endpoint
+from aioserve.server.ollama.answers import OLLAMA_ERRORS
+from aioserve.server.ollama.request import served_name
+
+__all__ = ["api_version", "ps", "show", "tags"]
+
+NEVER = "9999-12-31T23:59:59Z"
+
+
+class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+    parent_model: str = ""
+    format: str = "safetensors"
+    family: str
+    families: list[str]
+    quantization_level: str
+    """The dtype: weights aren't quantised."""
+
+
+class TaggedModel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    model: str
+    modified_at: str
+    """When this server began to serve it."""
+    digest: str
+    """The same for servers of one model, `dtype` and version of aioserve."""
+    details: ModelDetails
+
+
+class RunningModel(TaggedModel, frozen=True, kw_only=True):
+    expires_at: str
+    """`NEVER`: the model is there as long as the server is."""
+    context_length: int
+
+
+class Tags(msgspec.Struct, frozen=True):
+    models: list[TaggedModel]
+
+
+class Running(msgspec.Struct, frozen=True):
+    models: list[RunningModel]
+
+
+class ShowBody(Strict, frozen=True, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+    """`model`, as older clients call it."""
+    verbose: bool | None = None
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct, frozen=True):
+    version: str
+
+
+@endpoint(OLLAMA_ERRORS, "/api/version", "The version of the server, as Ollama tells it")
+async def api_version(call: Call, _: NoParameters) -> OllamaVersion:
+    return OllamaVersion(metadata.version("aioserve"))
+
+
+@endpoint(OLLAMA_ERRORS, "/api/tags", "The models served here, as Ollama lists them")
+async def tags(call: Call, _: NoParameters) -> Tags:
+    return Tags([TaggedModel(**_about(call, name)) for name in call.app_state.model_names])
+
+
+@endpoint(OLLAMA_ERRORS, "/api/ps", "The models that are loaded, which are all")
+async def ps(call: Call, _: NoParameters) -> Running:
+    context = call.engine.limits.max_model_len
+    return Running(
+        [
+            RunningModel(**_about(call, name), expires_at=NEVER, context_length=context)
+            for name in call.app_state.model_names
+        ]
+    )
+
+
+@endpoint(OLLAMA_ERRORS, "/api/show", "One of the models", method="POST")
+async def show(call: Call, body: ShowBody) -> Shown:
+    served_name(call, body.model or body.name or "")
+    engine = call.engine
+    about = _about(call, "")
+    family = about["details"].family
+    can = {
+        "completion": True,
+        "tools": engine.reads_tool_calls,
+        "thinking": engine.template_reads("enable_thinking"),
+    }
+    return Shown(
+        details=about["details"],
+        model_info={
+            "general.architecture": family,
+            f"{family}.context_length": engine.limits.max_model_len,
+            f"{family}.vocab_size": engine.limits.vocab_size,
+        },
+        capabilities=[name for name, has in can.items() if has],
+        modified_at=about["modified_at"],
+    )
+
+
+def _about(call: Call, name: str) -> dict[str, Any]:
+    described = call.engine.dump()["model"]
+    family = str(described.get("architecture", described.get("name", "unknown")))
+    began = datetime.fromtimestamp(call.app_state.created_seconds, UTC)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": began.isoformat().replace("+00:00", "Z"),
+        "digest": hashlib.sha256(call.app_state.fingerprint.encode()).hexdigest(),
+        "details": ModelDetails(
+            family=family,
+            families=[family],
+            quantization_level=str(described.get("dtype", "")),
+        ),
+    }

@@ -1,0 +1,272 @@
+"""What `/api/chat` and `/api/generate` are asked, and what that asks of an engine.
+
+Calls of earlier turns have no ids there, and results name at most the function: a result belongs to
+the first call before it that is open. Unknown fields of messages are dropped, as in all APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from aioserve.request import SamplingParams
+from aioserve.server.app_state import Call
+from aioserve.server.bodies import Strict, converted
+from aioserve.server.chat_parts.answering import Asked
+from aioserve.server.chat_parts.plan import (
+    AnswerPlan,
+    ResponseFormat,
+    Tool,
+    check_tools,
+    json_object,
+    json_schema,
+    planned,
+)
+from aioserve.server.chat_parts.sampling import (
+    FORM_ARGUMENTS,
+    check_limits,
+    sampling_params,
+    variables_of,
+)
+from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
+from aioserve.server.errors import as_named, refuse
+
+__all__ = [
+    "NAMES",
+    "ChatBody",
+    "GenerateBody",
+    "asked_of",
+    "check_generated",
+    "options_of",
+    "plan_of",
+    "served_name",
+]
+
+LATEST = ":latest"
+"""What clients put behind names without a tag."""
+NO_LIMIT = (-1, -2)
+"""Values of `num_predict`: without an end, and as many as the context holds."""
+
+
+class ModelOptions(Strict, frozen=True, kw_only=True):
+    """How to draw an answer. What isn't given is as the model's makers say."""
+
+    limits: ClassVar[Mapping[str, str]] = {"stop": "max_stops"}
+
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    """The context is the model's: a value asks that it isn't smaller."""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    """-1: all of the context, over which penalties always go."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class _Body(Strict, frozen=True, kw_only=True):
+    model: str
+    format: str | dict[str, Any] | None = None
+    options: ModelOptions | None = None
+    stream: bool | None = None
+    """True where it isn't said."""
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+    """The model is there as long as the server is."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.stream is not False
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    function: Function
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[FunctionCall] | None = None
+    tool_name: str | None = None
+
+
+_MESSAGE = KnownFields(Message, "message", places={"tool_calls": "tool_call"})
+
+
+class ChatBody(_Body, frozen=True, kw_only=True):
+    limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+
+
+class GenerateBody(_Body, frozen=True, kw_only=True):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    """The prompt is the text that it is, without the model's template."""
+    suffix: str | None = None
+    images: list[Any] | None = None
+    template: str | None = None
+    context: list[int] | None = None
+
+
+NAMES = {
+    "prompt": "messages",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop"),
+            *("presence_penalty", "frequency_penalty"),
+        )
+    },
+    **dict.fromkeys(FORM_ARGUMENTS, "format"),
+}
+"""What the API calls arguments of the engine."""
+
+
+def served_name(call: Call, name: str) -> str:
+    """The name under which a model is served. Raises `ApiError`."""
+    if name not in call.app_state.model_names:
+        name = name.removesuffix(LATEST)
+    call.app_state.check_model(name)
+    return name
+
+
+def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> SamplingParams:
+    """How to draw the answer. Raises `ApiError`."""
+    given = body.options or ModelOptions()
+    check_limits(given, call.settings)
+    most = call.engine.limits.max_model_len
+    if (given.num_ctx or 0) > most:
+        raise refuse("options.num_ctx", f"must be at most {most}, the context of the model here")
+    if given.repeat_last_n not in (None, -1):
+        raise refuse(
+            "options.repeat_last_n",
+            "must be -1: penalties go over all of the context",
+            "unsupported_parameter",
+        )
+    if body.logprobs or body.top_logprobs:
+        raise refuse("logprobs", "isn't supported here; it is in /v1", "unsupported_parameter")
+    drawn = {name: getattr(given, name) for name in NAMES if hasattr(given, name)}
+    return sampling_params(
+        call.engine.default_params,
+        {
+            **drawn,
+            "seed": None if given.seed == -1 else given.seed,
+            "repetition_penalty": given.repeat_penalty,
+            "max_tokens": None if given.num_predict in NO_LIMIT else given.num_predict,
+            "structured_output": plan.form,
+        },
+    )
+
+
+def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
+    """Raises `ApiError`."""
+    with as_named(NAMES):
+        plan = planned(
+            call.settings,
+            tools=(body.tools or ()) if isinstance(body, ChatBody) else (),
+            choice="auto",
+            one_call=False,
+            form=_form(body.format),
+            names={"response_format": "format"},
+        )
+        check_tools(call.engine, plan)
+        return plan
+
+
+def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
+    """Raises `ApiError`."""
+    with as_named(NAMES):
+        plan = plan_of(call, body)
+        if isinstance(body, ChatBody):
+            check_limits(body, call.settings)
+            messages = _messages(call, body.messages or ())
+        else:
+            system = [{"role": "system", "content": body.system}] if body.system else []
+            messages = [*system, {"role": "user", "content": body.prompt or ""}]
+        params = options_of(call, body, plan)
+        variables = _thinking(call, body.think)
+    return Asked(messages, params, plan, call.options(chat_template_kwargs=variables), NAMES)
+
+
+def check_generated(body: GenerateBody) -> None:
+    """Raise `ApiError` for what there is no text model, or no other way, for."""
+    for field in ("suffix", "images", "template", "context"):
+        if getattr(body, field):
+            raise refuse(field, "isn't supported", "unsupported_parameter")
+    if body.raw and (body.system or body.think is not None):
+        raise refuse("raw", "goes with neither system nor think: the prompt is all there is")
+
+
+def _form(given: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if isinstance(given, dict):
+        return json_schema(given)
+    if given == "json":
+        return json_object()
+    if given:
+        raise refuse("format", f"must be 'json' or a schema, got {given!r:.100}")
+    return None
+
+
+def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
+    """Variables of the template. A switch that it doesn't have is none; an effort that it doesn't
+    read is refused."""
+    if think is None:
+        return None
+    if isinstance(think, str):
+        return variables_of(call.engine, think, "think")
+    return {"enable_thinking": think} if call.engine.template_reads("enable_thinking") else None
+
+
+def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    unknown = UnknownFields()
+    messages: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []
+    num_calls = 0
+    for index, each in enumerate(given):
+        place = f"messages[{index}]"
+        message: Message = converted(_MESSAGE.of(each, unknown), Message, place)
+        if message.images:
+            raise refuse(f"{place}.images", "aren't supported", "unsupported_parameter")
+        plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking and message.role == "assistant":
+            plain["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            plain["tool_calls"] = []
+        for one in message.tool_calls or ():
+            num_calls += 1
+            call_id = f"call{num_calls:05}"  # as every template takes one
+            open_calls.append((call_id, one.function.name))
+            function = {"name": one.function.name, "arguments": one.function.arguments}
+            plain["tool_calls"].append({"id": call_id, "type": "function", "function": function})
+        if message.role == "tool":
+            found = [each for each in open_calls if each[1] == message.tool_name] or open_calls
+            if not found:
+                raise refuse(place, "must have a call before it that has no result yet")
+            answered = found[0]
+            open_calls.remove(answered)
+            plain["tool_call_id"], plain["name"] = answered
+        messages.append(plain)
+    unknown.tell(call.call_log)
+    return messages
