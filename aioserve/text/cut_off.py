@@ -38,13 +38,13 @@ def closed(text: str) -> str | None:
         return None
     kept = text[:whole]
     if machine.place is Place.STRING:
-        kept = _HALF.sub("", _without_part(text)) + '"'
+        kept = _without(_HALF, _without(_PART_OF_ESCAPE, text)) + '"'
     return kept + "".join(["}" if one == "{" else "]" for one in reversed(machine.stack)])
 
 
-def _without_part(text: str) -> str:
-    """Without the part of an escape that a string ends with."""
-    found = _PART_OF_ESCAPE.search(text)
+def _without(ending: re.Pattern[str], text: str) -> str:
+    """Without an escape, or a part of one, that a string ends with."""
+    found = ending.search(text)
     if found is None or (found.start() and _is_escaped(text, found.start())):
         return text
     return text[: found.start()]

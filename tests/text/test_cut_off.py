@@ -15,8 +15,13 @@ from aioserve.text.cut_off import closed
 from tests.engine.scripted import ScriptedModel
 
 words = st.text(st.sampled_from('ab"\\\n/é😀\ud83d{}[],:'), max_size=5)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
@@ -88,6 +93,8 @@ def test_a_whole_object_was_not_cut_off(value: dict[str, Any], layout: dict[str,
         ('{"a": "b\\u00e', '{"a": "b"}'),
         ('{"a": "b\\ud83d', '{"a": "b"}'),
         ('{"a": "b\\ud83d\\ude0', '{"a": "b"}'),
+        ('{"a": "b\\\\ud83d', '{"a": "b\\\\ud83d"}'),
+        ('{"a": "b\\\\u12', '{"a": "b\\\\u12"}'),
         ('{"a": "b\\ud83d\\ude00', '{"a": "b\\ud83d\\ude00"}'),
         ("", None),
         ("x", None),
