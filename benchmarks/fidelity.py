@@ -227,9 +227,14 @@ def run_simulated(
 ) -> SimulationResult:
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.simulator import simulate
+    from aioserve.traces.workload import with_targets
 
     return simulate(
-        requests,
+        with_targets(
+            requests,
+            ttft_target_seconds=options.ttft_target_seconds,
+            tpot_target_seconds=options.tpot_target_seconds,
+        ),
         PluginRegistry().policy(policy),
         cost=cost,
         noise_seed=noise_seed,
@@ -237,8 +242,6 @@ def run_simulated(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         overlap=options.overlap,
-        ttft_target_seconds=options.ttft_target_seconds,
-        tpot_target_seconds=options.tpot_target_seconds,
     )
 
 
@@ -329,7 +332,7 @@ async def replay_live(
             prompt,
             params,
             cache_salt=request.session or None,
-            tenant=request.client or None,
+            tenant=request.tenant or None,
             ttft_target_seconds=options.ttft_target_seconds,
             tpot_target_seconds=options.tpot_target_seconds,
         )

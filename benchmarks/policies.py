@@ -26,14 +26,15 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate
+from aioserve.traces.workload import with_targets
 
 MODEL, HARDWARE = "llama-3-8b", "h100"
-CODE_TARGETS = Targets(ttft_seconds=2.0, tpot_seconds=0.1)
+CODE_TARGETS = {"ttft_target_seconds": 2.0, "tpot_target_seconds": 0.1}
 COLORS = {
     "fcfs": "#555555",
     "round_robin": "#0072b2",
@@ -64,7 +65,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     num_devices: int = 1
     num_pages: int | None = None
     """KV pages of 16 tokens; None is as many as fit beside the model."""
-    targets: Targets | None = None
+    targets: dict[str, float] = msgspec.field(default_factory=dict)
+    """By the names that a `TraceRequest` has for them."""
 
 
 def main() -> None:
@@ -101,7 +103,7 @@ def run(study: Study, requests: Sequence[TraceRequest], policy: str, rate: float
             MODEL, model, gpu_memory_bytes=hardware.memory_bytes, num_gpus=study.num_devices
         )
         num_pages = fits.num_pages
-    targets = study.targets
+    requests = with_targets(requests, **study.targets)
     if rate is not None:
         requests = at_rate(requests, rate)
     result = simulate(
@@ -109,12 +111,10 @@ def run(study: Study, requests: Sequence[TraceRequest], policy: str, rate: float
         PluginRegistry().policy(policy),
         cost=cost,
         num_pages=num_pages,
-        ttft_target_seconds=None if targets is None else targets.ttft_seconds,
-        tpot_target_seconds=None if targets is None else targets.tpot_seconds,
     )
     times = [request.arrival_seconds for request in requests]
     arrived = len(times) / (max(times) - min(times))
-    return Run(policy, arrived, result, metrics_of(result, targets))
+    return Run(policy, arrived, result, metrics_of(result))
 
 
 def print_table(runs: Sequence[Run]) -> None:
@@ -223,13 +223,13 @@ def draw_distribution(figure: Any, study: Study, runs: list[Run]) -> None:
     found_share.set_ylabel("prefix blocks found, %")
 
 
-def draw_clients(figure: Any, study: Study, runs: list[Run]) -> None:
-    """What each client waits, by how much it asks for."""
+def draw_tenants(figure: Any, study: Study, runs: list[Run]) -> None:
+    """What each tenant waits, by how much it asks for."""
     demand: dict[str, int] = {}
     for record in runs[0].result.requests:
         tokens = record.request.prompt_tokens + record.request.output_tokens
-        demand[record.request.client] = demand.get(record.request.client, 0) + tokens
-    clients = sorted(demand, key=lambda client: demand[client])
+        demand[record.request.tenant] = demand.get(record.request.tenant, 0) + tokens
+    tenants = sorted(demand, key=lambda tenant: demand[tenant])
     waits, gap = figure.subplots(1, 2, width_ratios=(3, 1))
     for found in runs:
         p90 = [
@@ -237,23 +237,23 @@ def draw_clients(figure: Any, study: Study, runs: list[Run]) -> None:
                 [
                     seconds_to_first_token(record)
                     for record in found.result.requests
-                    if record.request.client == client
+                    if record.request.tenant == tenant
                 ],
                 90,
             )
-            for client in clients
+            for tenant in tenants
         ]
-        asked = [demand[client] / 1000 for client in clients]
+        asked = [demand[tenant] / 1000 for tenant in tenants]
         waits.plot(asked, p90, "o-", ms=4, color=COLORS[found.policy], label=found.policy)
     waits.set_xscale("log")
     waits.set_yscale("log")
-    waits.set_xlabel("tokens that a client asks for, thousands")
+    waits.set_xlabel("tokens that a tenant asks for, thousands")
     waits.set_ylabel("time to first token, p90, s")
     waits.legend(frameon=False)
     names = [found.policy for found in runs]
     gaps = [(found.metrics.service_gap_tokens or 0) / 1000 for found in runs]
     gap.bar(names, gaps, color=[COLORS[name] for name in names])
-    gap.set_ylabel("gap between backlogged\nclients, thousand tokens")
+    gap.set_ylabel("gap between backlogged\ntenants, thousand tokens")
 
 
 def draw_goodput(figure: Any, study: Study, runs: list[Run]) -> None:
@@ -309,7 +309,7 @@ STUDIES = {
         trace="servegen_m_small.csv.gz",
         rates=(200,),
         policies=("fcfs", "fair_share"),
-        draw=draw_clients,
+        draw=draw_tenants,
     ),
     "deadline": Study(
         trace="azure2023_code.csv.gz",

@@ -27,12 +27,13 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.workload import with_targets
 
 MODEL, HARDWARE = "llama-3-8b", "h100"
 AT_ONCE = 100_000.0
@@ -64,9 +65,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """KV pages of 16 tokens; None is as many as fit beside the model."""
     num_requests: int | None = None
     """The first of each half; None is all."""
-    targets: Targets | None = None
+    targets: dict[str, float] = msgspec.field(default_factory=dict)
+    """By the names that a `TraceRequest` has for them."""
     urgent: str | None = None
-    """The client whose requests have priority -1, where those of the others have 0."""
+    """The tenant whose requests have priority -1, where those of the others have 0."""
 
 
 def main() -> None:
@@ -123,21 +125,20 @@ def run(
     sweep: Sweep, requests: Sequence[TraceRequest], policy: str
 ) -> tuple[SimulationResult, Metrics]:
     model, hardware = read_model(MODEL), hardware_preset(HARDWARE)
-    num_pages, targets = sweep.num_pages, sweep.targets
+    num_pages = sweep.num_pages
+    requests = with_targets(requests, **sweep.targets)
     if num_pages is None:
         memory = hardware.memory_bytes
         fits = capacity_of(MODEL, model, gpu_memory_bytes=memory, num_gpus=sweep.num_devices)
         num_pages = fits.num_pages
     result = simulate(
-        [msgspec.structs.replace(r, priority=-int(r.client == sweep.urgent)) for r in requests],
+        [msgspec.structs.replace(r, priority=-int(r.tenant == sweep.urgent)) for r in requests],
         LongestMatch() if policy == LONGEST_MATCH else PluginRegistry().policy(policy),
         cost=RooflineCost(ModelShape.of(model), hardware.times(sweep.num_devices)),
         num_pages=num_pages,
         closed_loop=sweep.closed_loop,
-        ttft_target_seconds=None if targets is None else targets.ttft_seconds,
-        tpot_target_seconds=None if targets is None else targets.tpot_seconds,
     )
-    return result, metrics_of(result, targets)
+    return result, metrics_of(result)
 
 
 def p90_of_short_prompts(result: SimulationResult) -> float:
@@ -269,7 +270,7 @@ SWEEPS = {
     "deadline": Sweep(
         trace="azure2023_code.csv.gz",
         rate=8.0,
-        targets=Targets(ttft_seconds=2.0, tpot_seconds=0.1),
+        targets={"ttft_target_seconds": 2.0, "tpot_target_seconds": 0.1},
         columns=("met", "TTFT p50", "longest wait"),
         policies=(
             "fcfs",
@@ -313,7 +314,7 @@ SWEEPS = {
         columns=("TTFT p50", "TTFT p90", "TTFT p99", "found"),
         policies=("fcfs", "cache_aware"),
     ),
-    "clients_at_200": Sweep(
+    "tenants_at_200": Sweep(
         trace="servegen_m_small.csv.gz",
         rate=200.0,
         columns=("TTFT p50", "TTFT p90", "TTFT p99", "gap"),

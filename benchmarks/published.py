@@ -24,10 +24,10 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import ClientMetrics, Metrics, Targets, metrics_of
+from aioserve.simulation.metrics import GroupMetrics, Metrics, metrics_of
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.synthetic import synthetic_trace
-from aioserve.traces.workload import with_predictions
+from aioserve.traces.workload import with_predictions, with_targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "policies"))
 
@@ -86,8 +86,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """Asked about the figures of each side, in order."""
     options: Mapping[str, Any] = {}
     urgent: str | None = None
-    """The client whose requests have priority -1, where those of the others have 0."""
-    targets: Targets = Targets()
+    """The tenant whose requests have priority -1, where those of the others have 0."""
+    targets: dict[str, float] = msgspec.field(default_factory=dict)
+    """By the names that a `TraceRequest` has for them."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -224,7 +225,7 @@ STUDIES = (
     Study(
         policy="vtc",
         hooks="order",
-        claim="The service of two clients who both wait doesn't run apart, whatever they ask for",
+        claim="The service of two tenants who both wait doesn't run apart, whatever they ask for",
         workload="tenants",
         rate=40,
         num_requests=800,
@@ -297,7 +298,7 @@ STUDIES = (
         urgent=URGENT,
         sides=(bundled("priority"), bundled("priority:preempt=false"), FCFS),
         figures={
-            "p99 TTFT of the urgent, s": lambda m: _longest_waits(m.clients[URGENT]),
+            "p99 TTFT of the urgent, s": lambda m: _longest_waits(m.tenants[URGENT]),
             "preemptions": lambda m: m.preemptions,
         },
         holds=lambda f: 2 * f[0][0] < f[1][0] < 0.5 * f[2][0],
@@ -310,7 +311,7 @@ STUDIES = (
         workload="bursts",
         rate=60,
         num_requests=500,
-        targets=Targets(ttft_seconds=1.0, tpot_seconds=0.1),
+        targets={"ttft_target_seconds": 1.0, "tpot_target_seconds": 0.1},
         sides=(bundled("deadline"), bundled("shortest_first"), FCFS),
         figures={"share in time": lambda m: 0.0 if m.goodput is None else m.goodput.share},
         holds=lambda f: f[0][0] > max(f[1][0], f[2][0]),
@@ -318,15 +319,16 @@ STUDIES = (
 )
 
 
-def _longest_waits(client: ClientMetrics) -> float:
-    return math.inf if client.ttft_seconds is None else client.ttft_seconds.p99
+def _longest_waits(tenant: GroupMetrics) -> float:
+    return math.inf if tenant.ttft_seconds is None else tenant.ttft_seconds.p99
 
 
 def found(study: Study, seed: int) -> Finding:
     """Each side's figures on the study's workload."""
     trace = synthetic_trace(study.workload, study.num_requests, rate=study.rate, seed=seed)
+    trace = with_targets(trace, **study.targets)
     trace = [
-        msgspec.structs.replace(request, priority=-int(request.client == study.urgent))
+        msgspec.structs.replace(request, priority=-int(request.tenant == study.urgent))
         for request in trace
     ]
     cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
@@ -335,15 +337,9 @@ def found(study: Study, seed: int) -> Finding:
         requests = trace
         if side.predictor is not None:
             requests = with_predictions(trace, side.predictor, seed=seed)
-        options = {
-            "num_pages": 30_000,
-            "max_tokens": 4096,
-            "ttft_target_seconds": study.targets.ttft_seconds,
-            "tpot_target_seconds": study.targets.tpot_seconds,
-            **study.options,
-        }
+        options = {"num_pages": 30_000, "max_tokens": 4096, **study.options}
         result = simulate(requests, side.make(), cost=cost, **options)
-        metrics = metrics_of(result, study.targets)
+        metrics = metrics_of(result)
         if metrics.policy_faults:
             raise SystemExit(f"{side.name} had {metrics.policy_faults} faults")
         rows.append(tuple(figure(metrics) for figure in study.figures.values()))

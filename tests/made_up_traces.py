@@ -2,7 +2,7 @@
 
 Each function writes one kind of file and returns its path; the same call writes the same file. What
 recorded traces are like that matters to the tests is in them: prompts that begin alike, bursts,
-clients of unequal size, sub-agents, numbers written as text.
+tenants of unequal size, sub-agents, numbers written as text.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def azure(directory: Path, *, num_requests: int = 300) -> Path:
 
 
 def servegen(directory: Path, *, num_requests: int = 1500) -> Path:
-    """A client that sends as much as eight others together, and seldom a very long prompt."""
+    """A tenant that sends as much as eight others together, and seldom a very long prompt."""
     draw = random.Random(4)
     lines, t = ["arrival_s,client,input_tokens,output_tokens,reason_ratio"], 0.0
     for number in range(num_requests):
         t += draw.expovariate(100)
-        client = 0 if draw.random() < 0.5 else draw.randint(1, 8)
-        prompt = 12_000 if number == 700 else draw.randint(10, 3000 if client == 0 else 400)
-        lines.append(f"{t:.3f},{client},{prompt},{draw.randint(1, 120)},0.0")
+        tenant = 0 if draw.random() < 0.5 else draw.randint(1, 8)
+        prompt = 12_000 if number == 700 else draw.randint(10, 3000 if tenant == 0 else 400)
+        lines.append(f"{t:.3f},{tenant},{prompt},{draw.randint(1, 120)},0.0")
     return _written(directory / "made_up_servegen.csv.gz", lines)
 
 

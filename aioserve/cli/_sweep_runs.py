@@ -219,7 +219,7 @@ def _variants(vary: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _value(name: str, text: str, hint: Any) -> Any:
     kinds = (hint, *get_args(hint))
-    kind: Any = next((one for one in (bool, int, float) if one in kinds), str)
+    kind: Any = next((one for one in (str, bool, int, float) if one in kinds), str)
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]

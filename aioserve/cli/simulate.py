@@ -37,7 +37,7 @@ from aioserve.errors import ConfigError
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import named_policy
 from aioserve.progress_bar import bar_on_terminal
-from aioserve.simulation.figures import client_rows, rows, unanswered
+from aioserve.simulation.figures import GROUPS, group_rows, rows, unanswered
 from aioserve.simulation.machine import Machine
 from aioserve.simulation.metrics import Metrics
 from aioserve.simulation.report import PolicyRun, report_page
@@ -87,7 +87,6 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
                 title=f"{facts['name']}: {', '.join(found)}",
                 command=command_line("simulate", trace, options, FLAGS),
                 facts=_told(drawn, facts, options, trial),
-                targets=trial.targets,
                 window=window,
             )
             options.report.write_text(page, encoding="utf-8")
@@ -204,11 +203,12 @@ def _print_tables(
         table.add_column(name, justify="right", overflow="fold")
     for label, cells in rows(found):
         table.add_row(label, *cells)
-    for label, lines in client_rows(found):
-        table.add_row()
-        table.add_row(f"{label}, by client (requests)")
-        for client, cells in lines:
-            table.add_row(f"  {client}", *cells)
+    for group, one in GROUPS.items():
+        for label, lines in group_rows(found, group):
+            table.add_row()
+            table.add_row(f"{label}, by {one} (requests)")
+            for name, cells in lines:
+                table.add_row(f"  {name}", *cells)
     console.print(table)
 
 

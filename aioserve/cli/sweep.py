@@ -6,7 +6,7 @@ This module reads options and prints; `_sweep_runs` says which runs there are, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from itertools import product
 from pathlib import Path
@@ -39,6 +39,7 @@ from aioserve.simulation.request_rows import RequestFile, to_csv
 from aioserve.simulation.sweeps import (
     Estimate,
     Objective,
+    attainment_by_class,
     bounds_of,
     estimate_of,
     objectives,
@@ -88,6 +89,11 @@ def sweep(trace: Path | None = None, /, **flags: Any) -> None:
     # What policies print belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
         grid, trial = grid_of(trace, options)
+        if trial.targets is None and any(one.name == "attainment" for one in promised):
+            raise ConfigError(
+                "slo: attainment is of requests that meet their targets, and none has any: give "
+                "--ttft-target-seconds, --tpot-target-seconds or --deadline-seconds"
+            )
         say_what_is_unknown(trial.machine, options)
         for cost, tried in grid.tables():
             warn_of_long_contexts(cost, tried)
@@ -166,12 +172,6 @@ def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objec
             "refine: rates are tried between those that keep what is promised and those that "
             f"don't, got {options.refine}: give --slo and --rates too"
         )
-    has_targets = (options.ttft_target_seconds, options.tpot_target_seconds) != (None, None)
-    if any(objective.name == "attainment" for objective in promised) and not has_targets:
-        raise ConfigError(
-            "slo: attainment is of requests that meet their targets: give --ttft-target-seconds or "
-            "--tpot-target-seconds"
-        )
     return options.jobs or len(usable_processors())
 
 
@@ -194,12 +194,19 @@ def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
     ]
 
 
-def _estimates(row: Row) -> dict[str, Estimate | None]:
+def _estimates(row: Row, classes: Measures) -> dict[str, Estimate | None]:
     """What is shown of a row; None where no seed had anything to measure."""
-    return {name: estimate_of(row.runs, value_of) for name, value_of in MEASURES.items()}
+    return {name: estimate_of(row.runs, value) for name, value in (MEASURES | classes).items()}
 
 
-MEASURES: dict[str, Callable[[Metrics], float | None]] = {
+def _by_class(runs: Iterable[Metrics]) -> Measures:
+    """The attainment of each class that has targets."""
+    shares = attainment_by_class(runs)
+    return {f"attainment of {name}": value_of for name, value_of in shares.items()}
+
+
+Measures = dict[str, Callable[[Metrics], float | None]]
+MEASURES: Measures = {
     "goodput_per_second": measure_of("goodput.requests_per_second"),
     "attainment": measure_of("goodput.share"),
     "ttft_p50_seconds": measure_of("ttft_seconds.p50"),
@@ -212,6 +219,7 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "output_tokens_per_second": measure_of("output_tokens_per_second"),
     "busy_share": measure_of("busy_share"),
     "refused": lambda m: float(m.refused + m.too_long),
+    "overdue": lambda m: None if m.overdue is None else float(m.overdue),
     "preemptions": lambda m: float(m.preemptions),
     "policy_faults": lambda m: float(m.policy_faults),
     "steps_outside_share": measure_of("steps_outside.share"),
@@ -238,13 +246,14 @@ def _kept_rates(
 
 
 def _write_runs(path: Path, cells: Sequence[Cell], done: Sequence[Done]) -> None:
+    measures = MEASURES | _by_class(one.metrics for one in done)
     rows: list[list[Any]] = [
-        ["policy", "varied", "rate", "seed", "requests", "finished", *MEASURES]
+        ["policy", "varied", "rate", "seed", "requests", "finished", *measures]
     ]
     for cell, one in zip(cells, done, strict=True):
         rate = one.arrived_rate if cell.rate is None else cell.rate
         head = [cell.policy, cell.varied, rate, cell.seed]
-        values = [value_of(one.metrics) for value_of in MEASURES.values()]
+        values = [value_of(one.metrics) for value_of in measures.values()]
         rows.append([*head, one.metrics.requests, one.metrics.finished, *values])
     path.write_bytes(to_csv(rows).encode(errors="surrogateescape"))
 
@@ -288,6 +297,7 @@ def _print(
         {"policy": policy, "varied": varied, **dict(zip(RATES, bounds_of(kept), strict=True))}
         for policy, varied, kept in _kept_rates(rows, promised)
     ]
+    classes = _by_class(run for row in rows for run in row.runs)
     found = [
         {
             "policy": row.policy,
@@ -295,7 +305,7 @@ def _print(
             "rate": row.rate,
             "seeds": len(row.runs),
             "slo_kept": _kept(row, promised) if promised else None,
-            "over_seeds": _estimates(row),
+            "over_seeds": _estimates(row, classes),
             "runs": row.runs,
         }
         for row in rows
@@ -314,6 +324,7 @@ SHOWN = {
     "gap_p99_seconds": ("gap p99, ms", 1000),
     "output_tokens_per_second": ("tokens/s", 1),
     "refused": ("refused", 1),
+    "overdue": ("overdue", 1),
     "policy_faults": ("policy faults", 1),
     "steps_outside_share": ("not measured, %", 100),
 }
@@ -335,8 +346,10 @@ def _print_tables(
     interval = f"mean over {seeds} seeds, with 95 % confidence" if seeds > 1 else "one seed"
     requests = counted(facts["requests"], "request", form=",")
     console.print(f"{facts['name']}: {requests}; {interval}\n", soft_wrap=True)
-    estimates = [_estimates(row) for row in rows]
+    classes = _by_class(run for row in rows for run in row.runs)
+    estimates = [_estimates(row, classes) for row in rows]
     shown = {name: told for name, told in SHOWN.items() if _is_shown(name, estimates)}
+    shown |= {name: (f"{name}, %".replace("attainment of", "met by"), 100) for name in classes}
     heads = ["policy", *(["varied"] if options.vary else []), "rate"]
     heads += [told for told, _ in shown.values()]
     table = Table(*heads, *(["SLO"] if promised else []), box=None, pad_edge=False)

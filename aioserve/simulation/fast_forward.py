@@ -8,7 +8,7 @@ The simulator knows when the next request comes and where completions end; polic
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
@@ -41,6 +41,8 @@ class Clock(msgspec.Struct, frozen=True):
     in_flight: tuple[float, ...]
     """Durations of the steps in flight."""
     next_arrival: float | None
+    next_deadline: float | None
+    """When the next request is ended, whatever it has got until then."""
 
 
 class PassedSteps(msgspec.Struct, frozen=True):
@@ -136,10 +138,12 @@ def _times(
             steps = zip(launched, ends, strict=True)
             count = [took > 0 and end <= MAX_CLOCK_SECONDS for took, end in steps].index(False)
             del ends[count:]
+        done = [clock.last_end, *ends] if clock.in_flight else ends
         if clock.next_arrival is not None:
             # One that comes when a step is done is there before the next one is planned.
-            done = [clock.last_end, *ends] if clock.in_flight else ends
             count = min(count, 1 + bisect_left(done, clock.next_arrival))
+        if clock.next_deadline is not None:
+            count = min(count, bisect_right(done, clock.next_deadline))
         if count < asked or asked == most:
             return ends, launched, count
         looked_at *= 4

@@ -16,12 +16,14 @@ from aioserve.arguments import counted
 from aioserve.simulation.metrics import Metrics, measure_of
 
 __all__ = [
-    "CLIENT_FIGURES",
     "FIGURES",
+    "GROUPS",
+    "GROUP_FIGURES",
     "MISSING",
     "NEVER",
     "Figure",
-    "client_rows",
+    "Group",
+    "group_rows",
     "rows",
     "shown_figures",
     "text_of",
@@ -86,6 +88,7 @@ FIGURES = (
     Figure("of those, cut short", "cut_short"),
     Figure("refused by the policy", "refused", better="less"),
     Figure("too long for memory or model", "too_long"),
+    Figure("ended at their deadline", "overdue", better="less"),
     *_percentiles("time to first token", "ttft_seconds", "s"),
     *_percentiles("time per output token", "tpot_seconds", "ms", 1000),
     *_percentiles("gap between tokens", "gap_seconds", "ms", 1000, ("p50", "p99", "max")),
@@ -95,7 +98,7 @@ FIGURES = (
     Figure("goodput, requests/s", "goodput.requests_per_second", "{:,.3f}", better="more"),
     Figure("output tokens/s", "output_tokens_per_second", "{:,.1f}", better="more"),
     Figure("longest wait, tokens", "max_wait_tokens", better="less"),
-    Figure("gap between clients, tokens", "service_gap_tokens", better="less"),
+    Figure("gap between tenants, tokens", "service_gap_tokens", better="less"),
     Figure("prefix blocks found", "block_hit_share", "{:.1%}", better="more"),
     Figure("prompt tokens found", "token_hit_share", "{:.1%}", better="more"),
     Figure("preemptions", "preemptions", better="less"),
@@ -110,6 +113,7 @@ FIGURES = (
     Figure("simulated time, s", "seconds", "{:,.1f}"),
 )
 ONLY_WHERE_MEASURED = (
+    "overdue",
     "goodput",
     "service_gap_tokens",
     "pages_swapped_out",
@@ -117,12 +121,16 @@ ONLY_WHERE_MEASURED = (
     "steps_outside",
 )
 
-CLIENT_FIGURES = (
+Group = Literal["tenants", "classes"]
+GROUPS: dict[Group, str] = {"tenants": "tenant", "classes": "class"}
+"""Fields of `Metrics` that have metrics by name, and what one of these is called."""
+GROUP_FIGURES = (
     Figure("tokens served", "tokens"),
     Figure("time to first token p99, s", "ttft_seconds.p99", "{:,.2f}"),
     Figure("longest wait, tokens", "max_wait_tokens"),
+    Figure("met their targets", "goodput.share", "{:.1%}"),
 )
-"""Figures of each client under each policy."""
+"""Figures of each tenant, or class, under each policy."""
 
 
 def shown_figures(found: Mapping[str, Metrics]) -> list[Figure]:
@@ -144,23 +152,23 @@ def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def client_rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Rows by figure of clients: its label, and a row for each client: its name with its number of
-    requests, and the text under each policy. Nothing where the trace names no clients."""
-    first = next(iter(found.values()))
+def group_rows(
+    found: Mapping[str, Metrics], group: Group
+) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """Rows by figure of tenants, or of classes: its label, and a row for each of them: its name
+    with its number of requests, and the text under each policy. Nothing where the trace names
+    none."""
+    by_policy = [getattr(metrics, group) for metrics in found.values()]
     return [
         (
             figure.label,
             [
-                (
-                    f"{client} ({theirs.requests:,})",
-                    [figure.text(metrics.clients[client]) for metrics in found.values()],
-                )
-                for client, theirs in first.clients.items()
+                (f"{name} ({theirs.requests:,})", [figure.text(one[name]) for one in by_policy])
+                for name, theirs in by_policy[0].items()
             ],
         )
-        for figure in CLIENT_FIGURES
-        if first.clients
+        for figure in GROUP_FIGURES
+        if any(figure.of(one) is not None for groups in by_policy for one in groups.values())
     ]
 
 
@@ -194,6 +202,7 @@ def unanswered_at_rates(runs: Iterable[tuple[str, float, Sequence[Metrics]]]) ->
 def _sentence(name: str, runs: Sequence[Metrics]) -> str:
     too_long = sum(metrics.too_long for metrics in runs)
     refused = sum(metrics.refused for metrics in runs)
+    overdue = sum(metrics.overdue or 0 for metrics in runs)
     causes: list[str] = []
     if too_long:
         pages = counted(runs[0].num_pages, "page", form=",")
@@ -203,5 +212,8 @@ def _sentence(name: str, runs: Sequence[Metrics]) -> str:
     if refused:
         requests = counted(refused, "request was", "requests were", form=",")
         causes.append(f"{requests} refused by the policy")
+    if overdue:
+        requests = counted(overdue, "request was", "requests were", form=",")
+        causes.append(f"{requests} ended at the deadline")
     steps = "" if any(metrics.steps for metrics in runs) else " No step ran."
     return f"Under {name} no request got a completion: {' and '.join(causes)}.{steps}"

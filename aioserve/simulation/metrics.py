@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -11,73 +12,73 @@ import msgspec
 from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread, spread_of
-from aioserve.simulation.options import MAX_TARGET_SECONDS
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
-from aioserve.traces.checks import check_number
+from aioserve.traces.request import TraceRequest
 
 __all__ = [
-    "ClientMetrics",
     "Goodput",
+    "GroupMetrics",
     "Metrics",
     "Spread",
     "StepsOutside",
     "Targets",
     "block_hits",
-    "client_metrics",
     "e2e_seconds",
     "goodput_of",
+    "group_metrics",
     "has_answer",
     "measure_of",
+    "met_targets",
     "metrics_of",
     "queue_seconds",
     "spread_over",
+    "targets_of",
     "tpot_seconds",
     "ttft_seconds",
 ]
 
 
+MOST_TARGETS_TOLD = 3
+
+
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """Targets of a good completion; None sets none. Raises `ConfigError`."""
+    """The different targets that requests have, each in ascending order."""
 
-    ttft_seconds: float | None = None
-    tpot_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_seconds", "tpot_seconds"):
-            value = getattr(self, name)
-            if value is not None:
-                check_number(name, value, MAX_TARGET_SECONDS)
+    ttft_seconds: tuple[float, ...] = ()
+    tpot_seconds: tuple[float, ...] = ()
+    deadline_seconds: tuple[float, ...] = ()
 
     @property
     def told(self) -> str:
         """The targets in words; empty without any."""
-        told: list[str] = []
-        if self.ttft_seconds is not None:
-            told.append(f"first token within {self.ttft_seconds:,.6g} s")
-        if self.tpot_seconds is not None:
-            told.append(f"further tokens every {self.tpot_seconds * 1000:,.6g} ms")
-        return ", ".join(told)
+        asked = [
+            ("first token within {} s", self.ttft_seconds, 1),
+            ("further tokens every {} ms", self.tpot_seconds, 1000),
+            ("ended after {} s", self.deadline_seconds, 1),
+        ]
+        return ", ".join([form.format(_span(v, factor)) for form, v, factor in asked if v])
 
-    def met(self, record: RequestRecord) -> bool:
-        ttft, tpot = ttft_seconds(record), tpot_seconds(record)
-        if ttft is None or not has_answer(record):
-            return False
-        return (self.ttft_seconds is None or ttft <= self.ttft_seconds) and (
-            self.tpot_seconds is None or tpot is None or tpot <= self.tpot_seconds
-        )
+
+def _span(values: Sequence[float], factor: float) -> str:
+    """The values, or the least and the largest of many."""
+    texts = [f"{value * factor:,.6g}" for value in values]
+    if len(texts) > MOST_TARGETS_TOLD:
+        return f"{texts[0]} to {texts[-1]}"
+    return " or ".join(texts)
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests that met their targets."""
+    """Requests that met their targets; one without targets of its own meets them when its
+    completion has ended."""
 
     requests: int
     share: float
-    """Share of all requests of the trace, those refused included."""
+    """Share of all requests, those refused included."""
     requests_per_second: float
 
 
-class ClientMetrics(msgspec.Struct, frozen=True):
-    """One client's part of a run."""
+class GroupMetrics(msgspec.Struct, frozen=True):
+    """One tenant's part of a run, or that of one class."""
 
     requests: int
     finished: int
@@ -85,6 +86,8 @@ class ClientMetrics(msgspec.Struct, frozen=True):
     """Tokens in prompts and completions of requests that finished."""
     ttft_seconds: Spread | None
     max_wait_tokens: int
+    goodput: Goodput | None = None
+    """Goodput of the group; None where no request of the run has a target."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -100,10 +103,13 @@ class Metrics(msgspec.Struct, frozen=True):
     refused: int
     """Requests refused by the policy. They and those that are too long never get a first token, and
     count as infinite in the percentiles of all times but the gaps; `Spread.never` says how many
-    do."""
+    do. So do those that are overdue, but in times of what they got before."""
     too_long: int
     """Requests with prompts that leave no room for a token in the KV memory or in
     `max_model_len`."""
+    overdue: int | None
+    """Requests that hadn't ended at their deadline, and were ended there; None where none has
+    one."""
     seconds: float
     busy_seconds: float
     """Seconds in steps."""
@@ -129,8 +135,10 @@ class Metrics(msgspec.Struct, frozen=True):
     """Most tokens that were computed for others between a request's arrival and its first token, or
     until it was refused."""
     service_gap_tokens: int | None
-    clients: dict[str, ClientMetrics]
-    """Metrics of clients by name, where the trace names them."""
+    tenants: dict[str, GroupMetrics]
+    """Metrics of tenants by name, where the trace names them."""
+    classes: dict[str, GroupMetrics]
+    """Metrics of classes by name, where the trace names them."""
     blocks: int
     """Prefix blocks of the requests that started."""
     block_hits: int
@@ -177,11 +185,11 @@ def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
     return value_of
 
 
-WITHOUT_ANSWER = (Ending.REFUSED, Ending.TOO_LONG, Ending.FAILED)
+WITHOUT_ANSWER = (Ending.REFUSED, Ending.TOO_LONG, Ending.FAILED, Ending.OVERDUE)
 
 
-def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:
-    """The metrics of a run, with goodput where there are targets."""
+def metrics_of(result: SimulationResult) -> Metrics:
+    """The metrics of a run, with goodput where some request has a target."""
     records = result.requests
     started = [r for r in records if r.started_seconds is not None]
     blocks = sum(len(r.request.block_ids) for r in started)
@@ -189,12 +197,14 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
     prompts = sum(r.request.prompt_tokens for r in started)
     output_tokens = sum(r.output_tokens for r in records)
     seconds = result.seconds
+    timed = seconds if any(r.request.has_target for r in records) else None
     return Metrics(
         requests=len(records),
         finished=sum(has_answer(r) for r in records),
         cut_short=sum(r.ending is Ending.CUT_SHORT for r in records),
         refused=sum(r.ending is Ending.REFUSED for r in records),
         too_long=sum(r.ending is Ending.TOO_LONG for r in records),
+        overdue=_overdue(records),
         busy_share=result.busy_seconds / seconds if seconds else 0.0,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / seconds if seconds else 0.0,
@@ -202,9 +212,10 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         tpot_seconds=spread_over(records, tpot_seconds, at_least_tokens=2),
         e2e_seconds=spread_over(records, e2e_seconds),
         queue_seconds=spread_over(records, queue_seconds),
-        goodput=None if targets is None else goodput_of(records, seconds, targets),
+        goodput=None if timed is None else goodput_of(records, timed),
         max_wait_tokens=_max_wait_tokens(records),
-        clients=client_metrics(records),
+        tenants=group_metrics(records, attrgetter("tenant"), timed),
+        classes=group_metrics(records, attrgetter("request_class"), timed),
         blocks=blocks,
         block_hits=hits,
         block_hit_share=hits / blocks if blocks else None,
@@ -258,6 +269,32 @@ def e2e_seconds(record: RequestRecord) -> float | None:
     return record.end_seconds - record.request.arrival_seconds
 
 
+def met_targets(record: RequestRecord) -> bool:
+    """Whether a completion has ended, and within the targets that its request has."""
+    ttft, tpot, request = ttft_seconds(record), tpot_seconds(record), record.request
+    if ttft is None or not has_answer(record):
+        return False
+    return (request.ttft_target_seconds is None or ttft <= request.ttft_target_seconds) and (
+        request.tpot_target_seconds is None or tpot is None or tpot <= request.tpot_target_seconds
+    )
+
+
+def targets_of(requests: Iterable[TraceRequest]) -> Targets | None:
+    """The targets that these have; None where none has any."""
+    asked = [request for request in requests if request.has_target]
+    if not asked:
+        return None
+
+    def values(name: str) -> tuple[float, ...]:
+        return tuple(sorted({v for r in asked if (v := getattr(r, name)) is not None}))
+
+    return Targets(
+        ttft_seconds=values("ttft_target_seconds"),
+        tpot_seconds=values("tpot_target_seconds"),
+        deadline_seconds=values("deadline_seconds"),
+    )
+
+
 def has_answer(record: RequestRecord) -> bool:
     """Whether its completion has ended: where the trace says, or at the limit of its length."""
     return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
@@ -274,29 +311,40 @@ def _max_wait_tokens(records: Sequence[RequestRecord]) -> int:
     return max((r.wait_tokens for r in records if r.wait_tokens is not None), default=0)
 
 
-def goodput_of(records: Sequence[RequestRecord], seconds: float, targets: Targets) -> Goodput:
+def _overdue(records: Sequence[RequestRecord]) -> int | None:
+    if all(r.request.deadline_seconds is None for r in records):
+        return None
+    return sum(r.ending is Ending.OVERDUE for r in records)
+
+
+def goodput_of(records: Sequence[RequestRecord], seconds: float) -> Goodput:
     """Requests of so many seconds that met their targets."""
-    good = sum(targets.met(record) for record in records)
+    good = sum(map(met_targets, records))
     return Goodput(
         good, good / len(records) if records else 0.0, good / seconds if seconds else 0.0
     )
 
 
-def client_metrics(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
-    """Metrics of clients by name, of the requests that name one."""
-    by_client: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+def group_metrics(
+    records: Sequence[RequestRecord],
+    name_of: Callable[[TraceRequest], str],
+    seconds: float | None,
+) -> dict[str, GroupMetrics]:
+    """Metrics by the names that requests have, with goodput over so many seconds unless None."""
+    by_name: defaultdict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
-        if record.request.client:
-            by_client[record.request.client].append(record)
+        if name := name_of(record.request):
+            by_name[name].append(record)
     return {
-        client: ClientMetrics(
+        name: GroupMetrics(
             requests=len(theirs),
             finished=sum(has_answer(r) for r in theirs),
             tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if has_answer(r)),
             ttft_seconds=spread_over(theirs, ttft_seconds),
             max_wait_tokens=_max_wait_tokens(theirs),
+            goodput=None if seconds is None else goodput_of(theirs, seconds),
         )
-        for client, theirs in sorted(by_client.items())
+        for name, theirs in sorted(by_name.items())
     }
 
 

@@ -24,7 +24,7 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.records import recorded_length
 from aioserve.simulation.timeline import Timeline
-from aioserve.traces.checks import check_int, check_number, named
+from aioserve.traces.checks import check_int, named
 from aioserve.traces.request import TraceRequest, checked_requests
 from aioserve.traces.workload import WorkloadOptions
 
@@ -48,7 +48,6 @@ R = TypeVar("R")
 LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
 """Most pages, of which each takes 17 bytes, and 4 for each of its tokens that is cached."""
-MAX_TARGET_SECONDS = 1e9
 LIMITS = {
     "num_pages": (1, MAX_PAGES),
     "page_size": (1, 1 << 16),
@@ -93,10 +92,6 @@ class SchedulerOptions:
     """What becomes of a preempted request's pages: swap, recompute, or auto."""
     overlap: bool = True
     """Plan a step while the one before is running."""
-    ttft_target_seconds: float | None = None
-    """A good answer's first token comes this soon: counts goodput, and policies see it."""
-    tpot_target_seconds: float | None = None
-    """A good answer's further tokens take no longer than this on average: likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +170,6 @@ def check_options(policy: Any, options: SimulationOptions) -> None:
         value = getattr(options, name)
         if value is not None or name not in MAY_BE_NONE:
             check_int(name, value, least, most)
-    for name in ("ttft_target_seconds", "tpot_target_seconds"):
-        if (seconds := getattr(options, name)) is not None:
-            check_number(name, seconds, MAX_TARGET_SECONDS)
     _check_objects(policy, options.cost, options.timeline, options.on_progress)
     for name in ("prefix_caching", "overlap", "closed_loop"):
         if type(flag := getattr(options, name)) is not bool:

@@ -40,6 +40,8 @@ class Ending(Enum):
     FAILED = "failed"
     """A server that was measured answered with an error, not in time, or not to the end. No
     simulated request ends so."""
+    OVERDUE = "overdue"
+    """It hadn't ended at its deadline, and was ended there."""
 
 
 class RequestRecord(msgspec.Struct, gc=False):
@@ -87,9 +89,9 @@ class SimulationResult(msgspec.Struct, frozen=True):
     """Pages that requests hold, over the time of steps; what the cache alone holds is left out."""
     pages_held_max: int
     service_gap_tokens: int | None
-    """Most by which the tokens computed for one client ran ahead of another's while both had
+    """Most by which the tokens computed for one tenant ran ahead of another's while both had
     requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
-    the trace has fewer than two clients."""
+    the trace has fewer than two tenants."""
     unbounded: bool = False
     """Whether memory had no limit."""
     gap_seconds: Spread | None = None

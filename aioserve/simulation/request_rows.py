@@ -24,7 +24,13 @@ from typing import Any, Literal, TextIO
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
+from aioserve.simulation.metrics import (
+    e2e_seconds,
+    met_targets,
+    queue_seconds,
+    tpot_seconds,
+    ttft_seconds,
+)
 from aioserve.simulation.records import RequestRecord
 
 __all__ = [
@@ -44,7 +50,8 @@ MOST_NAME_CHARS = 40
 """Most characters of the name that the file beside begins with: names have at most 255 bytes."""
 COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
     "request": lambda record: record.request.number,
-    "client": lambda record: record.request.client,
+    "tenant": lambda record: record.request.tenant,
+    "class": lambda record: record.request.request_class,
     "session": lambda record: record.request.session,
     "priority": lambda record: record.request.priority,
     "follows": lambda record: record.request.follows,
@@ -55,6 +62,9 @@ COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
     "recorded_output_tokens": lambda record: record.request.output_tokens,
     "max_tokens": lambda record: record.request.max_tokens,
     "predicted_output_tokens": lambda record: record.request.predicted_output_tokens,
+    "ttft_target_seconds": lambda record: record.request.ttft_target_seconds,
+    "tpot_target_seconds": lambda record: record.request.tpot_target_seconds,
+    "deadline_seconds": lambda record: record.request.deadline_seconds,
     "ending": lambda record: None if record.ending is None else record.ending.value,
     "queue_seconds": queue_seconds,
     "ttft_seconds": ttft_seconds,
@@ -62,6 +72,7 @@ COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
     "max_gap_seconds": lambda record: record.max_gap_seconds,
     "e2e_seconds": e2e_seconds,
     "wait_tokens": lambda record: record.wait_tokens,
+    "met_targets": lambda record: met_targets(record) if record.request.has_target else None,
 }
 """Columns of a request's row; None where there was nothing to measure."""
 

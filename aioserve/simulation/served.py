@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -16,12 +17,11 @@ import numpy.typing as npt
 
 from aioserve.simulation.gaps import Spread, spread_of, weighted_spread
 from aioserve.simulation.metrics import (
-    ClientMetrics,
     Goodput,
-    Targets,
-    client_metrics,
+    GroupMetrics,
     e2e_seconds,
     goodput_of,
+    group_metrics,
     has_answer,
     spread_over,
     tpot_seconds,
@@ -150,8 +150,10 @@ class ServedMetrics(msgspec.Struct, frozen=True):
     tokens_per_chunk: float | None
     goodput: Goodput | None
     """Goodput; None without targets."""
-    clients: dict[str, ClientMetrics]
-    """Metrics of clients by name, where the trace names them."""
+    tenants: dict[str, GroupMetrics]
+    """Metrics of tenants by name, where the trace names them."""
+    classes: dict[str, GroupMetrics]
+    """Metrics of classes by name, where the trace names them."""
     generator: GeneratorMetrics
 
 
@@ -161,9 +163,9 @@ def served_metrics_of(
     *,
     loop_lag_seconds: Iterable[float] = (),
     busy_share: float = 0.0,
-    targets: Targets | None = None,
 ) -> ServedMetrics:
-    """The metrics of a load that took so many seconds, with goodput where there are targets."""
+    """The metrics of a load that took so many seconds, with goodput where some request has a
+    target."""
     sent = [one for one in served if one.is_sent]
     ended = [one for one in sent if one.record.ending is not None]
     records = [one.record for one in ended]
@@ -172,6 +174,7 @@ def served_metrics_of(
     output_tokens = sum(one.record.output_tokens for one in sent)
     chunks = sum(one.chunks for one in sent)
     held = [one.held_seconds for one in sent]
+    timed = seconds if any(record.request.has_target for record in records) else None
     per_second = 1 / seconds if seconds else 0.0
     return ServedMetrics(
         requests=len(records),
@@ -197,8 +200,9 @@ def served_metrics_of(
         gap_seconds=weighted_spread(*token_gaps_of(sent)),
         e2e_seconds=spread_over(records, e2e_seconds),
         tokens_per_chunk=output_tokens / chunks if chunks else None,
-        goodput=None if targets is None else goodput_of(records, seconds, targets),
-        clients=client_metrics(records),
+        goodput=None if timed is None else goodput_of(records, timed),
+        tenants=group_metrics(records, attrgetter("tenant"), timed),
+        classes=group_metrics(records, attrgetter("request_class"), timed),
         generator=GeneratorMetrics(
             late_seconds=spread_of(one.late_seconds for one in sent),
             held_seconds=spread_of(held) if any(held) else None,

@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from types import MappingProxyType
 
-from aioserve.arguments import counted
+from aioserve.arguments import EMPTY_MAPPING, counted
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import shown
@@ -70,9 +72,10 @@ def simulate(
     None: as many as the KV memory holds. With `noise_seed` the steps of a cost table vary as
     those that it was measured from, drawn from that seed by their numbers; None: each takes what
     the table says. A table's `host` times come before a request's first step and after its tokens.
-    For the policy to see, each request has its client as its tenant, its session,
-    its priority, its forecast, and the targets as its own. A completion has at least one token,
-    whatever the trace says. In a `closed_loop` a request that follows another comes when that one's
+    For the policy to see, each request has its tenant, its class as
+    `metadata["class"]`, its session, its priority, its forecast and its targets. One that hasn't
+    ended at its deadline is ended there. A completion has at least one token, whatever the trace
+    says. In a `closed_loop` a request that follows another comes when that one's
     completion has ended and its caller has thought. `timeline`, an empty one, takes down every
     step. `on_progress(done, total)` is told of requests that have ended, at most once a step.
     Raises `ConfigError` for options that make no sense or need more memory than is reasonable, and
@@ -136,23 +139,26 @@ class _Run:
         """Token that the completion of each sequence is made of."""
         self.end_positions: dict[int, int] = {}
         """Position of the token that ends each sequence's completion."""
-        self.clients: dict[int, str] = {}
-        """Client that sent each sequence."""
+        self.tenants: dict[int, str] = {}
+        """Tenant that sent each sequence."""
         self.not_started: set[int] = set()
+        self.deadlines: list[tuple[float, int]] = []
+        """Deadlines of requests that may have ended since, the next one first."""
         self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
-        """Requests of each client that haven't started; those without any are left out."""
+        """Requests of each tenant that haven't started; those without any are left out."""
         self.busy_seconds = 0.0
         self.page_seconds = 0.0
         self.pages_held_max = 0
-        clients = {record.request.client for record in arrivals.records}
-        self.gap = ServiceGap() if len(clients) > 1 else None
+        tenants = {record.request.tenant for record in arrivals.records}
+        self.gap = ServiceGap() if len(tenants) > 1 else None
 
     def result(self, pages_needed: int | None = None) -> SimulationResult:
         """Run to the end. `pages_needed` is that of memory without a limit."""
         began = self.now - self.host.intake_seconds
         while True:
             self._submit_arrived()
+            self._end_overdue(math.nextafter(self.now, math.inf))
             if self._pass_steps():
                 continue
             plan = self.pipeline.advance(self.now)
@@ -162,6 +168,7 @@ class _Run:
                 self._end(update.sequence_id, Ending.REFUSED)
             # As in the engine's loop: it waits for a step when none may be launched beside it.
             if (end := self.pipeline.due) is not None:
+                self._end_overdue(end)
                 self._finish_step(end)
             elif plan is not None:
                 continue
@@ -228,22 +235,47 @@ class _Run:
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
                     hints=SchedulingHints(
-                        tenant=request.client or None,
+                        tenant=request.tenant or None,
                         priority=request.priority,
                         session_id=request.session or None,
                         predicted_output_tokens=request.predicted_output_tokens,
-                        ttft_target_seconds=self.options.ttft_target_seconds,
-                        tpot_target_seconds=self.options.tpot_target_seconds,
+                        ttft_target_seconds=request.ttft_target_seconds,
+                        tpot_target_seconds=request.tpot_target_seconds,
+                        deadline_seconds=request.deadline_seconds,
+                        metadata=MappingProxyType({"class": request.request_class})
+                        if request.request_class
+                        else EMPTY_MAPPING,
                     ),
                 )
             )
+            if request.deadline_seconds is not None:
+                deadline = request.arrival_seconds + request.deadline_seconds
+                heappush(self.deadlines, (deadline, sequence_id))
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
             self.not_started.add(sequence_id)
             self.own_tokens[sequence_id] = request.own_token
             self.end_positions[sequence_id] = recorded_length(request) - 1
-            self.clients[sequence_id] = request.client
-            self.waiting[request.client] += 1
+            self.tenants[sequence_id] = request.tenant
+            self.waiting[request.tenant] += 1
+
+    def _next_deadline(self) -> float | None:
+        """Next deadline of a request that hasn't ended; None without one."""
+        while self.deadlines and self.deadlines[0][1] not in self.active:
+            heappop(self.deadlines)
+        return self.deadlines[0][0] if self.deadlines else None
+
+    def _end_overdue(self, before: float) -> None:
+        """End requests whose deadlines are before that time. Tokens of theirs that a step in flight
+        computes are dropped, as in the engine."""
+        while (deadline := self._next_deadline()) is not None and deadline < before:
+            _, sequence_id = heappop(self.deadlines)
+            self.now = max(self.now, deadline)
+            self.scheduler.finish(sequence_id)
+            if sequence_id in self.submitted_at_tokens:
+                record, in_flight = self.active[sequence_id], self.pipeline.in_flight
+                record.wait_tokens = self._waited_tokens(sequence_id, in_flight)
+            self._end(sequence_id, Ending.OVERDUE)
 
     def _launch(self, plan: StepPlan) -> float:
         """Start a step when the one before it ends; return when it will end itself."""
@@ -299,7 +331,13 @@ class _Run:
         if self.timeline is not None or in_flight != self.pipeline.depth - 1:
             return False
         processed = self.scheduler.counters.tokens_processed
-        clock = Clock(self.now, self.last_end, tuple(self.step_seconds), self.arrivals.next_seconds)
+        clock = Clock(
+            self.now,
+            self.last_end,
+            tuple(self.step_seconds),
+            self.arrivals.next_seconds,
+            self._next_deadline(),
+        )
         passed = pass_steps(self.scheduler, self.cost, clock, self.own_tokens, self.end_positions)
         if passed is None:
             return False
@@ -373,10 +411,10 @@ class _Run:
 
     def _no_longer_waits(self, sequence_id: int) -> None:
         """Take note that it starts, or never will."""
-        client = self.clients[sequence_id]
-        self.waiting[client] -= 1
-        if not self.waiting[client]:
-            del self.waiting[client]
+        tenant = self.tenants[sequence_id]
+        self.waiting[tenant] -= 1
+        if not self.waiting[tenant]:
+            del self.waiting[tenant]
         self.not_started.remove(sequence_id)
 
     def _take_down(self, timeline: Timeline, plan: StepPlan, began: float, held: int) -> None:
@@ -415,5 +453,5 @@ class _Run:
         if len(self.waiting) < 2:
             gap.step((), ())
             return
-        clients = self.clients
-        gap.step([(clients[one], count) for one, count in computed], self.waiting, steps)
+        tenants = self.tenants
+        gap.step([(tenants[one], count) for one, count in computed], self.waiting, steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from statistics import fmean, stdev
 
 import msgspec
@@ -19,6 +20,7 @@ from aioserve.simulation.metrics import Metrics, measure_of
 __all__ = [
     "Estimate",
     "Objective",
+    "attainment_by_class",
     "bounds_of",
     "estimate",
     "estimate_of",
@@ -72,6 +74,25 @@ def estimate_of(
     """Estimate of a value over the runs that have it; None where none has."""
     values = [value for metrics in runs if (value := value_of(metrics)) is not None]
     return estimate(values) if values else None
+
+
+def attainment_by_class(runs: Iterable[Metrics]) -> dict[str, Callable[[Metrics], float | None]]:
+    """For each class of these runs that has targets, by its name, a measure of the share of its
+    requests that met theirs; None of a run without that class."""
+    names = sorted(
+        {
+            name
+            for metrics in runs
+            for name, theirs in metrics.classes.items()
+            if theirs.goodput is not None
+        }
+    )
+    return {name: partial(_attainment, name) for name in names}
+
+
+def _attainment(name: str, metrics: Metrics) -> float | None:
+    theirs = metrics.classes.get(name)
+    return None if theirs is None or theirs.goodput is None else theirs.goodput.share
 
 
 class Objective(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.plugins.files import named_policy
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.machine import Machine, machine_of
-from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.metrics import Metrics, Targets, metrics_of, targets_of
 from aioserve.simulation.options import SchedulerOptions, TrialOptions, by_name
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.request_rows import RequestFile, check_requests_file, is_same_file
@@ -52,11 +52,6 @@ class Trial:
         self.options = options
         self.registry: PluginRegistry = registry or PluginRegistry()
         with named("options"):
-            ttft, tpot = options.ttft_target_seconds, options.tpot_target_seconds
-            self.targets: Targets | None = None
-            """Targets that make goodput; None without any."""
-            if ttft is not None or tpot is not None:
-                self.targets = Targets(ttft_seconds=ttft, tpot_seconds=tpot)
             self.machine: Machine = machine_of(options)
             draws = self.machine.noise_seed is not None or options.draws(source)
             if options.seed is not None and not draws:
@@ -65,6 +60,8 @@ class Trial:
                     f"{shown(options.seed)}"
                 )
             self.requests: list[TraceRequest] = workload(source, options)
+            self.targets: Targets | None = targets_of(self.requests)
+            """Targets that make goodput; None without any."""
 
     def eviction(self) -> Eviction:
         """Make the strategy, a new object for each run, like a policy."""
@@ -98,7 +95,7 @@ class Trial:
             timeline=timeline,
             on_progress=on_progress,
         )
-        return Tried(result, metrics_of(result, self.targets))
+        return Tried(result, metrics_of(result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +125,9 @@ def replay(
     requests: a file, `*.csv` or `*.jsonl`, that gets a line for each request.
     timeline: an empty one, which takes down every step.
 
-    The others are the options of `aioserve simulate`, with the same defaults. With a target, which
-    the policy sees of every request, the metrics have a goodput. Raises `TraceError` and
-    `ConfigError`.
+    The others are the options of `aioserve simulate`, with the same defaults. With targets, which
+    the policy sees of the requests that have them, the metrics have a goodput. Raises `TraceError`
+    and `ConfigError`.
     """
     if not isinstance(policy, str):
         policy = check_policy_object(policy)

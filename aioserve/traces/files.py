@@ -19,7 +19,12 @@ from typing import Any, BinaryIO
 
 from aioserve.errors import TraceError
 from aioserve.isolation import shown
-from aioserve.traces.request import MAX_ARRIVAL_SECONDS, MAX_ASKED_TOKENS, MAX_REQUEST_TOKENS
+from aioserve.traces.request import (
+    MAX_ARRIVAL_SECONDS,
+    MAX_ASKED_TOKENS,
+    MAX_REQUEST_TOKENS,
+    MAX_TARGET_SECONDS,
+)
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -149,16 +154,40 @@ class CsvRow:
         """The count in a column that may be missing, or empty."""
         return self.count(name, 1, MAX_ASKED_TOKENS) if self.values.get(name) else None
 
+    def name(self, *columns: str) -> str:
+        """The text in one of these columns, which mean the same; empty where there is none of them.
+        Raises `TraceError` where there are several."""
+        there = [column for column in columns if column in self.values]
+        if len(there) > 1:
+            raise TraceError(f"{self.place}: the columns {' and '.join(there)} mean the same")
+        return self.values[there[0]] if there else ""
+
     def seconds(self, name: str) -> float:
-        text = self.values[name]
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = self._number(name)
         if not 0 <= value <= MAX_ARRIVAL_SECONDS:
             limit = f"at most {MAX_ARRIVAL_SECONDS:g}" if value > 0 else "from 0 on"
-            raise TraceError(f"{self.place}: {name} must be seconds {limit}, got {shown(text)}")
+            raise self._no_seconds(name, limit)
         return value
+
+    def target(self, name: str) -> float | None:
+        """The seconds in a column that may be missing, or empty."""
+        if not self.values.get(name):
+            return None
+        value = self._number(name)
+        if not 0 < value <= MAX_TARGET_SECONDS:
+            limit = f"at most {MAX_TARGET_SECONDS:g}" if value > 0 else "of more than 0"
+            raise self._no_seconds(name, limit)
+        return value
+
+    def _number(self, name: str) -> float:
+        try:
+            return float(self.values[name])
+        except ValueError:
+            return math.nan
+
+    def _no_seconds(self, name: str, limit: str) -> TraceError:
+        text = shown(self.values[name])
+        return TraceError(f"{self.place}: {name} must be seconds {limit}, got {text}")
 
     def time(self, name: str) -> datetime:
         text = self.values[name]

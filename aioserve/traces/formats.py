@@ -12,16 +12,20 @@ A header line and one request a line, which share no blocks:
 
 - Azure (Patel et al., "Splitwise", ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`, the
   first a date and time; or `arrival_s,context_tokens,generated_tokens`, the first in seconds.
-- ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`.
+- ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`, the
+  second also called `tenant`.
 
 A header line and the lengths of one request a line, without times:
 
 - Vidur (Agrawal et al., MLSys 2024): `num_prefill_tokens,num_decode_tokens`; or the columns of the
   formats above that are about tokens.
 
-Further columns and fields are passed over, but for `max_tokens`, the most that the caller asked
-for, and `predicted_output_tokens`, what was expected. Either may be missing, and neither is
-ever made of the recorded answer.
+Further columns and fields are passed over, but for these, of which each may be missing, and none is
+ever made of the recorded answer:
+
+- `max_tokens`, the most that the caller asked for, `predicted_output_tokens`, what was expected;
+- `tenant`, who sent it, in a CSV also called `client`, and `class`, its class of service;
+- `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, what was wanted of its times.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -43,6 +47,7 @@ from aioserve.traces.request import (
     MAX_BLOCK_IDS,
     MAX_NAME_CHARS,
     MAX_REQUEST_TOKENS,
+    MAX_TARGET_SECONDS,
     TraceRequest,
     check_blocks,
     check_request,
@@ -64,7 +69,10 @@ AZURE_HEADERS = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("arrival_s", "context_tokens", "generated_tokens"),
 )
-SERVEGEN_HEADER = ("arrival_s", "client", "input_tokens", "output_tokens")
+SERVEGEN_HEADERS = (
+    ("arrival_s", "client", "input_tokens", "output_tokens"),
+    ("arrival_s", "tenant", "input_tokens", "output_tokens"),
+)
 LENGTHS_HEADERS = (
     ("num_prefill_tokens", "num_decode_tokens"),
     ("ContextTokens", "GeneratedTokens"),
@@ -75,13 +83,15 @@ JSON_FIELDS = (
     "it misses the fields timestamp, input_length, output_length and hash_ids, or, of a session, "
     "requests"
 )
-CSV_HEADERS = (*AZURE_HEADERS, SERVEGEN_HEADER, *LENGTHS_HEADERS)
+CSV_HEADERS = (*AZURE_HEADERS, *SERVEGEN_HEADERS, *LENGTHS_HEADERS)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Output = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_TOKENS)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_ASKED_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_ARRIVAL_SECONDS)]
+Target = Annotated[float, msgspec.Meta(gt=0, le=MAX_TARGET_SECONDS)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_ARRIVAL_SECONDS)]
 Row = TypeVar("Row")
 
@@ -99,7 +109,7 @@ def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
         raise TraceError(f"{short(path)}: no request in it")
     if begins_with(AZURE_HEADERS, first):
         requests = _azure(lines)
-    elif begins_with((SERVEGEN_HEADER,), first):
+    elif begins_with(SERVEGEN_HEADERS, first):
         requests = _servegen(lines)
     elif first.startswith("{") and '"timestamp"' in first:
         requests = _mooncake(lines)
@@ -180,9 +190,13 @@ class _Collected:
             row.count(output_column, 0),
             (),
             prompt,
-            client=row.values["client"] if "client" in row.header else "",
+            tenant=row.name("tenant", "client"),
+            request_class=row.name("class"),
             max_tokens=row.optional("max_tokens"),
             predicted_output_tokens=row.optional("predicted_output_tokens"),
+            ttft_target_seconds=row.target("ttft_target_seconds"),
+            tpot_target_seconds=row.target("tpot_target_seconds"),
+            deadline_seconds=row.target("deadline_seconds"),
         )
         self.add(row.place, request)
 
@@ -197,8 +211,7 @@ def _mooncake(lines: Lines) -> list[TraceRequest]:
             row.output_length,
             row.hash_ids,
             MOONCAKE_BLOCK_TOKENS,
-            max_tokens=row.max_tokens,
-            predicted_output_tokens=row.predicted_output_tokens,
+            **row.asked,
         )
         check_blocks(lines.place, request)
         found.add(lines.place, request)
@@ -221,8 +234,7 @@ def _agentic(lines: Lines) -> list[TraceRequest]:
                 entry.hash_ids,
                 session.block_size,
                 session.id,
-                max_tokens=entry.max_tokens,
-                predicted_output_tokens=entry.predicted_output_tokens,
+                **entry.asked,
                 follows=None if after is None else numbers[after],
                 think_seconds=0.0 if after is None else _think_seconds(turns[after].entry, entry),
             )
@@ -254,8 +266,8 @@ def _azure(lines: Lines) -> list[TraceRequest]:
 
 def _servegen(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
-    for row in csv_rows(lines, (SERVEGEN_HEADER,)):
-        found.add_row(row, row.seconds("arrival_s"), *SERVEGEN_HEADER[2:])
+    for row in csv_rows(lines, SERVEGEN_HEADERS):
+        found.add_row(row, row.seconds("arrival_s"), *SERVEGEN_HEADERS[0][2:])
     return found.requests
 
 
@@ -266,17 +278,32 @@ def _lengths(lines: Lines) -> list[TraceRequest]:
     return found.requests
 
 
-class _MooncakeRow(msgspec.Struct, frozen=True):
+class _Asked(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class": "class"}):
+    """Fields of a request in any JSON format that may be missing."""
+
+    tenant: Name = ""
+    request_class: Name = ""
+    max_tokens: Limit | None = None
+    predicted_output_tokens: Limit | None = None
+    ttft_target_seconds: Target | None = None
+    tpot_target_seconds: Target | None = None
+    deadline_seconds: Target | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """These fields, by the names that a `TraceRequest` has."""
+        return {name: getattr(self, name) for name in _Asked.__struct_fields__}
+
+
+class _MooncakeRow(_Asked, frozen=True):
     timestamp: Milliseconds
     input_length: Positive
     output_length: Output
     hash_ids: tuple[Count, ...]
-    max_tokens: Limit | None = None
-    predicted_output_tokens: Limit | None = None
 
 
 class _AgenticRequest(
-    msgspec.Struct,
+    _Asked,
     frozen=True,
     tag_field="type",
     tag="n",
@@ -286,8 +313,6 @@ class _AgenticRequest(
     input_tokens: Positive
     output_tokens: Output
     hash_ids: tuple[Count, ...]
-    max_tokens: Limit | None = None
-    predicted_output_tokens: Limit | None = None
     api_time: Seconds = 0.0
     """That the answer took."""
     think_time: Seconds | None = None
@@ -304,7 +329,7 @@ class _SubAgent(msgspec.Struct, frozen=True, tag_field="type", tag="subagent"):
 
 
 class _AgenticSession(msgspec.Struct, frozen=True):
-    id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
+    id: Name
     block_size: Positive
     hash_id_scope: Literal["local"]
     requests: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...]

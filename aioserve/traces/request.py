@@ -28,6 +28,8 @@ __all__ = [
     "MAX_RATE",
     "MAX_REQUESTS",
     "MAX_REQUEST_TOKENS",
+    "MAX_TARGET_SECONDS",
+    "TARGETS",
     "TraceRequest",
     "at_rate",
     "check_blocks",
@@ -51,7 +53,9 @@ MAX_ARRIVAL_SECONDS = 1e10
 """On any clock, that of the time since 1970 included: floats are exact to microseconds there."""
 MAX_RATE = 1e9
 MAX_NAME_CHARS = 500
-"""Longest name of a session or a client."""
+"""Longest name of a session, a tenant or a class."""
+MAX_TARGET_SECONDS = 1e9
+TARGETS = ("ttft_target_seconds", "tpot_target_seconds", "deadline_seconds")
 MAY_BE_NONE = ("max_tokens", "predicted_output_tokens", "follows")
 
 
@@ -70,8 +74,10 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     session: str = ""
     """Ids are equal only within a session."""
-    client: str = ""
+    tenant: str = ""
     """The sender, where the trace tells."""
+    request_class: str = ""
+    """The class of service, where the trace tells, such as `interactive`."""
     max_tokens: int | None = None
     """Most tokens that the caller asked for, where the trace tells: unlike `output_tokens`, known
     when the request arrives."""
@@ -84,6 +90,17 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     agent worked on, where that is known."""
     think_seconds: float = 0.0
     """From the end of that answer to this request."""
+    ttft_target_seconds: float | None = None
+    """Time after its arrival within which its first token is wanted; None sets no target."""
+    tpot_target_seconds: float | None = None
+    """Time that each further token may take on average; None sets no target."""
+    deadline_seconds: float | None = None
+    """Time after its arrival when it is ended, unless it has ended before."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether something is wanted of its times."""
+        return any(getattr(self, name) is not None for name in TARGETS)
 
     @property
     def own_token(self) -> int:
@@ -257,7 +274,14 @@ def check_request(place: str, request: TraceRequest) -> None:
     check_number(name, arrival, MAX_ARRIVAL_SECONDS, above=None, error=TraceError)
     name = f"{place}: think_seconds"
     check_number(name, request.think_seconds, MAX_ARRIVAL_SECONDS, above=None, error=TraceError)
-    for name, text in (("session", request.session), ("client", request.client)):
+    for name in TARGETS:
+        if (seconds := getattr(request, name)) is not None:
+            check_number(f"{place}: {name}", seconds, MAX_TARGET_SECONDS, error=TraceError)
+    for name, text in (
+        ("session", request.session),
+        ("tenant", request.tenant),
+        ("request_class", request.request_class),
+    ):
         if type(text) is not str or len(text) > MAX_NAME_CHARS or not text.isprintable():
             raise TraceError(
                 f"{place}: {name} must be a text of at most {MAX_NAME_CHARS} characters that can "

@@ -106,7 +106,7 @@ def _bursts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequ
 
 
 def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Eight clients of very unequal size, each with prompts and answers of its own typical length;
+    """Eight tenants of very unequal size, each with prompts and answers of its own typical length;
     the largest sends twice as much in the middle third."""
     share = _zipf(8)
     surge = share * np.where(np.arange(8) == 0, 2.0, 1.0)
@@ -114,10 +114,10 @@ def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceReq
     requests = []
     for number, arrival in enumerate(_poisson(rng, count, rate)):
         middle = count <= 3 * number < 2 * count
-        client = int(rng.choice(8, p=surge / surge.sum() if middle else share))
-        prompt = _lengths(rng, 1, mean=means[0][client], sigma=0.5, most=8192)[0]
-        output = _lengths(rng, 1, mean=means[1][client], sigma=0.5, most=1024)[0]
-        requests.append(_request(number, arrival, prompt, output, client=f"tenant-{client}"))
+        tenant = int(rng.choice(8, p=surge / surge.sum() if middle else share))
+        prompt = _lengths(rng, 1, mean=means[0][tenant], sigma=0.5, most=8192)[0]
+        output = _lengths(rng, 1, mean=means[1][tenant], sigma=0.5, most=1024)[0]
+        requests.append(_request(number, arrival, prompt, output, tenant=f"tenant-{tenant}"))
     return requests
 
 
@@ -145,7 +145,7 @@ def _request(
     output: float,
     ids: list[int] | None = None,
     *,
-    client: str = "",
+    tenant: str = "",
 ) -> TraceRequest:
     return TraceRequest(
         number,
@@ -154,7 +154,7 @@ def _request(
         max(1, int(output)),
         tuple(ids or ()),
         BLOCK_TOKENS if ids else max(1, int(prompt)),
-        client=client,
+        tenant=tenant,
     )
 
 

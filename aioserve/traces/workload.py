@@ -1,5 +1,5 @@
 """The requests of a run: where they come from, and what is made of them before it begins: when they
-come, which forecasts and which priorities they have."""
+come, which forecasts, priorities and targets they have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from aioserve.traces.request import (
     MAX_ASKED_TOKENS,
     MAX_RATE,
     MAX_REQUESTS,
+    MAX_TARGET_SECONDS,
     TraceRequest,
     at_rate,
     checked_requests,
@@ -38,6 +40,7 @@ __all__ = [
     "is_drawn",
     "with_arrivals",
     "with_predictions",
+    "with_targets",
     "workload",
 ]
 
@@ -67,8 +70,16 @@ class WorkloadOptions:
     """A forecast of each answer's length for policies to see: oracle, noisy:ERROR, constant:TOKENS
     or by-tenant. Not given: that of the trace, if any."""
     priority: Sequence[str] = ()
-    """CLIENT=NUMBER: the priority of a client's requests, for policies to see; 0 when not given.
+    """TENANT=NUMBER: the priority of a tenant's requests, for policies to see; 0 when not given.
     May be given several times."""
+    ttft_target_seconds: float | str | Sequence[float | str] | None = ()
+    """SECONDS, within which a good answer's first token comes, or NAME=SECONDS for a tenant or a
+    class: counts goodput, and policies see it. May be given several times."""
+    tpot_target_seconds: float | str | Sequence[float | str] | None = ()
+    """SECONDS, which each further token of a good answer takes at most on average, or NAME=SECONDS:
+    likewise."""
+    deadline_seconds: float | str | Sequence[float | str] | None = ()
+    """SECONDS after its arrival when a request is ended, or NAME=SECONDS: likewise."""
     scale_lengths: float = 1.0
     """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
     rate: float | None = None
@@ -117,6 +128,12 @@ def workload(
         requests = with_scaled_lengths(requests, options.scale_lengths)
     if options.predictor is not None:
         requests = with_predictions(requests, options.predictor, seed=seed or 0)
+    requests = with_targets(
+        requests,
+        ttft_target_seconds=options.ttft_target_seconds,
+        tpot_target_seconds=options.tpot_target_seconds,
+        deadline_seconds=options.deadline_seconds,
+    )
     return _with_priorities(requests, options.priority)
 
 
@@ -143,22 +160,83 @@ def _check_turns(requests: Sequence[TraceRequest], rate: float | None, rate_coun
 
 
 def _with_priorities(requests: list[TraceRequest], given: Sequence[str]) -> list[TraceRequest]:
-    """Raises `ConfigError` for a client that isn't in the trace, or comes twice, and for what is no
+    """Raises `ConfigError` for a tenant that isn't in the trace, or comes twice, and for what is no
     priority."""
-    clients = {request.client for request in requests if request.client}
+    tenants = {request.tenant for request in requests if request.tenant}
     priorities: dict[str, int] = {}
     for one in given:
-        client, equals, number = one.rpartition("=")
-        if not equals or client in priorities or client not in clients:
+        tenant, equals, number = one.rpartition("=")
+        if not equals or tenant in priorities or tenant not in tenants:
             raise ConfigError(
-                f"priority must be CLIENT=NUMBER, once for each client of the trace "
-                f"({', '.join(sorted(clients)[:8]) or 'it tells of none'}), got {shown(one)}"
+                f"priority must be TENANT=NUMBER, once for each tenant of the trace "
+                f"({', '.join(sorted(tenants)[:8]) or 'it tells of none'}), got {shown(one)}"
             )
-        priorities[client] = number_in(number, f"priority of {client}", int)
-        check_int(f"priority of {client}", priorities[client], MIN_PRIORITY, MAX_PRIORITY)
+        priorities[tenant] = number_in(number, f"priority of {tenant}", int)
+        check_int(f"priority of {tenant}", priorities[tenant], MIN_PRIORITY, MAX_PRIORITY)
     if not priorities:
         return requests
-    return [replace(r, priority=priorities.get(r.client, 0)) for r in requests]
+    return [replace(r, priority=priorities.get(r.tenant, 0)) for r in requests]
+
+
+def with_targets(
+    trace: Sequence[TraceRequest],
+    **targets: float | str | Sequence[float | str] | None,
+) -> list[TraceRequest]:
+    """The trace with targets, by the names that they have in `TraceRequest`.
+
+    Each is seconds, for all requests that have none of the trace's own, or texts such as `0.5` and
+    `ann=2`: for the requests of a tenant or a class, whatever the trace says of them. What is said
+    of a tenant goes before what is said of a class. Raises `ConfigError` for a name that is of no
+    request, or of both a tenant and a class, for one that comes twice, and for seconds that aren't
+    more than 0 and at most `MAX_TARGET_SECONDS`.
+    """
+    given = {target: _seconds_by_name(target, trace, one) for target, one in targets.items()}
+    given = {target: by_name for target, by_name in given.items() if by_name}
+    if not given:
+        return list(trace)
+    return [
+        replace(request, **{target: _target(target, request, given[target]) for target in given})
+        for request in trace
+    ]
+
+
+def _target(target: str, request: TraceRequest, by_name: dict[str, float]) -> float | None:
+    own: float | None = getattr(request, target)
+    for_all = by_name.get("") if own is None else own
+    of_class = by_name.get(request.request_class, for_all) if request.request_class else for_all
+    return by_name.get(request.tenant, of_class) if request.tenant else of_class
+
+
+def _seconds_by_name(
+    target: str, trace: Sequence[TraceRequest], given: float | str | Sequence[float | str] | None
+) -> dict[str, float]:
+    """Seconds by tenant or class, those for all under the empty name."""
+    if given is None:
+        return {}
+    several: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+    found: dict[str, float] = {}
+    if not several:
+        return found
+    tenants = {request.tenant for request in trace}
+    classes = {request.request_class for request in trace}
+    for one in several:
+        name, seconds = "", cast("float", one)
+        if isinstance(one, str):
+            name, _, text = str.__str__(one).rpartition("=")
+            seconds = number_in(text, f"{target} of {name}" if name else target, float)
+        if name and name not in tenants | classes:
+            names = ", ".join(sorted((tenants | classes) - {""})[:8]) or "it tells of none"
+            raise ConfigError(
+                f"{target} must be SECONDS or NAME=SECONDS with a tenant or a class of the trace "
+                f"({names}), got {shown(one)}"
+            )
+        if name and name in tenants & classes:
+            raise ConfigError(f"{target}: {shown(name)} is both a tenant and a class of the trace")
+        if name in found:
+            raise ConfigError(f"{target}: {shown(one)} comes after another one for the same")
+        check_number(f"{target} of {name}" if name else target, seconds, MAX_TARGET_SECONDS)
+        found[name] = float(seconds)
+    return found
 
 
 def is_drawn(arrivals: str) -> bool:
@@ -237,8 +315,8 @@ def with_predictions(
       normal distribution: a log-normal error that is as often above 1 as below. With an error of
       0.5 two of three forecasts are between 0.61 and 1.65 times the length.
     - `constant:TOKENS`: the same for all.
-    - `by-tenant`: the mean length of the same client's answers before, in the trace's order; of all
-      answers before, for a client's first; and none for the first of all. Some of those answers may
+    - `by-tenant`: the mean length of the same tenant's answers before, in the trace's order; of all
+      answers before, for a tenant's first; and none for the first of all. Some of those answers may
       not have ended yet when the request comes.
     """
     check_int("seed", seed, 0, MAX_SEED)
@@ -287,13 +365,13 @@ def _means_before(trace: Sequence[TraceRequest]) -> list[float | None]:
     total = 0
     by_arrival = sorted(range(len(trace)), key=lambda index: trace[index].arrival_seconds)
     for before, index in enumerate(by_arrival):
-        client, length = trace[index].client, max(1, trace[index].output_tokens)
-        if counts[client]:
-            means[index] = tokens[client] / counts[client]
+        tenant, length = trace[index].tenant, max(1, trace[index].output_tokens)
+        if counts[tenant]:
+            means[index] = tokens[tenant] / counts[tenant]
         elif before:
             means[index] = total / before
-        tokens[client] += length
-        counts[client] += 1
+        tokens[tenant] += length
+        counts[tenant] += 1
         total += length
     return means
 

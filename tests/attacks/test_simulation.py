@@ -27,7 +27,6 @@ from aioserve.errors import ConfigError
 from aioserve.kv.eviction import PageUse
 from aioserve.simulation.calibration import read_cost, read_latency_profile
 from aioserve.simulation.cost import CostTable, RooflineCost, place_on
-from aioserve.simulation.metrics import Targets
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import (
@@ -179,11 +178,11 @@ def test_prompts_that_wait_are_refused_before_they_fill_the_memory(
     assert made == list(range(32))
 
 
-def test_clients_that_wait_at_once_are_refused_before_they_fill_the_memory() -> None:
+def test_tenants_that_wait_at_once_are_refused_before_they_fill_the_memory() -> None:
     trace = [
-        TraceRequest(n, 0.0, 1, 1, (), 1, client=f"client {n % 20_000}") for n in range(40_000)
+        TraceRequest(n, 0.0, 1, 1, (), 1, tenant=f"tenant {n % 20_000}") for n in range(40_000)
     ]
-    with pytest.raises(ConfigError, match="clients"):
+    with pytest.raises(ConfigError, match="tenants"):
         simulated(trace=trace, max_num_seqs=60_000, max_num_batched_tokens=60_000)
 
 
@@ -364,8 +363,6 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "prefix_caching": hostile_values(),
     "eviction": hostile_values(),
     "overlap": hostile_values(),
-    "ttft_target_seconds": hostile_values(),
-    "tpot_target_seconds": hostile_values(),
     "timeline": hostile_values(),
     "on_progress": hostile_values(),
     "policy": hostile_values(),
@@ -534,7 +531,6 @@ def one_step(**fields: Any) -> None:
                 "kv": None,
             },
         ),
-        _fields(Targets, {"ttft_seconds": 1.0, "tpot_seconds": 1.0}),
         _fields(
             lambda **options: capacity_of("m", read_model("llama-3-8b"), **options),
             {
@@ -549,7 +545,7 @@ def one_step(**fields: Any) -> None:
         ),
         _fields(read_model, {"name": "llama-3-8b"}),
     ],
-    ids=["roofline", "cost", "times", "preset", "table", "targets", "capacity", "model"],
+    ids=["roofline", "cost", "times", "preset", "table", "capacity", "model"],
 )
 @given(st.data())
 def test_fuzz_hardware_models_and_tables(

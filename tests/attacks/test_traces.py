@@ -126,8 +126,8 @@ def test_a_block_size_without_bounds_is_refused(tmp_path: Path, size: int) -> No
         (AZURE + "1e300,1,1\n", "arrival_s"),
         (AZURE + f"0,{'9' * 5000},1\n", "context_tokens"),
         (AZURE.replace("\n", ",max_tokens\n") + "0,1,1,1e300\n", "max_tokens"),
-        (f"arrival_s,client,input_tokens,output_tokens\n0,{'x' * 9999},1,1\n", "client"),
-        ("arrival_s,client,input_tokens,output_tokens\n0,\x1b[2J,1,1\n", "client"),
+        (f"arrival_s,client,input_tokens,output_tokens\n0,{'x' * 9999},1,1\n", "tenant"),
+        ("arrival_s,client,input_tokens,output_tokens\n0,\x1b[2J,1,1\n", "tenant"),
     ],
 )
 def test_a_number_or_name_beyond_any_use_is_refused_with_its_field(
@@ -238,7 +238,7 @@ def test_a_path_that_is_none_is_named(path: Any) -> None:
         {"block_ids": (None,)},
         {"block_ids": 5},
         {"session": "\ud800"},
-        {"client": None},
+        {"tenant": None},
         {"max_tokens": 0},
     ],
 )

@@ -109,13 +109,13 @@ def test_a_chat_and_text_prompts_are_measured_too(url: str, aioserve_here: Run) 
     assert text["metrics"]["prompt_tokens"] >= 120
 
 
-def test_a_trace_has_its_clients_and_turns_of_a_closed_loop_follow(
+def test_a_trace_has_its_tenants_and_turns_of_a_closed_loop_follow(
     url: str, aioserve_here: Run
 ) -> None:
     common = ("--num-requests", 12, "--scale-lengths", 0.125, "--seed", 3, "--hints")
     tenants = measured(aioserve_here, url, "--synthetic", "tenants", *common, "--rate", 100)
-    clients = tenants["metrics"]["clients"]
-    assert sum(client["requests"] for client in clients.values()) == 12
+    by_name = tenants["metrics"]["tenants"]
+    assert sum(one["requests"] for one in by_name.values()) == 12
     conversations = ("--synthetic", "conversations", "--closed-loop", "--speed", 200)
     turns = measured(aioserve_here, url, *conversations, *common)
     assert turns["metrics"]["finished"] == 12

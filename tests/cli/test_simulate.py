@@ -15,7 +15,7 @@ import pytest
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.figures import CLIENT_FIGURES, FIGURES
+from aioserve.simulation.figures import FIGURES, GROUP_FIGURES
 from tests import made_up_traces
 from tests.cli.command import Run
 
@@ -271,8 +271,8 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
         (["--synthetic", "bursts", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
         (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
         (["--synthetic", "bursts", "--hardware", "tpu"], "no hardware 'tpu'"),
-        (["--synthetic", "bursts", "--priority", "a=1"], "CLIENT=NUMBER, once for each client of"),
-        (["--synthetic", "tenants", "--priority", "tenant-0"], "CLIENT=NUMBER, once for each"),
+        (["--synthetic", "bursts", "--priority", "a=1"], "TENANT=NUMBER, once for each tenant of"),
+        (["--synthetic", "tenants", "--priority", "tenant-0"], "TENANT=NUMBER, once for each"),
         (["--synthetic", "tenants", "--priority", "tenant-0=x"], "tenant-0 must be an int, got"),
         (
             ["--synthetic", "tenants", "--priority", "tenant-0=2147483648"],
@@ -280,7 +280,7 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
         ),
         (
             ["--synthetic", "tenants", "--priority", "tenant-0=1", "--priority", "tenant-0=1"],
-            "priority must be CLIENT=NUMBER, once for each client",
+            "priority must be TENANT=NUMBER, once for each tenant",
         ),
         (
             ["--synthetic", "bursts", "--eviction", "mru"],
@@ -295,7 +295,10 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
             ["--synthetic", "bursts", "--eviction", "lfu", "--unbounded-cache"],
             "eviction='lfu' has no effect without a limit of pages: none is ever evicted",
         ),
-        (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
+        (
+            ["--synthetic", "bursts", "--ttft-target-seconds", "0"],
+            "ttft_target_seconds must be more",
+        ),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
         (
             ["missing.csv", "--seed", "1"],
@@ -339,12 +342,12 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     assert message in done.stderr
 
 
-def test_an_urgent_client_waits_less(aioserve_here: Run) -> None:
+def test_an_urgent_tenant_waits_less(aioserve_here: Run) -> None:
     arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
     arguments += ["--max-num-seqs", 4, "--policy", "fcfs", "--policy", "priority"]
     found = simulated(aioserve_here, *arguments, "--priority", "tenant-0=-1")
     fcfs, priority = (
-        run["clients"]["tenant-0"]["ttft_seconds"]["p99"] for run in found["policies"].values()
+        run["tenants"]["tenant-0"]["ttft_seconds"]["p99"] for run in found["policies"].values()
     )
     assert priority < fcfs / 2
 
@@ -354,7 +357,16 @@ def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run, tmp_path: 
     table = machine_table(tmp_path / "table.json", kv=None)
     arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
     arguments += ["--cost-table", table, "--num-host-pages", 50]
-    arguments += ["--ttft-target-seconds", 0.5, "--policy", "fcfs", "--policy", "late"]
+    arguments += [
+        "--deadline-seconds",
+        99,
+        "--ttft-target-seconds",
+        0.5,
+        "--policy",
+        "fcfs",
+        "--policy",
+        "late",
+    ]
     found = simulated(aioserve_here, *arguments)
     shown = aioserve_here("simulate", *arguments).stdout
     heading, *lines = [line for line in shown.splitlines() if line.strip()]
@@ -365,14 +377,14 @@ def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run, tmp_path: 
         (figure.label, [figure.show(part(policy, figure.field)) for policy in policies.values()])
         for figure in FIGURES
     ]
-    for figure in CLIENT_FIGURES:
-        expected.append((f"{figure.label}, by client (requests)", []))
-        for client, theirs in policies["fcfs"]["clients"].items():
+    for figure in GROUP_FIGURES:
+        expected.append((f"{figure.label}, by tenant (requests)", []))
+        for tenant, theirs in policies["fcfs"]["tenants"].items():
             cells = [
-                figure.show(part(policy["clients"][client], figure.field))
+                figure.show(part(policy["tenants"][tenant], figure.field))
                 for policy in policies.values()
             ]
-            expected.append((f"{client} ({theirs['requests']})", cells))
+            expected.append((f"{tenant} ({theirs['requests']})", cells))
     assert [line.split() for line in lines[1:]] == [
         [*label.split(), *cells] for label, cells in expected
     ]

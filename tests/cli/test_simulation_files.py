@@ -145,9 +145,9 @@ def test_no_spreadsheet_takes_a_name_for_a_formula(
     lines, rows = tmp_path / "a.jsonl", tmp_path / "a.csv"
     for path in (lines, rows):
         assert aioserve_here(verb, trace, "--requests", path).returncode == 0
-    clients = [row["client"] for row in csv.DictReader(rows.read_text().splitlines())]
-    assert clients == ["'=1+1", "-2", "'@mine"]
-    named = [json.loads(line)["client"] for line in lines.read_text().splitlines()]
+    tenants = [row["tenant"] for row in csv.DictReader(rows.read_text().splitlines())]
+    assert tenants == ["'=1+1", "-2", "'@mine"]
+    named = [json.loads(line)["tenant"] for line in lines.read_text().splitlines()]
     assert named == ["=1+1", "-2", "@mine"]
 
 

@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import ConfigError
-from aioserve.simulation.metrics import Targets, metrics_of
+from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.workload import with_targets
 from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline
 from aioserve_plugins.fcfs import FirstComeFirstServed
 from tests.scheduling.bench import Bench, work
@@ -159,10 +160,11 @@ class LinearCost:
 def test_prompts_leave_those_who_decode_the_time_that_they_want():
     trace = [TraceRequest(0, 0.0, 100, 400, (), 512)]
     trace += [TraceRequest(1 + n, 0.5 + n, 8000, 1, (), 512) for n in range(5)]
-    options = {"cost": LinearCost(), "num_pages": None, "ttft_target_seconds": 60.0}
+    trace = with_targets(trace, ttft_target_seconds=60.0, tpot_target_seconds=0.018)
+    options = {"cost": LinearCost(), "num_pages": None}
     longest: list[float] = []
     for policy in (Deadline(), FirstComeFirstServed()):
-        result = simulate(trace, policy, tpot_target_seconds=0.018, **options)
+        result = simulate(trace, policy, **options)
         assert all(record.ending is Ending.FINISHED for record in result.requests)
         tpot = metrics_of(result).tpot_seconds
         assert tpot is not None
@@ -172,7 +174,8 @@ def test_prompts_leave_those_who_decode_the_time_that_they_want():
 
 def test_a_target_that_decoding_alone_misses_holds_up_no_prompt():
     trace = [TraceRequest(0, 0.0, 100, 400, (), 512), TraceRequest(1, 0.5, 8000, 1, (), 512)]
-    options = {"cost": LinearCost(), "num_pages": None, "tpot_target_seconds": 0.005}
+    trace = with_targets(trace, tpot_target_seconds=0.005)
+    options = {"cost": LinearCost(), "num_pages": None}
     result = simulate(trace, Deadline(), **options)
     plain = simulate(trace, FirstComeFirstServed(), **options)
     assert result.requests[1].first_token_seconds == plain.requests[1].first_token_seconds
@@ -180,7 +183,8 @@ def test_a_target_that_decoding_alone_misses_holds_up_no_prompt():
 
 def test_small_steps_say_nothing_of_large_ones():
     trace = synthetic_trace("heavy-tails", 120, rate=20.0, seed=8)
-    options = {"cost": LinearCost(), "num_pages": None, "ttft_target_seconds": 0.3}
+    trace = with_targets(trace, ttft_target_seconds=0.3)
+    options = {"cost": LinearCost(), "num_pages": None}
     assert metrics_of(simulate(trace, Deadline(), **options)).finished > 90
 
 
@@ -195,11 +199,11 @@ def test_what_is_served_is_served_in_time_and_more_of_it_than_in_order_of_arriva
     name, rate, ttft, seed
 ):
     trace = synthetic_trace(name, 120, rate=rate, seed=seed)
-    targets = Targets(ttft_seconds=ttft)
-    options = {"cost": LinearCost(), "num_pages": None, "ttft_target_seconds": ttft}
+    trace = with_targets(trace, ttft_target_seconds=ttft)
+    options = {"cost": LinearCost(), "num_pages": None}
     result = simulate(trace, Deadline(), **options)
-    mine = metrics_of(result, targets)
-    plain = metrics_of(simulate(trace, FirstComeFirstServed(), **options), targets)
+    mine = metrics_of(result)
+    plain = metrics_of(simulate(trace, FirstComeFirstServed(), **options))
     assert mine.goodput is not None
     assert plain.goodput is not None
     assert mine.goodput.requests >= 0.98 * plain.goodput.requests

@@ -12,10 +12,11 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate
+from aioserve.traces.workload import with_targets
 from tests import made_up_traces
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -31,21 +32,19 @@ def run(
     rate: float | None = None,
     devices: int = 1,
     num_pages: int = LLAMA_8B_PAGES_ON_H100,
-    targets: Targets | None = None,
+    targets: dict[str, float] | None = None,
 ) -> dict[str, Metrics]:
     requests = read_trace(trace) if isinstance(trace, Path) else trace
     if rate is not None:
         requests = at_rate(requests, rate)
+    requests = with_targets(requests, **(targets or {}))
     hardware = hardware_preset("h100").times(devices)
     options: dict[str, Any] = {
         "cost": RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware),
         "num_pages": num_pages,
     }
-    if targets is not None:
-        options["ttft_target_seconds"] = targets.ttft_seconds
-        options["tpot_target_seconds"] = targets.tpot_seconds
     return {
-        name: metrics_of(simulate(requests, PluginRegistry().policy(name), **options), targets)
+        name: metrics_of(simulate(requests, PluginRegistry().policy(name), **options))
         for name in policies
     }
 
@@ -58,7 +57,7 @@ def misses_under_deadline_and_others(
 ) -> tuple[float, float, float]:
     """Shares that `deadline`, `deadline:reject=false` and the best of the others fail to serve in
     time."""
-    targets = Targets(ttft_seconds=2.0, tpot_seconds=0.1)
+    targets = {"ttft_target_seconds": 2.0, "tpot_target_seconds": 0.1}
     policies = (*others, "deadline", "deadline:reject=false")
     found = run(trace, policies, rate=rate, targets=targets)
     missed = {name: 1 - m.goodput.share for name, m in found.items() if m.goodput is not None}
@@ -107,7 +106,7 @@ def check_service_gaps(gaps: dict[str, float], longest_prompt: int) -> None:
     assert gaps["fcfs"] > 4 * gaps["fair_share"]
 
 
-def test_fair_share_bounds_how_far_a_made_up_client_gets_ahead(tmp_path: Path) -> None:
+def test_fair_share_bounds_how_far_a_made_up_tenant_gets_ahead(tmp_path: Path) -> None:
     trace = made_up_traces.servegen(tmp_path)
     longest_prompt = max(request.prompt_tokens for request in read_trace(trace))
     check_service_gaps(service_gaps(trace), longest_prompt)
@@ -115,7 +114,7 @@ def test_fair_share_bounds_how_far_a_made_up_client_gets_ahead(tmp_path: Path) -
 
 @pytest.mark.slow
 @NOT_HERE
-def test_fair_share_bounds_how_far_one_client_gets_ahead_of_another() -> None:
+def test_fair_share_bounds_how_far_one_tenant_gets_ahead_of_another() -> None:
     check_service_gaps(service_gaps(TRACES / "servegen_m_small.csv.gz"), longest_prompt=36_404)
 
 

@@ -232,12 +232,13 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
                 draw(st.integers(0, 90)),
                 tuple(range(first, first + blocks)),
                 4,
-                client=draw(st.sampled_from(["", "a", "b"])),
+                tenant=draw(st.sampled_from(["", "a", "b"])),
                 session=draw(st.sampled_from(["", "s"])),
                 priority=draw(st.integers(0, 2)),
                 max_tokens=draw(st.sampled_from([None, None, 1, 30])),
                 follows=follows,
                 think_seconds=draw(st.sampled_from([0.0, 0.1])),
+                deadline_seconds=draw(st.none() | st.floats(0.001, 2)),
             )
         )
     return requests
@@ -344,8 +345,11 @@ def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int
             1 + number * 13 % 90,
             tuple(range(number % 3)),
             4,
-            client="abc"[number % 3],
+            tenant="abc"[number % 3],
             priority=number % 2,
+            ttft_target_seconds=1.0,
+            tpot_target_seconds=0.1,
+            deadline_seconds=3.0 if number % 5 == 4 else None,
         )
         for number in range(40)
     ]
@@ -357,8 +361,6 @@ def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int
         page_size=4,
         num_pages=num_pages,
         max_num_seqs=9,
-        ttft_target_seconds=1.0,
-        tpot_target_seconds=0.1,
     )
     assert repr(fast) == repr(slow)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from aioserve.simulation.cost import StepsOutside
-from aioserve.simulation.figures import FIGURES, client_rows, rows
-from aioserve.simulation.metrics import ClientMetrics, Goodput, Metrics, Spread
+from aioserve.simulation.figures import FIGURES, group_rows, rows
+from aioserve.simulation.metrics import Goodput, GroupMetrics, Metrics, Spread
 
 METRICS = Metrics(
     requests=9,
@@ -14,6 +14,7 @@ METRICS = Metrics(
     cut_short=8,
     refused=2,
     too_long=3,
+    overdue=19,
     seconds=4.04,
     busy_seconds=5.0,
     busy_share=0.875,
@@ -28,10 +29,11 @@ METRICS = Metrics(
     goodput=Goodput(5, 0.123, 0.4567),
     max_wait_tokens=98_765,
     service_gap_tokens=43_210,
-    clients={
-        "ann": ClientMetrics(7, 6, 5555, Spread(0.0, 0.1, 0.2, 0.3, 0.4), 12),
-        "bob": ClientMetrics(1, 0, 0, None, 0),
+    tenants={
+        "ann": GroupMetrics(7, 6, 5555, Spread(0.0, 0.1, 0.2, 0.3, 0.4), 12),
+        "bob": GroupMetrics(1, 0, 0, None, 0),
     },
+    classes={"chat": GroupMetrics(9, 8, 7, None, 6, Goodput(5, 0.5, 0.1))},
     blocks=10,
     block_hits=3,
     block_hit_share=0.3,
@@ -56,6 +58,7 @@ def test_every_name_stands_for_its_figure() -> None:
         ("of those, cut short", "8"),
         ("refused by the policy", "2"),
         ("too long for memory or model", "3"),
+        ("ended at their deadline", "19"),
         ("time to first token p50, s", "0.11"),
         ("time to first token p90, s", "0.22"),
         ("time to first token p99, s", "0.33"),
@@ -75,7 +78,7 @@ def test_every_name_stands_for_its_figure() -> None:
         ("goodput, requests/s", "0.457"),
         ("output tokens/s", "8.1"),
         ("longest wait, tokens", "98,765"),
-        ("gap between clients, tokens", "43,210"),
+        ("gap between tenants, tokens", "43,210"),
         ("prefix blocks found", "30.0%"),
         ("prompt tokens found", "25.0%"),
         ("preemptions", "13"),
@@ -89,17 +92,22 @@ def test_every_name_stands_for_its_figure() -> None:
         ("of those, not measured", "12.5%"),
         ("simulated time, s", "4.0"),
     ]
-    assert client_rows({"a": METRICS}) == [
+    assert group_rows({"a": METRICS}, "tenants") == [
         ("tokens served", [("ann (7)", ["5,555"]), ("bob (1)", ["0"])]),
         ("time to first token p99, s", [("ann (7)", ["0.30"]), ("bob (1)", ["-"])]),
         ("longest wait, tokens", [("ann (7)", ["12"]), ("bob (1)", ["0"])]),
+    ]
+    assert group_rows({"a": METRICS}, "classes") == [
+        ("tokens served", [("chat (9)", ["7"])]),
+        ("longest wait, tokens", [("chat (9)", ["6"])]),
+        ("met their targets", [("chat (9)", ["50.0%"])]),
     ]
 
 
 def test_what_was_not_measured_is_a_hyphen_or_no_row() -> None:
     nothing = msgspec.structs.replace(
         METRICS,
-        clients={},
+        tenants={},
         goodput=None,
         service_gap_tokens=None,
         ttft_seconds=None,
@@ -108,6 +116,6 @@ def test_what_was_not_measured_is_a_hyphen_or_no_row() -> None:
     alone = dict(rows({"a": nothing}))
     assert len(alone) == len(FIGURES) - 3
     assert alone["time to first token p50, s"] == alone["prefix blocks found"] == ["-"]
-    assert client_rows({"a": nothing}) == []
+    assert group_rows({"a": nothing}, "tenants") == []
     both = dict(rows({"a": nothing, "b": METRICS}))
     assert both["met their targets"] == ["-", "12.3%"]

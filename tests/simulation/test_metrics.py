@@ -5,22 +5,22 @@ from __future__ import annotations
 import tracemalloc
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.errors import ConfigError
 from aioserve.simulation.gaps import ServiceGap
-from aioserve.simulation.metrics import Targets, block_hits, metrics_of
+from aioserve.simulation.metrics import Targets, block_hits, metrics_of, targets_of
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
 from aioserve.traces.request import TraceRequest
 
 
 def record(
-    number: int, first: float, end: float, output: int, *, client: str = ""
+    number: int, first: float, end: float, output: int, *, tenant: str = ""
 ) -> RequestRecord:
     return RequestRecord(
-        TraceRequest(number, 1.0, 10, output, (), 10, client=client),
+        TraceRequest(number, 1.0, 10, output, (), 10, tenant=tenant),
         Ending.FINISHED,
         output,
         started_seconds=1.5,
@@ -75,17 +75,21 @@ def test_an_answer_that_was_never_finished_has_no_time_per_token() -> None:
 @pytest.mark.parametrize(
     ("targets", "good"),
     [
-        (Targets(), 2),
-        (Targets(ttft_seconds=1.0), 1),
-        (Targets(ttft_seconds=0.9), 0),
-        (Targets(tpot_seconds=0.9), 1),
-        (Targets(tpot_seconds=1.0, ttft_seconds=3.0), 2),
+        ({"deadline_seconds": 9.0}, 2),
+        ({"ttft_target_seconds": 1.0}, 1),
+        ({"ttft_target_seconds": 0.9}, 0),
+        ({"tpot_target_seconds": 0.9}, 1),
+        ({"tpot_target_seconds": 1.0, "ttft_target_seconds": 3.0}, 2),
     ],
 )
-def test_good_requests_meet_all_targets_that_are_given(targets: Targets, good: int) -> None:
+def test_good_requests_meet_all_targets_that_are_given(
+    targets: dict[str, float], good: int
+) -> None:
     refused = RequestRecord(TraceRequest(9, 1.0, 10, 5, (), 10), Ending.REFUSED, end_seconds=1.0)
-    result = result_of(record(0, 2.0, 5.0, 4), record(1, 4.0, 4.0, 1), refused)
-    goodput = metrics_of(result, targets).goodput
+    records = (record(0, 2.0, 5.0, 4), record(1, 4.0, 4.0, 1), refused)
+    for one in records:
+        one.request = msgspec.structs.replace(one.request, **targets)
+    goodput = metrics_of(result_of(*records)).goodput
     assert goodput is not None
     assert (goodput.requests, goodput.share, goodput.requests_per_second) == (
         good,
@@ -94,21 +98,35 @@ def test_good_requests_meet_all_targets_that_are_given(targets: Targets, good: i
     )
 
 
-def test_a_target_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="ttft_seconds must be more than 0, got 0"):
-        Targets(ttft_seconds=0)
+def test_each_tenant_and_each_class_is_measured_by_the_targets_of_its_own_requests() -> None:
+    first, other = record(0, 2.0, 5.0, 4, tenant="a"), record(1, 4.0, 4.0, 1, tenant="b")
+    first.request = msgspec.structs.replace(
+        first.request, request_class="chat", ttft_target_seconds=0.9, tpot_target_seconds=2.0
+    )
+    other.request = msgspec.structs.replace(other.request, ttft_target_seconds=3.0)
+    metrics = metrics_of(result_of(first, other, record(2, 2.0, 5.0, 4)))
+    shares = {
+        name: None if group.goodput is None else group.goodput.share
+        for name, group in (metrics.tenants | metrics.classes).items()
+    }
+    assert shares == {"a": 0.0, "b": 1.0, "chat": 0.0}
+    assert metrics.goodput is not None
+    assert metrics.goodput.requests == 2  # the third has no target, and its completion
+    requests = [first.request, other.request]
+    assert targets_of(requests) == Targets(ttft_seconds=(0.9, 3.0), tpot_seconds=(2.0,))
+    assert targets_of([record(2, 2.0, 5.0, 4).request]) is None
 
 
-def test_clients_are_measured_each_for_itself() -> None:
+def test_tenants_are_measured_each_for_itself() -> None:
     metrics = metrics_of(
         result_of(
-            record(3, 2.0, 5.0, 4, client="b"),
-            record(1, 3.0, 5.0, 2, client="a"),
-            record(2, 4.0, 5.0, 2, client="a"),
+            record(3, 2.0, 5.0, 4, tenant="b"),
+            record(1, 3.0, 5.0, 2, tenant="a"),
+            record(2, 4.0, 5.0, 2, tenant="a"),
         )
     )
-    assert list(metrics.clients) == ["a", "b"]
-    theirs = metrics.clients["a"]
+    assert list(metrics.tenants) == ["a", "b"]
+    theirs = metrics.tenants["a"]
     assert (theirs.requests, theirs.finished, theirs.tokens) == (2, 2, 24)
     assert theirs.max_wait_tokens == 2
     assert theirs.ttft_seconds is not None
@@ -137,7 +155,7 @@ def test_blocks_found_are_counted_whole(
     assert block_hits(RequestRecord(request, cached_tokens=cached), page_size) == hits
 
 
-def test_a_client_that_waits_for_nothing_is_not_behind() -> None:
+def test_a_tenant_that_waits_for_nothing_is_not_behind() -> None:
     gap = ServiceGap()
     gap.step([("a", 100)], ["a"])
     gap.step([("a", 100)], [])
@@ -150,14 +168,14 @@ def test_a_client_that_waits_for_nothing_is_not_behind() -> None:
     assert gap.most == 120
 
 
-CLIENTS = range(4)
+TENANTS = range(4)
 
 
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 9)), max_size=3),
-            st.sets(st.sampled_from(CLIENTS), max_size=2).map(set(CLIENTS).difference),
+            st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 9)), max_size=3),
+            st.sets(st.sampled_from(TENANTS), max_size=2).map(set(TENANTS).difference),
             st.integers(1, 4),
         ),
         max_size=10,
@@ -172,19 +190,19 @@ def test_the_gap_is_that_of_the_worst_span(
     steps = [(served, waiting) for served, waiting, times in several for _ in range(times)]
     worst = 0
     for first in range(len(steps)):
-        got = [0 for _ in CLIENTS]
-        waited = set(CLIENTS)
+        got = [0 for _ in TENANTS]
+        waited = set(TENANTS)
         for served, waiting in steps[first:]:
             waited &= waiting
-            for client, tokens in served:
-                got[client] += tokens
-            theirs = [got[client] for client in waited]
+            for tenant, tokens in served:
+                got[tenant] += tokens
+            theirs = [got[tenant] for tenant in waited]
             worst = max(worst, max(theirs, default=0) - min(theirs, default=0))
     assert gap.most == worst
 
 
-def test_clients_that_come_and_go_take_the_memory_of_those_that_wait_at_once() -> None:
-    """500 clients in pairs: the pairs of them all are 250,000."""
+def test_tenants_that_come_and_go_take_the_memory_of_those_that_wait_at_once() -> None:
+    """500 tenants in pairs: the pairs of them all are 250,000."""
     gap = ServiceGap()
     tracemalloc.start()
     for number in range(0, 500, 2):
@@ -197,7 +215,7 @@ def test_clients_that_come_and_go_take_the_memory_of_those_that_wait_at_once() -
     assert most_bytes < 100_000
 
 
-def test_clients_that_are_served_nothing_yet_take_no_memory_in_pairs() -> None:
+def test_tenants_that_are_served_nothing_yet_take_no_memory_in_pairs() -> None:
     names = [str(number) for number in range(500)]
     gap = ServiceGap()
     tracemalloc.start()

@@ -20,6 +20,7 @@ from aioserve.testing import replay
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
+from aioserve.traces.workload import with_targets
 from tests import made_up_traces
 
 PAGE_SIZE = 4
@@ -152,7 +153,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
                 tuple(range(first, first + blocks)),
                 PAGE_SIZE,
                 session=draw(st.sampled_from(["", "s"])),
-                client=draw(st.sampled_from(["", "a", "b"])),
+                tenant=draw(st.sampled_from(["", "a", "b"])),
                 max_tokens=draw(st.sampled_from([None, None, 1, 5, 30])),
             )
         )
@@ -188,11 +189,10 @@ def test_whatever_a_policy_sees_it_cannot_tell_long_answers_from_short_before_th
         "output_reserve_tokens": output_reserve_tokens,
         "prefix_caching": prefix_caching,
         "overlap": overlap,
-        "ttft_target_seconds": target,
-        "tpot_target_seconds": target,
         "max_tokens": max_tokens,
     }
     drawn = st.lists(st.integers(0, 40), min_size=len(trace), max_size=len(trace))
+    trace = with_targets(trace, ttft_target_seconds=target, tpot_target_seconds=target)
     one, other = (with_answers(trace, data.draw(drawn)) for _ in range(2))
     probes = Probe(), Probe()
     found = [ends(run(t, p, **options)) for t, p in zip((one, other), probes, strict=True)]

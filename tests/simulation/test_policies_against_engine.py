@@ -34,6 +34,7 @@ from aioserve.testing.fake_device import VOCAB_SIZE
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import END_TOKEN, TraceRequest, at_rate, with_scaled_lengths
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.workload import with_targets
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 RECORDED = ("mooncake_conversation.jsonl.gz", "servegen_m_small.csv.gz", "azure2023_code.csv.gz")
@@ -125,7 +126,7 @@ def submitted(engine: Engine, request: TraceRequest) -> TokenStream | None:
             prompt_of(request),
             SamplingParams(max_tokens=request.max_tokens, temperature=0.0, seed=request.number),
             cache_salt=request.session or None,
-            tenant=request.client or None,
+            tenant=request.tenant or None,
             priority=request.priority,
             **TARGETS,
         )
@@ -169,14 +170,14 @@ async def served(trace: list[TraceRequest], policy: str, options: dict[str, Any]
 
 def asked_for(trace: list[TraceRequest]) -> list[TraceRequest]:
     """The trace for a small machine: an eighth of its lengths, a token of each prompt that no other
-    has, clients and priorities where it has none, and limits that end some answers too soon."""
+    has, tenants and priorities where it has none, and limits that end some answers too soon."""
     whole = at_rate(with_scaled_lengths(trace, 1 / 8), RATE)
     return [
         replace(
             request,
             number=number,
             prompt_tokens=request.prompt_tokens + 1,
-            client=request.client or f"client-{number % 5}",
+            tenant=request.tenant or f"tenant-{number % 5}",
             priority=number % 3,
             max_tokens=(None, request.output_tokens or 1, 16)[number % 3],
         )
@@ -200,7 +201,7 @@ def options_for(trace: list[TraceRequest], overlap: bool) -> dict[str, Any]:
 def compared(trace: list[TraceRequest], policy: str, options: dict[str, Any]) -> SimulationResult:
     """The run as simulated, which is just what an engine makes of it."""
     chosen = PluginRegistry().policy(policy)
-    told = simulate(trace, chosen, cost=Machine(), **TARGETS, **options)
+    told = simulate(with_targets(trace, **TARGETS), chosen, cost=Machine(), **options)
     found = run_simulated(lambda: served(trace, policy, options))
     assert len(found) == len(told.requests) == NUM_REQUESTS
     for outcome, record in zip(found, told.requests, strict=True):

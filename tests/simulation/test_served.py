@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.simulation.metrics import Targets
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.served import (
     Failure,
@@ -32,7 +31,7 @@ def served(
     **fields: object,
 ) -> ServedRequest:
     record = RequestRecord(
-        TraceRequest(number, sent, 10, 3, (), 10, client=f"c{number % 2}"),
+        TraceRequest(number, sent, 10, 3, (), 10, tenant=f"c{number % 2}", ttft_target_seconds=1.5),
         ending,
         output,
         first_token_seconds=first,
@@ -58,9 +57,7 @@ def test_figures_are_those_of_the_records() -> None:
         served(5, None, output=1, chunks=1),
         ServedRequest(RequestRecord(TraceRequest(6, 9.0, 10, 3, (), 10))),
     ]
-    metrics = served_metrics_of(
-        load, 10.0, targets=Targets(ttft_seconds=1.5), loop_lag_seconds=[0.001], busy_share=0.5
-    )
+    metrics = served_metrics_of(load, 10.0, loop_lag_seconds=[0.001], busy_share=0.5)
     assert (metrics.requests, metrics.finished, metrics.cut_short) == (5, 2, 1)
     assert (metrics.refused, metrics.failed) == (2, 1)
     assert (metrics.unfinished, metrics.not_sent) == (1, 1)
@@ -80,7 +77,7 @@ def test_figures_are_those_of_the_records() -> None:
     assert metrics.tokens_per_chunk == pytest.approx(7 / 6)
     assert metrics.goodput is not None
     assert (metrics.goodput.requests, metrics.goodput.share) == (2, 0.4)
-    assert {name: client.requests for name, client in metrics.clients.items()} == {
+    assert {name: tenant.requests for name, tenant in metrics.tenants.items()} == {
         "c0": 3,
         "c1": 2,
     }
@@ -132,7 +129,7 @@ def test_every_request_is_counted_once(kinds: list[Ending | str | None]) -> None
 
 
 def test_a_load_of_nothing_has_no_figures_and_no_error() -> None:
-    metrics = served_metrics_of([], 0.0, targets=Targets(ttft_seconds=1.0))
+    metrics = served_metrics_of([], 0.0)
     assert (metrics.requests, metrics.requests_per_second) == (0, 0.0)
     assert metrics.ttft_seconds is None
     assert metrics.tokens_per_chunk is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.errors import ConfigError
 from aioserve.kv.pages import capacity_tokens
-from aioserve.simulation.metrics import Targets, metrics_of
+from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Span, Timeline
@@ -80,9 +80,11 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
                 blocks * 4 + draw(st.integers(1, 3)),
                 draw(st.integers(0, 9)),
                 tuple(range(first, first + blocks)),
-                client=draw(st.sampled_from(["", "a", "b"])),
+                tenant=draw(st.sampled_from(["", "a", "b"])),
                 session=draw(st.sampled_from(["", "s"])),
                 max_tokens=draw(st.sampled_from([None, None, 1, 4, 9])),
+                ttft_target_seconds=draw(st.sampled_from([None, 5.0])),
+                deadline_seconds=draw(st.sampled_from([None, None, None, 0.7, 4.0, 30.0])),
             )
         )
     return requests
@@ -153,14 +155,15 @@ def test_every_request_ends_once_and_all_counts_add_up(
     if whims is None:
         assert all(r.ending is not Ending.REFUSED for r in records)
 
-    metrics = metrics_of(result, Targets(ttft_seconds=5.0))
-    assert metrics.requests == metrics.finished + metrics.refused + metrics.too_long == len(trace)
+    metrics = metrics_of(result)
+    others = metrics.refused + metrics.too_long + (metrics.overdue or 0)
+    assert metrics.requests == metrics.finished + others == len(trace)
     assert metrics.cut_short == sum(r.ending is Ending.CUT_SHORT for r in records)
     assert metrics.output_tokens == sum(r.output_tokens for r in records)
     started = [r for r in records if r.started_seconds is not None]
     assert metrics.blocks == sum(len(r.request.block_ids) for r in started)
     assert 0 <= metrics.block_hits <= metrics.blocks
-    if not metrics.preemptions:
+    if not metrics.preemptions and not metrics.overdue:
         prompts = sum(r.request.prompt_tokens - r.cached_tokens for r in started)
         assert metrics.tokens_prefilled == prompts
         # The last token of an answer is computed only where the next step was planned before it was
@@ -177,12 +180,13 @@ def test_every_request_ends_once_and_all_counts_add_up(
     if mean is not None and most is not None:
         assert 0 <= mean <= most <= 1
     assert metrics.policy_faults == 0
-    assert sum(c.requests for c in metrics.clients.values()) == sum(bool(r.client) for r in trace)
-    assert metrics.goodput is not None
-    assert metrics.goodput.requests <= metrics.finished
+    assert sum(c.requests for c in metrics.tenants.values()) == sum(bool(r.tenant) for r in trace)
+    assert (metrics.goodput is None) == (not any(r.has_target for r in trace))
+    if metrics.goodput is not None:
+        assert metrics.goodput.requests <= metrics.finished
 
     timeline = Timeline()
-    again = metrics_of(once(timeline), Targets(ttft_seconds=5.0))
+    again = metrics_of(once(timeline))
     assert msgspec.json.encode(metrics) == msgspec.json.encode(again)
     check_timeline(timeline, result)
 
@@ -263,23 +267,66 @@ def test_a_wait_ends_with_the_first_token_and_not_with_the_first_chunk() -> None
     assert (first.wait_tokens, second.wait_tokens) == (2, 12)
 
 
-def test_a_client_that_waits_is_behind_by_what_others_got() -> None:
-    trace = [asking(n, 0.0, 10, 1, client="aaab"[n]) for n in range(4)]
+def test_a_tenant_that_waits_is_behind_by_what_others_got() -> None:
+    trace = [asking(n, 0.0, 10, 1, tenant="aaab"[n]) for n in range(4)]
     # Both have requests waiting until the third step starts the last of "a".
     assert run(trace, max_num_batched_tokens=10).service_gap_tokens == 20
     assert run(trace[:3]).service_gap_tokens is None
 
 
-def test_a_policy_sees_clients_as_tenants_and_the_targets_of_the_run() -> None:
-    seen: list[tuple[str | None, float | None, float | None]] = []
+def test_a_policy_sees_tenant_class_targets_and_deadline_of_each_request() -> None:
+    seen: list[tuple[object, ...]] = []
 
     class Recording(SchedulingPolicy):
         def arrived(self, requests: Sequence[RequestView]) -> None:
-            seen.extend((r.tenant, r.ttft_target_seconds, r.tpot_target_seconds) for r in requests)
+            for r in requests:
+                targets = r.ttft_target_seconds, r.tpot_target_seconds, r.deadline_seconds
+                seen.append((r.tenant, dict(r.metadata), *targets))
 
-    trace = [asking(0, 0.0, 8, 1, client="a"), asking(1, 0.0, 8, 1)]
-    run(trace, Recording(), ttft_target_seconds=2.0, tpot_target_seconds=0.5)
-    assert seen == [("a", 2.0, 0.5), (None, 2.0, 0.5)]
+    targets: dict[str, Any] = {
+        "ttft_target_seconds": 2.0,
+        "tpot_target_seconds": 0.5,
+        "deadline_seconds": 9.0,
+    }
+    trace = [
+        asking(0, 0.0, 8, 1, tenant="a", request_class="chat", **targets),
+        asking(1, 0.0, 8, 1),
+    ]
+    run(trace, Recording())
+    assert seen == [("a", {"class": "chat"}, 2.0, 0.5, 9.0), (None, {}, None, None, None)]
+
+
+def test_a_request_is_ended_at_its_deadline_wherever_it_is() -> None:
+    """Steps of one token take 1.01 s: the first token of the second comes after its deadline."""
+    trace = [
+        asking(0, 0.0, 1, 50, deadline_seconds=3.5),
+        asking(1, 0.0, 1, 50, deadline_seconds=0.5),
+        asking(2, 0.0, 1, 2, deadline_seconds=60.0),
+        asking(3, 0.0, 1, 2),
+    ]
+    several: list[dict[str, Any]] = [{"max_num_seqs": 1}, {}, {"overlap": False}]
+    for options in several:
+        result = run(trace, **options)
+        first, second, *others = result.requests
+        assert (first.ending, first.end_seconds) == (Ending.OVERDUE, 3.5)
+        assert first.output_tokens == 3
+        assert (second.ending, second.end_seconds) == (Ending.OVERDUE, 0.5)
+        assert (second.output_tokens, second.first_token_seconds) == (0, None)
+        assert [other.ending for other in others] == [Ending.FINISHED] * 2
+        metrics = metrics_of(result)
+        assert (metrics.overdue, metrics.finished) == (2, 2)
+        assert metrics.goodput is not None
+        assert metrics.goodput.share == 0.5
+        assert metrics.ttft_seconds is not None
+        assert metrics.ttft_seconds.never == 1
+
+
+def test_a_caller_in_a_closed_loop_goes_on_after_a_deadline() -> None:
+    trace = [
+        asking(0, 0.0, 1, 50, deadline_seconds=2.5),
+        asking(1, 1.0, 1, 1, follows=0, think_seconds=2.0),
+    ]
+    assert run(trace, closed_loop=True).requests[1].request.arrival_seconds == 4.5
 
 
 def test_a_policy_sees_the_priorities_of_a_trace() -> None:
@@ -402,7 +449,7 @@ def test_progress_counts_up_to_the_end() -> None:
 
 
 def test_an_empty_trace_has_nothing_to_measure() -> None:
-    metrics = metrics_of(run([]), Targets())
+    metrics = metrics_of(run([]))
     assert metrics.requests == metrics.steps == 0
     assert metrics.ttft_seconds is None
     assert metrics.block_hit_share is None
@@ -418,8 +465,6 @@ def test_an_empty_trace_has_nothing_to_measure() -> None:
         ("output_reserve_tokens", -1),
         ("max_tokens", 0),
         ("eviction", "random"),
-        ("ttft_target_seconds", 0.0),
-        ("tpot_target_seconds", float("inf")),
     ],
 )
 def test_options_that_make_no_sense_are_named(option: str, value: object) -> None:

@@ -140,5 +140,7 @@ def test_a_call_that_does_not_fit_is_said_to_be_one_of_replay():
 @pytest.mark.parametrize("target", ["ttft", "tpot"])
 def test_a_target_that_can_not_be_compared_is_named(target: str):
     odd: dict[str, Any] = {f"{target}_target_seconds": np.array([1, 2])}
-    with pytest.raises(ConfigError, match=rf"^{target}_seconds must be more than 0, got array"):
+    with pytest.raises(
+        ConfigError, match=rf"^{target}_target_seconds must be more than 0, got array"
+    ):
         replay("bursts", "fcfs", **odd)

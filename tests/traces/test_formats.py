@@ -46,7 +46,7 @@ def test_servegens_clients_are_kept_and_further_columns_passed_over(tmp_path: Pa
         SERVEGEN.replace("\n", ",reason_ratio\n") + "0.5,23,242,587,0.862\n",
     )
     (request,) = read_servegen(path)
-    assert request == TraceRequest(0, 0.5, 242, 587, (), 242, client="23")
+    assert request == TraceRequest(0, 0.5, 242, 587, (), 242, tenant="23")
     assert set(request.prompt_ids()) == {request.own_token}
 
 
@@ -147,7 +147,7 @@ def test_a_trace_may_be_written_in_other_ways(
 ) -> None:
     (request,) = read_trace(written(tmp_path / name, text))
     assert (request.arrival_seconds, request.prompt_tokens) == (0.0, prompt)
-    assert request.client in ("", "a, b")
+    assert request.tenant in ("", "a, b")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_first_line_tells_the_format(tmp_path: Path) -> None:
         "servegen": 601,
     }
     assert read["agentic"].session == "a"
-    assert read["servegen"].client == "tom"
+    assert read["servegen"].tenant == "tom"
 
 
 @pytest.mark.parametrize("text", ["hello\n", "\ufffd"])

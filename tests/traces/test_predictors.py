@@ -16,8 +16,8 @@ from aioserve.traces.workload import with_predictions
 
 def trace_of(answers: list[tuple[str, int]]) -> list[TraceRequest]:
     return [
-        TraceRequest(number, float(number), 10, answer, (), 10, client=client)
-        for number, (client, answer) in enumerate(answers)
+        TraceRequest(number, float(number), 10, answer, (), 10, tenant=tenant)
+        for number, (tenant, answer) in enumerate(answers)
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_noisy_forecast_has_the_error_that_it_says() -> None:
 def test_a_forecast_by_tenant_is_the_mean_of_what_came_before(trace: list[TraceRequest]) -> None:
     for index, found in enumerate(predicted(trace, "by-tenant")):
         before = trace[:index]
-        theirs = [r for r in before if r.client == trace[index].client] or before
+        theirs = [r for r in before if r.tenant == trace[index].tenant] or before
         if not theirs:
             assert found is None
         else:

@@ -74,7 +74,7 @@ def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
 def test_a_repeated_trace_goes_on_as_it_began() -> None:
     trace = [
         TraceRequest(3, 5.0, 10, 2, (7,), 10, session="s"),
-        TraceRequest(0, 1.0, 11, 3, (), 10, client="c"),
+        TraceRequest(0, 1.0, 11, 3, (), 10, tenant="c"),
         TraceRequest(5, 9.0, 12, 4, (), 10, follows=3),
     ]
     found = repeated(trace, 8)

@@ -46,7 +46,7 @@ def test_bursts_come_in_bursts() -> None:
 
 
 def test_tenants_are_unequal() -> None:
-    counts = Counter(request.client for request in synthetic_trace("tenants", 600))
+    counts = Counter(request.tenant for request in synthetic_trace("tenants", 600))
     assert len(counts) == 8
     assert max(counts.values()) > 5 * min(counts.values())
 

@@ -6,8 +6,8 @@ Failures are told by kind, never raised: a load goes on. Knows neither arrivals 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from aioserve.errors import AioserveError, ConfigError
 from aioserve.isolation import shown
 from aioserve.simulation.records import Ending
 from aioserve.simulation.served import ServedRequest
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.request import TARGETS, TraceRequest
 
 __all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base_url_of"]
 
@@ -51,8 +51,6 @@ class Endpoint:
     return_token_ids: bool = False
     hints: bool = False
     """Whether what policies of aioserve read is sent."""
-    targets: Mapping[str, float] = field(default_factory=dict)
-    """Targets to be sent with the hints, by the names of their fields."""
 
     @property
     def url(self) -> str:
@@ -76,12 +74,16 @@ class Endpoint:
             body["ignore_eos"] = True
         if self.return_token_ids:
             body["return_token_ids"] = True
-        if request.client:
-            body["user"] = request.client
+        if request.tenant:
+            body["user"] = request.tenant
         if request.priority:
             body["priority"] = request.priority
         if self.hints:
-            body |= self.targets
+            for target in TARGETS:
+                if (seconds := getattr(request, target)) is not None:
+                    body[target] = seconds
+            if request.request_class:
+                body["metadata"] = {"class": request.request_class}
             if request.session:
                 body["session_id"] = request.session
             if request.predicted_output_tokens is not None:

@@ -72,16 +72,11 @@ async def measure_server(
         load.seconds,
         loop_lag_seconds=lag.samples,
         busy_share=load.busy_share,
-        targets=options.targets,
     )
     return Measured(url=base_url, model=model, requests=requests, load=load, metrics=metrics)
 
 
 def _endpoint(base_url: str, model: str, options: LoadOptions) -> Endpoint:
-    targets = {
-        "ttft_target_seconds": options.ttft_target_seconds,
-        "tpot_target_seconds": options.tpot_target_seconds,
-    }
     return Endpoint(
         base_url=base_url,
         kind=options.endpoint,
@@ -89,7 +84,6 @@ def _endpoint(base_url: str, model: str, options: LoadOptions) -> Endpoint:
         ignore_eos=options.ignore_eos,
         return_token_ids=options.return_token_ids,
         hints=options.hints,
-        targets={name: value for name, value in targets.items() if value is not None},
     )
 
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from aioserve.cli._simulations import check_files
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.simulation.metrics import Targets
 from aioserve.traces.checks import check_int, check_number
 from aioserve.traces.request import (
     MAX_ASKED_TOKENS,
@@ -87,11 +86,7 @@ class LoadOptions(WorkloadOptions):
     """Ask for the ids of tokens, as aioserve and vLLM have it: then each token has a time, and not
     only those that have a text."""
     hints: bool = False
-    """Send what policies of aioserve read: sessions, forecasts and targets."""
-    ttft_target_seconds: float | None = None
-    """Longest good time to first token; counts the requests that met it."""
-    tpot_target_seconds: float | None = None
-    """Longest good time per output token; counts the requests that met it."""
+    """Send what policies of aioserve read: sessions, classes, forecasts, targets and deadlines."""
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     """Also write the results to this file; "-" prints JSON alone."""
     report: Path | None = None
@@ -122,17 +117,10 @@ class LoadOptions(WorkloadOptions):
             raise ConfigError("give either speed or rate, and not both")
         if self.predictor is not None and not self.hints:
             raise ConfigError("predictor: forecasts are sent with --hints alone")
-        _ = self.targets
+        if self.deadline_seconds not in (None, ()) and not self.hints:
+            raise ConfigError("deadline_seconds: deadlines are sent with --hints alone")
         json = None if self.json in (None, "-") else Path(self.json)
         check_files(trace, json=json, report=self.report, requests=self.requests)
-
-    @property
-    def targets(self) -> Targets | None:
-        """None where none is given. Raises `ConfigError`."""
-        ttft, tpot = self.ttft_target_seconds, self.tpot_target_seconds
-        if ttft is None and tpot is None:
-            return None
-        return Targets(ttft_seconds=ttft, tpot_seconds=tpot)
 
     @property
     def has_text_prompts(self) -> bool:
@@ -145,7 +133,6 @@ FLAGS = (
     *("speed", "input_len", "output_len", "shared_prefix_len", "shared_prefix_groups"),
     *("concurrency", "num_warmups", "max_seconds", "timeout_seconds"),
     *("prompts", "vocab_size", "ignore_eos", "return_token_ids", "hints"),
-    *("ttft_target_seconds", "tpot_target_seconds"),
     *("json", "report", "requests"),
 )
 """Flags, in the order in which help shows them."""

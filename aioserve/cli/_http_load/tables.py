@@ -11,8 +11,9 @@ from aioserve.cli._http_load.measure import Measured
 from aioserve.cli._http_load.options import FLAGS, LoadOptions
 from aioserve.cli._simulations import as_json, command_line, facts_of, warn
 from aioserve.cli._streams import json_text, table_console
-from aioserve.simulation.figures import Figure, text_of
+from aioserve.simulation.figures import GROUPS, Figure, text_of
 from aioserve.simulation.gaps import Spread
+from aioserve.simulation.metrics import GroupMetrics, targets_of
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.report import ServedRun, served_page
 from aioserve.simulation.request_rows import RequestFile
@@ -32,12 +33,13 @@ LATENCIES = {
 }
 RATES = ("requests", "prompt_tokens", "output_tokens", "total_tokens")
 SPREAD = ("mean", "p50", "p90", "p99", "max")
-CLIENT_FIGURES = (
+GROUP_FIGURES = (
     Figure("requests", "requests"),
     Figure("finished", "finished"),
     Figure("tokens", "tokens"),
     Figure("first token p50, ms", "ttft_seconds.p50", "{:,.2f}", 1000),
     Figure("p99, ms", "ttft_seconds.p99", "{:,.2f}", 1000),
+    Figure("met their targets", "goodput.share", "{:.1%}"),
 )
 
 
@@ -66,7 +68,6 @@ def write_measured(measured: Measured, trace: Path | None, options: LoadOptions)
             title=f"{_facts(measured, trace, options)['name']}: {measured.model}",
             command=command_line(f"bench serve {measured.url}", trace, options, SHOWN_FLAGS),
             facts=_told(measured, trace, options),
-            targets=options.targets,
         )
         options.report.write_text(page, encoding="utf-8")
 
@@ -92,7 +93,7 @@ def print_measured(measured: Measured, trace: Path | None, options: LoadOptions)
         times.add_row(label, *_cells(getattr(metrics, name)))
     console.print(times)
     _print_counts(console, metrics)
-    _print_clients(console, metrics)
+    _print_groups(console, metrics)
     _print_generator(console, measured)
 
 
@@ -140,18 +141,21 @@ def _counts(metrics: ServedMetrics) -> list[str]:
     return told
 
 
-def _print_clients(console: Console, metrics: ServedMetrics) -> None:
-    if not metrics.clients:
-        return
+def _print_groups(console: Console, metrics: ServedMetrics) -> None:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("client")
-    for figure in CLIENT_FIGURES:
-        table.add_column(figure.label, justify="right")
-    for name, client in metrics.clients.items():
-        table.add_row(name, *(figure.text(client) for figure in CLIENT_FIGURES))
-    console.print(table)
+    shown = GROUP_FIGURES if metrics.goodput is not None else GROUP_FIGURES[:-1]
+    for group, one in GROUPS.items():
+        named: dict[str, GroupMetrics] = getattr(metrics, group)
+        if not named:
+            continue
+        table = Table(box=None, pad_edge=False)
+        table.add_column(one)
+        for figure in shown:
+            table.add_column(figure.label, justify="right")
+        for name, theirs in named.items():
+            table.add_row(name, *(figure.text(theirs) for figure in shown))
+        console.print(table)
 
 
 def _print_generator(console: Console, measured: Measured) -> None:
@@ -225,8 +229,8 @@ def _told(measured: Measured, trace: Path | None, options: LoadOptions) -> list[
         ("tokens", tokens),
         ("arrivals", arrivals),
     ]
-    if options.targets is not None:
-        told.append(("targets", options.targets.told))
+    if (targets := targets_of(measured.requests)) is not None:
+        told.append(("targets", targets.told))
     if measured.load.interrupted:
         told.append(("interrupted", f"after {measured.load.seconds:,.1f} s"))
     return told

@@ -26,7 +26,7 @@ MOST_STEP_LINES = 120
 WINDOW_STEPS = 60
 INNER_WIDTH = 1000
 LANE_HEIGHT = 15
-CLIENT_CHARS = 16
+TENANT_CHARS = 16
 FULL_CHARS = 60
 
 Window = tuple[float, float]
@@ -36,10 +36,10 @@ class Lane(msgspec.Struct, frozen=True):
     """One request, and a picture of what became of it."""
 
     number: str
-    client: str
-    """Name of the client, truncated where it is long; empty where the trace has none."""
-    full_client: str
-    """Name of the client, truncated where it is very long."""
+    tenant: str
+    """Name of the tenant, truncated where it is long; empty where the trace has none."""
+    full_tenant: str
+    """Name of the tenant, truncated where it is very long."""
     tokens: str
     """Tokens of its prompt and of its completion."""
     svg: str
@@ -52,7 +52,7 @@ class Gantt(msgspec.Struct, frozen=True):
     title: str
     about: str
     lanes: tuple[Lane, ...]
-    has_clients: bool
+    has_tenants: bool
     ruler: str
     """The time axis."""
     pages: str
@@ -138,7 +138,7 @@ def gantt_chart(run: PolicyRun, window: Window, key: str, most_spans: int = MOST
         run.name,
         f"Steps under {run.name} from {start:,.2f} to {end:,.2f} s, one request a lane",
         tuple(drawn),
-        any(lane.client for lane in drawn),
+        any(lane.tenant for lane in drawn),
         _ruler(axis, key, _step_times(run, lanes) if borders else []),
         _pages(run, axis, key),
         _caption(lanes, window, most_spans),
@@ -159,7 +159,7 @@ def _lane(
     """A thin line from arrival to end; on it tall boxes for prefill and low ones for decode, which
     are told apart without colours; a cross where the request gave its pages back."""
     request = record.request
-    name = f"#{request.number} {short(request.client, CLIENT_CHARS)}".strip()
+    name = f"#{request.number} {short(request.tenant, TENANT_CHARS)}".strip()
     ends = axis.high if record.end_seconds is None else min(axis.high, record.end_seconds)
     since = max(axis.low, request.arrival_seconds)
     first = max(since, min([ends, *(span.began_seconds for span in spans)]))
@@ -186,8 +186,8 @@ def _lane(
     label = escape(_lane_text(spans, gone, since, first))
     svg = f'<svg class="lane" role="img" aria-label="{label}">{"".join(parts)}</svg>'
     tokens = f"{request.prompt_tokens:,} + {record.output_tokens:,}"
-    full = short(request.client, FULL_CHARS)
-    return Lane(f"#{request.number}", short(request.client), full, tokens, svg)
+    full = short(request.tenant, FULL_CHARS)
+    return Lane(f"#{request.number}", short(request.tenant), full, tokens, svg)
 
 
 def _box(css: str, axis: Linear, start: float, end: float, top: int, height: int, tip: str) -> str:

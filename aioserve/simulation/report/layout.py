@@ -23,7 +23,7 @@ import numpy.typing as npt
 from minijinja import Environment
 
 from aioserve.arguments import counted
-from aioserve.simulation.metrics import Metrics, Targets
+from aioserve.simulation.metrics import Metrics
 from aioserve.simulation.records import RequestRecord, SimulationResult
 from aioserve.simulation.report.plot import look_of, symbols
 from aioserve.simulation.request_rows import row_of, to_csv
@@ -187,7 +187,8 @@ MOST_BYTES = 500_000
 COLUMNS = (
     "policy",
     "request",
-    "client",
+    "tenant",
+    "class",
     "session",
     "priority",
     "arrival_seconds",
@@ -203,6 +204,9 @@ COLUMNS = (
     "tpot_seconds",
     "e2e_seconds",
     "wait_tokens",
+    "ttft_target_seconds",
+    "tpot_target_seconds",
+    "deadline_seconds",
     "met_targets",
 )
 
@@ -233,14 +237,14 @@ def csv_link(table: Table) -> str:
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-:/ ", errors="replace")
 
 
-def requests_file(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Download:
+def requests_file(runs: Sequence[MeasuredRequests]) -> Download:
     """File with a row for each request under each policy, in order of arrival; what has no room in
     `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
     head = [runs[0].kind if name == "policy" else name for name in COLUMNS]
     all_of_them = max(len(run.requests) for run in runs)
     kept = all_of_them
     while True:
-        rows = [_row(run, r, targets) for run in runs for r in run.requests[:kept]]
+        rows = [_row(run, r) for run in runs for r in run.requests[:kept]]
         packed = gzip.compress(to_csv((head, *rows)).encode(errors="replace"), mtime=0)
         link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
         if len(link) <= MOST_BYTES or not kept:
@@ -252,15 +256,15 @@ def requests_file(runs: Sequence[MeasuredRequests], targets: Targets | None) -> 
 # -- parts
 
 
-def _row(run: MeasuredRequests, record: RequestRecord, targets: Targets | None) -> list[object]:
+def _row(run: MeasuredRequests, record: RequestRecord) -> list[object]:
     """Cells of a request; seconds to the microsecond."""
-    good = None if targets is None else "yes" if targets.met(record) else "no"
-    values = row_of(record) | {
+    values = row_of(record)
+    values |= {
         "policy": run.name,
         "started_seconds": record.started_seconds,
         "first_token_seconds": record.first_token_seconds,
         "end_seconds": record.end_seconds,
-        "met_targets": good,
+        "met_targets": {None: None, True: "yes", False: "no"}[values["met_targets"]],
     }
     return [
         f"{value:.6f}" if name.endswith("_seconds") and value is not None else value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aioserve.simulation.figures import unanswered
-from aioserve.simulation.metrics import Targets
+from aioserve.simulation.figures import GROUPS, unanswered
+from aioserve.simulation.metrics import targets_of
 from aioserve.simulation.report.gantt import MOST_SPANS, Window, busiest_window, gantt_chart
 from aioserve.simulation.report.layout import PolicyRun, legend_of, rendered, requests_file
 from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_charts
 from aioserve.simulation.report.summary import (
-    clients_chart,
     figures_table,
+    group_chart,
     slowest_table,
     summary_rows,
     targets_chart,
@@ -36,7 +36,6 @@ def report_page(
     title: str,
     command: str,
     facts: Sequence[tuple[str, str]],
-    targets: Targets | None = None,
     window: Window | None = None,
 ) -> str:
     """Make the page's HTML. The same runs give the same text.
@@ -48,12 +47,18 @@ def report_page(
     ran = [run for run in runs if run.timeline.steps]
     found = {run.name: run.metrics for run in runs}
     most_spans = min(MOST_SPANS, MOST_SPANS_OF_ALL // len(runs))
-    by_target, by_client = targets_chart(runs), clients_chart(runs)
+    targets = targets_of(record.request for record in runs[0].result.requests)
+    by_target = targets_chart(runs)
+    groups = [
+        {"key": group, "title": group.capitalize(), "chart": chart}
+        for group in GROUPS
+        if (chart := group_chart(runs, group)) is not None
+    ]
     contents = [
         ("figures", "Figures"),
         *([("latency", "How long requests took")] if ran else []),
         *([("targets", "Targets")] if by_target else []),
-        *([("clients", "Clients")] if by_client else []),
+        *((group["key"], group["title"]) for group in groups),
         *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),
     ]
@@ -71,11 +76,11 @@ def report_page(
         ran=bool(ran),
         latency=tails_chart(runs, targets),
         targets=by_target,
-        clients=by_client,
+        groups=groups,
         queue=queue_chart(runs),
         steps=steps_and_memory_charts(ran) if ran else [],
         gantts=[gantt_chart(run, window, f"g{n}", most_spans) for n, run in enumerate(ran)],
         window=f"{window[0]:,.2f} to {window[1]:,.2f} s",
         slowest=slowest_table(runs),
-        download=requests_file(runs, targets),
+        download=requests_file(runs),
     )

@@ -18,10 +18,21 @@ import msgspec
 
 from aioserve.simulation.report.scales import Scale
 
-__all__ = ["MARKS", "NUM_COLORS", "Look", "Plot", "look_of", "number", "percent", "symbols"]
+__all__ = [
+    "MARKS",
+    "NUM_COLORS",
+    "Look",
+    "Plot",
+    "guides_of",
+    "look_of",
+    "number",
+    "percent",
+    "symbols",
+]
 
 NUM_COLORS = 6
 """Classes `c0` to `c5` of the style sheet."""
+MOST_GUIDES = 3
 DASHES = ("", "7 3", "2.5 2.5", "9 3 2 3")
 MARKS = (
     "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z",
@@ -42,6 +53,13 @@ class Look(msgspec.Struct, frozen=True):
     """Lengths on and off in CSS pixels; none for a solid line."""
     mark: str
     """Id of the symbol of its dots."""
+
+
+def guides_of(targets: Sequence[float], factor: float) -> list[float]:
+    """Values at which to draw guides for targets in ascending order: all of a few, and of more the
+    least and the largest."""
+    ends = targets if len(targets) <= MOST_GUIDES else (targets[0], targets[-1])
+    return [target * factor for target in ends]
 
 
 def look_of(index: int) -> Look:

@@ -14,9 +14,9 @@ from operator import itemgetter
 from aioserve.simulation.figures import MISSING, NEVER, unanswered_at_rates
 from aioserve.simulation.metrics import Metrics, Targets, measure_of
 from aioserve.simulation.report.layout import Chart, Panel, RateRun, Table, legend_of, rendered
-from aioserve.simulation.report.plot import Plot, look_of
+from aioserve.simulation.report.plot import Plot, guides_of, look_of
 from aioserve.simulation.report.scales import Linear, fitting, plain
-from aioserve.simulation.sweeps import Estimate, estimate_of
+from aioserve.simulation.sweeps import Estimate, attainment_by_class, estimate_of
 
 __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "rate_table"]
 
@@ -114,8 +114,8 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
 
 def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = None) -> Chart:
     """Chart of the median and the 99th percentile of latencies against the rate."""
-    marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
-    measures: tuple[tuple[str, str, float, float | None], ...] = (
+    marks = ((), ()) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
+    measures: tuple[tuple[str, str, float, tuple[float, ...]], ...] = (
         ("Time to first token, p50", "ttft_seconds.p50", 1, marks[0]),
         ("Time to first token, p99", "ttft_seconds.p99", 1, marks[0]),
         ("Time per output token, p50", "tpot_seconds.p50", 1000, marks[1]),
@@ -123,16 +123,16 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
     )
     rates = _rate_axis(runs)
     panels = []
-    for number, (title, field, factor, target) in enumerate(measures):
+    for number, (title, field, factor, targeted) in enumerate(measures):
         unit = "s" if factor == 1 else "ms"
         measure = measure_of(field, factor)
         values = [v for run in runs if (v := measure(run.metrics)) is not None]
-        marked = values if target is None else [*values, target * factor]
-        plot = Plot(rates, fitting(marked))
+        guides = guides_of(targeted, factor)
+        plot = Plot(rates, fitting([*values, *guides]))
         if not values:
             plot.nothing("nothing to measure at any rate")
-        if target is not None:
-            plot.guide(f"target {target * factor:,.6g} {unit}", y=target * factor)
+        for target in guides:
+            plot.guide(f"target {target:,.6g} {unit}", y=target)
         _draw(plot, runs, measure, lambda value, unit=unit: f"{value:,.2f} {unit}")
         panels.append(
             Panel(
@@ -191,6 +191,10 @@ def _table(
         ("TPOT p50, ms", measure_of("tpot_seconds.p50", 1000), "{:,.2f}"),
         ("TPOT p99, ms", measure_of("tpot_seconds.p99", 1000), "{:,.2f}"),
         ("output tokens/s", measure_of("output_tokens_per_second"), "{:,.1f}"),
+        *(
+            (f"{name} met their targets", measure, "{:.1%}")
+            for name, measure in attainment_by_class(run.metrics for run in runs).items()
+        ),
     )
     if all(run.metrics.goodput is None for run in runs):
         columns = columns[2:]

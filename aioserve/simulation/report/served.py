@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aioserve.simulation.figures import Figure
-from aioserve.simulation.metrics import Targets
+from aioserve.simulation.figures import GROUPS, Figure, Group
+from aioserve.simulation.metrics import GroupMetrics, targets_of
 from aioserve.simulation.report.layout import (
     Chart,
     ServedRun,
@@ -20,7 +20,7 @@ from aioserve.simulation.report.layout import (
 )
 from aioserve.simulation.report.summary import (
     P99_TTFT,
-    client_dots,
+    group_dots,
     slowest_table,
     targets_chart,
 )
@@ -29,7 +29,7 @@ from aioserve.simulation.served import ServedMetrics
 
 __all__ = ["SERVED_FIGURES", "served_page"]
 
-MOST_CLIENTS = 20
+MOST_NAMES = 20
 
 
 def _spread(label: str, field: str, names: Sequence[str] = ("p50", "p90", "p99")) -> list[Figure]:
@@ -73,22 +73,25 @@ def served_page(
     title: str,
     command: str,
     facts: Sequence[tuple[str, str]],
-    targets: Targets | None = None,
 ) -> str:
     """Make the page's HTML. The same run gives the same text.
 
     command, facts: what was run, for the reader.
     """
-    metrics = run.metrics
+    metrics, targets = run.metrics, targets_of(record.request for record in run.requests)
     by_target = targets_chart([run], "refused, or failed")
-    by_client = _clients_chart(run)
+    groups = [
+        {"key": group, "title": group.capitalize(), "chart": chart}
+        for group in GROUPS
+        if (chart := _groups_chart(run, group)) is not None
+    ]
     failures = _failures_table(metrics)
     contents = [
         ("figures", "Figures"),
         *([("failures", "Failures")] if failures.rows else []),
         *([("latency", "How long requests took")] if run.requests else []),
         *([("targets", "Targets")] if by_target else []),
-        *([("clients", "Clients")] if by_client else []),
+        *((group["key"], group["title"]) for group in groups),
         ("requests", "Requests"),
     ]
     return rendered(
@@ -103,9 +106,9 @@ def served_page(
         failures=failures,
         latency=tails_chart([run], targets) if run.requests else None,
         targets=by_target,
-        clients=by_client,
+        groups=groups,
         slowest=slowest_table([run]),
-        download=requests_file([run], targets),
+        download=requests_file([run]),
     )
 
 
@@ -128,23 +131,26 @@ def _failures_table(metrics: ServedMetrics) -> Table:
     return Table("Requests without an answer", ("kind", "requests", "the first"), tuple(rows))
 
 
-def _clients_chart(run: ServedRun) -> Chart | None:
-    """Chart of how long each client waited; None where the trace names none."""
-    clients = run.metrics.clients
-    if not clients:
+def _groups_chart(run: ServedRun, group: Group) -> Chart | None:
+    """Chart of how long each tenant, or class, waited; None where the trace names none."""
+    named: dict[str, GroupMetrics] = getattr(run.metrics, group)
+    if not named:
         return None
-    largest = sorted(clients, key=lambda name: (-clients[name].requests, name))[:MOST_CLIENTS]
-    title = "Time to first token p99, s"
-    panel = client_dots([run], largest, title, "client-ttft", P99_TTFT, "{:,.2f} s")
+    largest = sorted(named, key=lambda name: (-named[name].requests, name))[:MOST_NAMES]
+    title, one = "Time to first token p99, s", GROUPS[group]
+    panel = group_dots([run], group, largest, title, f"{one}-ttft", P99_TTFT, "{:,.2f} s")
     figures = (
         Figure("requests", "requests"),
         Figure("finished", "finished"),
         Figure("tokens", "tokens"),
         Figure(title, "ttft_seconds.p99", "{:,.3f}"),
+        Figure("met their targets", "goodput.share", "{:.1%}"),
     )
-    rows = [(name, *(figure.text(clients[name]) for figure in figures)) for name in largest]
-    head = ("client", *(figure.label for figure in figures))
-    caption = "The clients with the most requests first."
-    if len(clients) > len(largest):
-        caption += f" Left out: {len(clients) - len(largest):,} with fewer."
-    return Chart((panel,), caption, Table("Each client", head, tuple(rows)))
+    if run.metrics.goodput is None:
+        figures = figures[:-1]
+    rows = [(name, *(figure.text(named[name]) for figure in figures)) for name in largest]
+    head = (one, *(figure.label for figure in figures))
+    caption = f"The {group} with the most requests first."
+    if len(named) > len(largest):
+        caption += f" Left out: {len(named) - len(largest):,} with fewer."
+    return Chart((panel,), caption, Table(f"Each {one}", head, tuple(rows)))

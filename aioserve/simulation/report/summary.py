@@ -1,17 +1,27 @@
 """Figures of all policies side by side, how each differs from the first, and which is best;
-requests that met their targets, and how long each client waited.
+requests that met their targets, and how each tenant and each class fared.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from aioserve.arguments import counted
-from aioserve.simulation.figures import MISSING, NEVER, Figure, client_rows, shown_figures, text_of
-from aioserve.simulation.metrics import ClientMetrics, Metrics, measure_of
+from aioserve.simulation.figures import (
+    GROUPS,
+    MISSING,
+    NEVER,
+    Figure,
+    Group,
+    group_rows,
+    shown_figures,
+    text_of,
+)
+from aioserve.simulation.metrics import Metrics, measure_of
 from aioserve.simulation.report.layout import Chart, MeasuredRequests, Panel, PolicyRun, Table
 from aioserve.simulation.report.plot import Plot, look_of
 from aioserve.simulation.report.scales import Linear, fitting
@@ -20,17 +30,17 @@ __all__ = [
     "P99_TTFT",
     "Cell",
     "Row",
-    "client_dots",
-    "clients_chart",
-    "clients_table",
     "figures_table",
+    "group_chart",
+    "group_dots",
+    "group_table",
     "short",
     "slowest_table",
     "summary_rows",
     "targets_chart",
 ]
 
-MOST_CLIENTS = 200
+MOST_NAMES = 200
 NAME_CHARS = 48
 LEAST_SHOWN_CHANGE = 0.0005
 """Least change shown: a smaller one rounds to no tenth of a percent."""
@@ -71,20 +81,23 @@ def figures_table(found: Mapping[str, Metrics]) -> Table:
     return Table("All figures under each policy", tuple(head), tuple(rows))
 
 
-def clients_table(found: Mapping[str, Metrics]) -> Table | None:
-    """Table of all clients, or of the `MOST_CLIENTS` with the most requests; None where the trace
-    names none."""
-    parts = client_rows(found)
+def group_table(found: Mapping[str, Metrics], group: Group = "tenants") -> Table | None:
+    """Table of all tenants, or classes, or of the `MOST_NAMES` with the most requests; None where
+    the trace names none."""
+    parts = group_rows(found, group)
     if not parts:
         return None
-    requests = [client.requests for client in next(iter(found.values())).clients.values()]
-    largest = sorted(range(len(requests)), key=lambda n: -requests[n])[:MOST_CLIENTS]
-    head = ["client (requests)", *(f"{label}: {name}" for label, _ in parts for name in found)]
+    requests = [one.requests for one in getattr(next(iter(found.values())), group).values()]
+    largest = sorted(range(len(requests)), key=lambda n: -requests[n])[:MOST_NAMES]
+    head = [
+        f"{GROUPS[group]} (requests)",
+        *(f"{label}: {name}" for label, _ in parts for name in found),
+    ]
     rows = [
         (_short(parts[0][1][n][0]), *(text for _, lines in parts for text in lines[n][1]))
         for n in sorted(largest)
     ]
-    caption = "Each client under each policy"
+    caption = f"Each {GROUPS[group]} under each policy"
     if len(rows) < len(requests):
         caption += f"; left out: {len(requests) - len(rows):,} with fewer requests"
     return Table(caption, tuple(head), tuple(rows))
@@ -143,11 +156,12 @@ def _verdict(figure: Figure, is_more: bool) -> str:
     return "better" if is_more == (figure.better == "more") else "worse"
 
 
-CHARTED_CLIENTS = 20
+CHARTED_NAMES = 20
 MOST_SLOWEST = 10
 SHORT_CHARS = 15
 AXIS_CHARS = 12
 P99_TTFT = measure_of("ttft_seconds.p99")
+SHARE = Linear(0.0, 1.0, percent=True)
 
 
 def targets_chart(
@@ -199,35 +213,36 @@ def targets_chart(
     )
 
 
-def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """Chart of how long each client waited; None where the trace names none."""
-    clients = runs[0].metrics.clients
-    if not clients:
+def group_chart(runs: Sequence[PolicyRun], group: Group = "tenants") -> Chart | None:
+    """Chart of how long each tenant, or class, waited, and how many of its requests met their
+    targets; None where the trace names none."""
+    named = [getattr(run.metrics, group) for run in runs]
+    if not named[0]:
         return None
-    largest = sorted(clients, key=lambda name: (-clients[name].requests, name))[:CHARTED_CLIENTS]
-    panels = (
-        client_dots(
-            runs, largest, "Time to first token p99, s", "client-ttft", P99_TTFT, "{:,.2f} s"
-        ),
-        client_dots(
-            runs,
-            largest,
-            "Longest wait, tokens computed for others",
-            "client-wait",
-            measure_of("max_wait_tokens"),
-            "{:,} tokens",
-        ),
-    )
-    caption = "The clients with the most requests first."
-    if any(P99_TTFT(run.metrics.clients[name]) == math.inf for run in runs for name in largest):
+    one = GROUPS[group]
+    by_size = sorted(named[0], key=lambda name: (-named[0][name].requests, name))
+    largest = by_size[:CHARTED_NAMES]
+    title, key = "Time to first token p99, s", f"{one}-ttft"
+    panels = [group_dots(runs, group, largest, title, key, P99_TTFT, "{:,.2f} s")]
+    title, key = "Longest wait, tokens computed for others", f"{one}-wait"
+    wait = measure_of("max_wait_tokens")
+    panels.append(group_dots(runs, group, largest, title, key, wait, "{:,} tokens"))
+    if all(run.metrics.goodput is not None for run in runs):
+        title, key = "Share of requests that met their targets", f"{one}-targets"
+        share = measure_of("goodput.share")
+        panels.append(group_dots(runs, group, largest, title, key, share, "{:.1%}", SHARE))
+    caption = f"The {group} with the most requests first."
+    if any(P99_TTFT(theirs[name]) == math.inf for theirs in named for name in largest):
         caption += f" At {NEVER!r}: of their requests more than one in a hundred got no completion."
-    if len(clients) > len(largest):
-        caption += f" Left out: {counted(len(clients) - len(largest), 'client')} with fewer."
+    if len(by_size) > len(largest):
+        left = len(by_size) - len(largest)
+        caption += f" Left out: {counted(left, one, group)} with fewer."
     gaps = [run.metrics.service_gap_tokens for run in runs]
-    if None not in gaps:
+    if group == "tenants" and None not in gaps:
         told = ", ".join(f"{gap:,} with {run.name}" for gap, run in zip(gaps, runs, strict=True))
-        caption += f" Largest gap in tokens between two clients that both had to wait: {told}."
-    return Chart(panels, caption, clients_table({run.name: run.metrics for run in runs}))
+        caption += f" Largest gap in tokens between two tenants that both had to wait: {told}."
+    table = group_table({run.name: run.metrics for run in runs}, group)
+    return Chart(tuple(panels), caption, table)
 
 
 def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
@@ -246,7 +261,7 @@ def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
                 (
                     f"#{request.number}",
                     run.name,
-                    short(request.client, 40) or MISSING,
+                    short(request.tenant, 40) or MISSING,
                     f"{request.arrival_seconds:,.2f}",
                     f"{request.prompt_tokens:,}",
                     f"{record.cached_tokens:,}",
@@ -256,7 +271,7 @@ def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
                 )
             )
     kind = runs[0].kind
-    head = ("request", kind, "client", "arrives, s", "prompt tokens", "of those cached")
+    head = ("request", kind, "tenant", "arrives, s", "prompt tokens", "of those cached")
     return Table(
         f"The {MOST_SLOWEST} requests of each {kind} that waited longest for their first token",
         (*head, "output tokens", "first token after, s", "ends after, s"),
@@ -272,19 +287,21 @@ def short(name: str, most_chars: int = SHORT_CHARS) -> str:
 # -- parts
 
 
-def client_dots(
+def group_dots(
     runs: Sequence[MeasuredRequests],
+    group: Group,
     names: Sequence[str],
     title: str,
     key: str,
-    value_of: Callable[[ClientMetrics], float | None],
+    value_of: Callable[[Any], float | None],
     form: str,
+    scale: Linear | None = None,
 ) -> Panel:
-    """Panel with a row for each client, and a dot for each policy."""
-    values = [[value_of(run.metrics.clients[name]) for name in names] for run in runs]
+    """Panel with a row for each tenant or class, and a dot for each policy."""
+    values = [[value_of(getattr(run.metrics, group)[name]) for name in names] for run in runs]
     known = [float(v) for one in values for v in one if v is not None]
     rows = float(len(names))
-    plot = Plot(fitting(known), Linear(0.0, rows), height=22 * len(names) + 6, css="named")
+    plot = Plot(scale or fitting(known), Linear(0.0, rows), height=22 * len(names) + 6, css="named")
     for row, name in enumerate(names):
         place = rows - row - 0.5
         lines = [name]
@@ -298,7 +315,7 @@ def client_dots(
         title,
         plot.svg(
             key,
-            f"{title}, of each client {runs[0].each}",
+            f"{title}, of each {GROUPS[group]} {runs[0].each}",
             "The table below has all figures.",
             y_names=[(rows - n - 0.5, short(name, AXIS_CHARS)) for n, name in enumerate(names)],
         ),

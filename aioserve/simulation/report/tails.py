@@ -22,7 +22,7 @@ from aioserve.simulation.metrics import (
 )
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.report.layout import Chart, MeasuredRequests, Panel, Table
-from aioserve.simulation.report.plot import Plot, look_of
+from aioserve.simulation.report.plot import Plot, guides_of, look_of
 from aioserve.simulation.report.scales import Tail, fitting
 
 __all__ = ["Latencies", "latencies_of", "tails_chart"]
@@ -66,7 +66,7 @@ class _Measure(msgspec.Struct, frozen=True):
     factor: float
     of: Callable[[RequestRecord], float | None] | None
     """Latency of a request; None: time between tokens, which are no requests."""
-    target: float | None = None
+    targets: tuple[float, ...] = ()
 
 
 def latencies_of(
@@ -88,7 +88,7 @@ def latencies_of(
 
 def tails_chart(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Chart:
     """Chart of percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
-    marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
+    marks = ((), ()) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures = (
         _Measure("ttft", "Time to first token", "s", 1, ttft_seconds, marks[0]),
         _Measure("gap", "Time between tokens", "ms", 1000, None),
@@ -125,9 +125,9 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies], 
     ]
     marks = [[(share, one.reached(share)) for share in SHARES_MARKED] for one in found]
     drawn = [value for line in (*lines, *marks) for _, value in line if value is not None]
-    target = None if measure.target is None else measure.target * measure.factor
-    plot = Plot(tail, fitting(drawn if target is None else [*drawn, target]), height=200)
-    if target is not None:
+    targets = guides_of(measure.targets, measure.factor)
+    plot = Plot(tail, fitting([*drawn, *targets]), height=200)
+    for target in targets:
         plot.guide(f"target {target:,.6g} {unit}", y=target)
     if not drawn:
         plot.nothing("nothing to measure")

@@ -6,6 +6,7 @@ import json
 import socket
 
 import pytest
+from msgspec.structs import replace
 
 from aioserve.cli._http_load.client import CompletionClient, Endpoint, ServerError, base_url_of
 from aioserve.errors import ConfigError
@@ -194,9 +195,8 @@ async def test_a_body_says_what_was_asked_for_and_nothing_else() -> None:
     trace = TraceRequest(
         1, 0.0, 2, 0, (), 2, "s", "c", priority=3, predicted_output_tokens=8, max_tokens=9
     )
-    endpoint = Endpoint(
-        base_url="http://h", kind="chat", model="m", ignore_eos=False, targets={"x": 1.0}
-    )
+    trace = replace(trace, request_class="chat", ttft_target_seconds=1.0, deadline_seconds=9.0)
+    endpoint = Endpoint(base_url="http://h", kind="chat", model="m", ignore_eos=False)
     plain = json.loads(endpoint.body(trace, ["two", "words"]))
     assert plain == {
         "model": "m",
@@ -208,10 +208,13 @@ async def test_a_body_says_what_was_asked_for_and_nothing_else() -> None:
         "user": "c",
         "priority": 3,
     }
-    hinted = Endpoint(base_url="http://h", model="m", hints=True, targets={"x": 1.0})
+    hinted = Endpoint(base_url="http://h", model="m", hints=True)
     more = json.loads(hinted.body(trace, ["two", "words"]))
     assert more["prompt"] == "two words"
-    assert (more["session_id"], more["predicted_output_tokens"], more["x"]) == ("s", 8, 1.0)
+    assert (more["session_id"], more["predicted_output_tokens"]) == ("s", 8)
+    assert (more["metadata"], more["ttft_target_seconds"]) == ({"class": "chat"}, 1.0)
+    assert more["deadline_seconds"] == 9.0
+    assert "tpot_target_seconds" not in more
 
 
 async def test_a_server_that_lists_no_model_or_knows_no_tokens_is_told_what_helps() -> None:

@@ -121,7 +121,7 @@ def test_a_trace_is_sent_as_it_was_recorded_or_faster(tmp_path: Path) -> None:
     )
     recorded = requests_of(trace, LoadOptions())
     assert [one.arrival_seconds for one in recorded] == [0.0, 2.0, 8.0]
-    assert [one.client for one in recorded] == ["a", "b", "a"]
+    assert [one.tenant for one in recorded] == ["a", "b", "a"]
     faster = requests_of(trace, LoadOptions(speed=4.0))
     assert [one.arrival_seconds for one in faster] == [0.0, 0.5, 2.0]
     at_rate = requests_of(trace, LoadOptions(rate=1.5, num_requests=2))
@@ -168,7 +168,7 @@ def test_warm_ups_are_short_and_share_nothing_with_the_load() -> None:
         ({"timeout_seconds": 0.0}, "timeout_seconds must be more than 0"),
         ({"max_seconds": -1.0}, "max_seconds must be more than 0"),
         ({"predictor": "oracle"}, "predictor: forecasts are sent with --hints alone"),
-        ({"ttft_target_seconds": -1.0}, "ttft_seconds must be more than 0"),
+        ({"deadline_seconds": 2.0}, "deadline_seconds: deadlines are sent with --hints alone"),
         ({"synthetic": "bursts", "input_len": 4}, "input_len is of random prompts"),
     ],
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aioserve import SchedulingPolicy
-from aioserve.simulation.metrics import Targets, metrics_of
+from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.report import PolicyRun
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
+from aioserve.traces.workload import with_targets
 
 __all__ = ["asking", "run_of"]
 
@@ -22,9 +23,9 @@ class Steady:
         return 0.1
 
 
-def asking(number: int, *, at: float = 0.0, output: int = 4, client: str = "") -> TraceRequest:
+def asking(number: int, *, at: float = 0.0, output: int = 4, tenant: str = "") -> TraceRequest:
     """Its caller asks for no more than it gets, so that no step goes on past its answer's end."""
-    return TraceRequest(number, at, 10, output, (), 10, client=client, max_tokens=output)
+    return TraceRequest(number, at, 10, output, (), 10, tenant=tenant, max_tokens=output)
 
 
 def run_of(
@@ -32,13 +33,13 @@ def run_of(
     *,
     name: str = "fcfs",
     num_pages: int | None = None,
-    targets: Targets | None = None,
+    targets: Mapping[str, float] | None = None,
     max_num_seqs: int = 256,
 ) -> PolicyRun:
     """A run under first come, first served, whatever its `name`."""
     timeline = Timeline()
     result = simulate(
-        trace,
+        with_targets(trace, **(targets or {})),
         SchedulingPolicy(),
         cost=Steady(),
         num_pages=num_pages,
@@ -47,4 +48,4 @@ def run_of(
         output_reserve_tokens=0,
         timeline=timeline,
     )
-    return PolicyRun(name, result, metrics_of(result, targets), timeline)
+    return PolicyRun(name, result, metrics_of(result), timeline)

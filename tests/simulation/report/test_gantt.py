@@ -75,18 +75,18 @@ def test_a_window_without_steps_can_be_drawn() -> None:
 
 
 def test_a_lane_names_its_request_its_tenant_and_its_tokens() -> None:
-    run = run_of([asking(0, client="ann"), asking(1, output=7, client="b" * 300), asking(2)])
+    run = run_of([asking(0, tenant="ann"), asking(1, output=7, tenant="b" * 300), asking(2)])
     lanes = gantt_chart(run, (0.0, 9.0), "a").lanes
-    assert [(lane.number, lane.client, lane.tokens) for lane in lanes] == [
+    assert [(lane.number, lane.tenant, lane.tokens) for lane in lanes] == [
         ("#0", "ann", "10 + 4"),
         ("#1", "b" * 14 + "…", "10 + 7"),
         ("#2", "", "10 + 4"),
     ]
-    assert lanes[1].full_client == "b" * 59 + "…"
+    assert lanes[1].full_tenant == "b" * 59 + "…"
 
 
 def test_every_box_says_whose_it_is_and_what_was_computed_when() -> None:
-    (lane,) = gantt_chart(run_of([asking(0, at=2.0, client="<a>")]), (2.0, 2.4), "a").lanes
+    (lane,) = gantt_chart(run_of([asking(0, at=2.0, tenant="<a>")]), (2.0, 2.4), "a").lanes
     tips = ElementTree.fromstring(lane.svg).findall(".//title")
     assert [tip.text for tip in tips] == [
         "#0 <a>: prefill of 10 tokens\nfrom 2.000 to 2.100 s",

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.simulation.metrics import Targets
 from aioserve.simulation.report import report_page
 from tests.server.browser import CHROMIUM, Page, browser, opened
 from tests.simulation.report.runs import asking, run_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
-TARGETS = Targets(ttft_seconds=0.3)
+TARGETS = {"ttft_target_seconds": 0.3}
 NAUGHTY = "<img src=x onerror=document.title='bad'>"
 READOUT = "document.getElementById('readout').textContent"
 
@@ -31,11 +30,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    trace = [asking(n, at=n / 9, output=1 + n % 20, client=f"{NAUGHTY} {n % 3}") for n in range(40)]
+    trace = [asking(n, at=n / 9, output=1 + n % 20, tenant=f"{NAUGHTY} {n % 3}") for n in range(40)]
     runs = [run_of(trace, name=name, targets=TARGETS, num_pages=60) for name in ("fcfs", NAUGHTY)]
-    text = report_page(
-        runs, title="a title", command="aioserve " * 60, facts=[("fact", "7")], targets=TARGETS
-    )
+    text = report_page(runs, title="a title", command="aioserve " * 60, facts=[("fact", "7")])
     path = tmp_path_factory.mktemp("report") / "page.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -156,9 +153,7 @@ async def test_what_is_said_of_nobody_answered_is_seen_and_fits(
 ) -> None:
     runs = [run_of([asking(n) for n in range(3)], name=NAUGHTY, num_pages=1, targets=TARGETS)]
     path = tmp_path / "page.html"
-    path.write_text(
-        report_page(runs, title="a title", command="x", facts=[], targets=TARGETS), encoding="utf-8"
-    )
+    path.write_text(report_page(runs, title="a title", command="x", facts=[]), encoding="utf-8")
     async with shown(port, path, width) as page:
         assert "no request got a completion: 3 requests were too long" in await page.text(
             "#figures p"
@@ -178,6 +173,6 @@ async def test_the_downloaded_file_is_unpacked(port: int, file: Path, tmp_path: 
             while not (rows := rows_of(tmp_path / "requests.csv")):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         head = rows.pop(0)
-        assert head[:3] == ["policy", "request", "client"]
+        assert head[:3] == ["policy", "request", "tenant"]
         assert len(rows) == 80
         assert rows[-1][0] == NAUGHTY

@@ -16,12 +16,13 @@ from aioserve.simulation.report.rates import latency_by_rate_chart, rate_file, r
 from tests.simulation.report.pages import downloads, read
 from tests.simulation.report.runs import asking, run_of
 
-TARGETS = Targets(ttft_seconds=0.3, tpot_seconds=0.1)
+ASKED = {"ttft_target_seconds": 0.3, "tpot_target_seconds": 0.1}
+TARGETS = Targets(ttft_seconds=(0.3,), tpot_seconds=(0.1,))
 NAUGHTY = """<b onclick="x">&amp; '=1+1'"""
 METRICS = run_of([asking(0)]).metrics
 
 
-def swept(name: str = "fcfs", *, targets: Targets | None = TARGETS) -> list[RateRun]:
+def swept(name: str = "fcfs", *, targets: dict[str, float] | None = ASKED) -> list[RateRun]:
     """One policy at three rates, the highest first, with one seat."""
     runs = []
     for rate in (8.0, 2.0, 4.0):
@@ -121,7 +122,7 @@ def test_the_file_has_the_interval_of_every_mean_over_seeds() -> None:
 
 
 def test_a_mean_over_seeds_of_which_one_never_answered_is_never() -> None:
-    nobody = run_of([asking(0, output=99)], num_pages=1, targets=TARGETS).metrics
+    nobody = run_of([asking(0, output=99)], num_pages=1, targets=ASKED).metrics
     runs = [*swept(), RateRun("fcfs", 8.0, nobody)]
     (row,) = [row for row in rate_table(runs).rows if row[1] == "8"]
     assert row[4] == "never"
@@ -154,7 +155,7 @@ def test_targets_are_drawn_beside_the_latencies() -> None:
 
 
 def test_a_rate_at_which_nobody_was_answered_has_a_mark_at_never_and_no_line_to_it() -> None:
-    nobody = run_of([asking(0, output=99)], num_pages=1, targets=TARGETS).metrics
+    nobody = run_of([asking(0, output=99)], num_pages=1, targets=ASKED).metrics
     assert nobody.ttft_seconds is not None
     assert nobody.ttft_seconds.p50 == math.inf
     runs = [*swept(), RateRun("fcfs", 16.0, nobody)]
@@ -189,8 +190,8 @@ def test_names_are_text_on_the_page_and_in_the_file() -> None:
     assert [row[0] for row in downloads(text)["rates.csv"][1:]] == [NAUGHTY] * 3 + ["'=2+2"] * 3
 
 
-@pytest.mark.parametrize("targets", [TARGETS, None], ids=["targets", "no targets"])
-def test_the_same_runs_give_the_same_page_in_any_order(targets: Targets | None) -> None:
+@pytest.mark.parametrize("targets", [ASKED, None], ids=["targets", "no targets"])
+def test_the_same_runs_give_the_same_page_in_any_order(targets: dict[str, float] | None) -> None:
     runs = swept(targets=targets)
     assert page_of(runs) == page_of(runs[::-1])
 

@@ -7,14 +7,13 @@ from array import array
 
 import pytest
 
-from aioserve.simulation.metrics import Targets
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.report import ServedRun, served_page
 from aioserve.simulation.served import ServedRequest, served_metrics_of, token_gaps_of
 from aioserve.traces.request import TraceRequest
 from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
 
-TARGETS = Targets(ttft_seconds=0.35, tpot_seconds=0.1)
+TARGETS = {"ttft_target_seconds": 0.35, "tpot_target_seconds": 0.1}
 NAUGHTY = "<b>&amp; it"
 
 
@@ -22,7 +21,7 @@ def page_of(count: int = 20, *, name: str = "model", failure: str = "status 429"
     load: list[ServedRequest] = []
     for number in range(count):
         record = RequestRecord(
-            TraceRequest(number, number / 5, 10, 4, (), 10, client=f"c{number % 3}")
+            TraceRequest(number, number / 5, 10, 4, (), 10, tenant=f"c{number % 3}", **TARGETS)  # type: ignore[arg-type]
         )
         one = ServedRequest(record, True)
         if number % 7 == 6:
@@ -34,14 +33,13 @@ def page_of(count: int = 20, *, name: str = "model", failure: str = "status 429"
             record.end_seconds = record.first_token_seconds + 0.3
             one.chunks, one.gap_seconds = 4, array("d", [0.1, 0.1, 0.1])
         load.append(one)
-    metrics = served_metrics_of(load, 5.0, targets=TARGETS, busy_share=0.9)
+    metrics = served_metrics_of(load, 5.0, busy_share=0.9)
     records = tuple(one.record for one in load)
     return served_page(
         ServedRun(name, records, metrics, token_gaps_of(load)),
         title="a title",
         command="aioserve bench serve http://h",
         facts=[("fact", "7")],
-        targets=TARGETS,
     )
 
 
@@ -75,7 +73,7 @@ def test_the_files_have_a_row_for_each_request(whole: str) -> None:
     files = downloads(whole)
     (requests,) = (rows for name, rows in files.items() if name.startswith("requests"))
     head, *rows = requests
-    assert head[:3] == ["model", "request", "client"]
+    assert head[:3] == ["model", "request", "tenant"]
     assert [row[:2] for row in rows] == [["model", str(number)] for number in range(20)]
 
 

@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from aioserve.simulation.metrics import Metrics, Spread
-from aioserve.simulation.report.summary import Cell, clients_table, figures_table, summary_rows
+from aioserve.simulation.report.summary import Cell, figures_table, group_table, summary_rows
 from tests.simulation.report.runs import asking, run_of
 
 MINUS = "\N{MINUS SIGN}"
@@ -98,11 +98,11 @@ def test_the_file_has_every_cell() -> None:
     assert ("time to first token p50, s", "2.00", "1.00", f"{MINUS}50.0%", "better") in table.rows
 
 
-def test_clients_stand_in_rows_with_all_figures_of_all_policies() -> None:
-    assert clients_table({"a": METRICS}) is None
-    metrics = run_of([asking(n, client=f"c{n % 2}") for n in range(5)]).metrics
-    table = clients_table({"a": metrics, "b": metrics})
+def test_tenants_stand_in_rows_with_all_figures_of_all_policies() -> None:
+    assert group_table({"a": METRICS}) is None
+    metrics = run_of([asking(n, tenant=f"c{n % 2}") for n in range(5)]).metrics
+    table = group_table({"a": metrics, "b": metrics})
     assert table is not None
     assert [row[0] for row in table.rows] == ["c0 (3)", "c1 (2)"]
     assert table.head[1:3] == ("tokens served: a", "tokens served: b")
-    assert table.rows[0][1] == f"{metrics.clients['c0'].tokens:,}"
+    assert table.rows[0][1] == f"{metrics.tenants['c0'].tokens:,}"

@@ -138,7 +138,7 @@ def test_each_nine_is_as_wide_as_the_one_before() -> None:
 
 def test_what_is_told_at_a_share_is_the_percentile() -> None:
     runs = [run_of([asking(n, at=n / 9) for n in range(60)], name=x, max_num_seqs=2) for x in "ab"]
-    chart = tails_chart(runs, Targets(ttft_seconds=0.25))
+    chart = tails_chart(runs, Targets(ttft_seconds=(0.25,)))
     assert all(run.metrics.ttft_seconds is not None for run in runs)
     p99 = f"{runs[0].metrics.ttft_seconds.p99:,.2f} s"  # pyright: ignore[reportOptionalMemberAccess]
     assert f"<title>99.0% at most\na: {p99}\nb: {p99}</title>" in chart.panels[0].svg
