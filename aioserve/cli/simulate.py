@@ -56,7 +56,7 @@ class SimulateOptions(TrialFlags):
     """Write a page with charts to this file."""
     gantt_window: str | None = None
     """START:END in seconds on the trace's clock: the steps that the report shows one by one. Not
-    given: the 60 during which most requests are there."""
+    given: some 60 where the policies differ most, and as many for each of them."""
 
 
 FLAGS = (*TRIAL_FLAGS, "rate", "seed", "report", "gantt_window")

@@ -426,7 +426,7 @@ def test_a_report_is_written_beside_the_table(
     done = aioserve_here(*arguments, "--report", page, "--gantt-window", "0:1.5")
     assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
     first = page.read_text()
-    assert "Step by step, 0.00 to 1.50 s" in first
+    assert ", 0.00 to 1.50 s</h4>" in first
     assert "target 50 ms" in first
     # The command on the page makes the same page again.
     command = html.unescape(re.findall(r"<pre>(.*)</pre>", first)[0])

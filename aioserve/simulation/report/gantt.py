@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from html import escape
 
 import msgspec
-import numpy as np
 
 from aioserve.arguments import counted
 from aioserve.simulation.records import RequestRecord
@@ -16,20 +15,18 @@ from aioserve.simulation.report.layout import PolicyRun
 from aioserve.simulation.report.plot import number, percent
 from aioserve.simulation.report.scales import Linear
 from aioserve.simulation.report.summary import short
+from aioserve.simulation.report.windows import Window
 from aioserve.simulation.timeline import Preempted, Span
 
-__all__ = ["Gantt", "Lane", "Lanes", "busiest_window", "choose_lanes", "gantt_chart"]
+__all__ = ["Gantt", "Lane", "Lanes", "choose_lanes", "gantt_chart"]
 
 MOST_LANES = 40
 MOST_SPANS = 2500
 MOST_STEP_LINES = 120
-WINDOW_STEPS = 60
 INNER_WIDTH = 1000
 LANE_HEIGHT = 15
 TENANT_CHARS = 16
 FULL_CHARS = 60
-
-Window = tuple[float, float]
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -72,19 +69,6 @@ class Lanes(msgspec.Struct, frozen=True):
     num_present: int
     """Requests that waited or ran in the window."""
     num_steps: int
-
-
-def busiest_window(run: PolicyRun) -> Window:
-    """Window of `WINDOW_STEPS` steps in a row, or all there are, during which most requests were
-    there; the first of equally busy ones."""
-    began, ended = run.timeline.column("began_seconds"), run.timeline.column("ended_seconds")
-    if not len(began):
-        return (0.0, 1.0)
-    present = run.timeline.column("waiting") + run.timeline.column("running")
-    total = np.concatenate(([0.0], np.cumsum(present)))
-    length = min(WINDOW_STEPS, len(present))
-    first = int(np.argmax(total[length:] - total[:-length]))
-    return (float(began[first]), float(ended[first + length - 1]))
 
 
 def choose_lanes(run: PolicyRun, window: Window, most_spans: int = MOST_SPANS) -> Lanes:
@@ -135,7 +119,7 @@ def gantt_chart(run: PolicyRun, window: Window, key: str, most_spans: int = MOST
     start, end = lanes.window
     return Gantt(
         key,
-        run.name,
+        f"{run.name}, {start:,.2f} to {end:,.2f} s",
         f"Steps under {run.name} from {start:,.2f} to {end:,.2f} s, one request a lane",
         tuple(drawn),
         any(lane.tenant for lane in drawn),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from aioserve.simulation.figures import GROUPS, unanswered
 from aioserve.simulation.metrics import targets_of
-from aioserve.simulation.report.gantt import MOST_SPANS, Window, busiest_window, gantt_chart
+from aioserve.simulation.report.gantt import MOST_SPANS, Gantt, gantt_chart
 from aioserve.simulation.report.layout import PolicyRun, legend_of, rendered, requests_file
 from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_charts
 from aioserve.simulation.report.summary import (
@@ -17,17 +19,25 @@ from aioserve.simulation.report.summary import (
     targets_chart,
 )
 from aioserve.simulation.report.tails import tails_chart
+from aioserve.simulation.report.windows import Window, choose_windows
 
 __all__ = ["report_page"]
 
 MOST_SPANS_OF_ALL = 5000
-"""Most spans in the lanes of all policies: each is an element of its own."""
+"""Most spans in the lanes of all windows: each is an element of its own."""
 DRAWN_OF_STEPS = (
     ("queue", "Queue"),
     ("steps", "Steps and KV memory"),
     ("lanes", "Step by step"),
 )
 """Charts drawn if any step ran."""
+
+
+class While(msgspec.Struct, frozen=True):
+    """Steps of some policies, drawn one by one."""
+
+    title: str
+    gantts: list[Gantt]
 
 
 def report_page(
@@ -41,12 +51,11 @@ def report_page(
     """Make the page's HTML. The same runs give the same text.
 
     command, facts: what was run, for the reader.
-    window: seconds on the trace's clock whose steps are shown one by one; the busiest ones of the
-        first policy that ran a step unless given.
+    window: seconds on the trace's clock whose steps are shown one by one; unless given, those in
+        which the policies differ most, and further ones of each policy.
     """
     ran = [run for run in runs if run.timeline.steps]
     found = {run.name: run.metrics for run in runs}
-    most_spans = min(MOST_SPANS, MOST_SPANS_OF_ALL // len(runs))
     targets = targets_of(record.request for record in runs[0].result.requests)
     by_target = targets_chart(runs)
     groups = [
@@ -62,7 +71,6 @@ def report_page(
         *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),
     ]
-    window = window or busiest_window(ran[0] if ran else runs[0])
     return rendered(
         "policies.html",
         title=title,
@@ -79,8 +87,30 @@ def report_page(
         groups=groups,
         queue=queue_chart(runs),
         steps=steps_and_memory_charts(ran) if ran else [],
-        gantts=[gantt_chart(run, window, f"g{n}", most_spans) for n, run in enumerate(ran)],
-        window=f"{window[0]:,.2f} to {window[1]:,.2f} s",
+        whiles=_whiles(ran, window) if ran else [],
         slowest=slowest_table(runs),
         download=requests_file(runs),
     )
+
+
+def _whiles(ran: Sequence[PolicyRun], window: Window | None) -> list[While]:
+    """The steps of all runs in one window and, unless that is given, of each in its own."""
+    if window is not None:
+        pairs = [("As asked for", [(run, window) for run in ran])]
+    else:
+        chosen = choose_windows(ran)
+        title = (
+            "Where the policies differ most" if chosen.differ else "Where most requests are there"
+        )
+        own = [(run, one) for run, one in zip(ran, chosen.own, strict=True) if one is not None]
+        pairs = [(title, [(run, chosen.common) for run in ran])]
+        if own:
+            pairs.append(("Where most requests wait that another policy has started", own))
+    most_spans = min(MOST_SPANS, MOST_SPANS_OF_ALL // sum(len(drawn) for _, drawn in pairs))
+    return [
+        While(
+            title,
+            [gantt_chart(run, one, f"g{n}-{m}", most_spans) for m, (run, one) in enumerate(drawn)],
+        )
+        for n, (title, drawn) in enumerate(pairs)
+    ]

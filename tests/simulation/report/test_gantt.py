@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aioserve.simulation.report import gantt
-from aioserve.simulation.report.gantt import busiest_window, choose_lanes, gantt_chart
+from aioserve.simulation.report import gantt, windows
+from aioserve.simulation.report.gantt import choose_lanes, gantt_chart
+from aioserve.simulation.report.windows import busiest_window
 from tests.simulation.report.runs import asking, run_of
 
 
@@ -17,7 +18,7 @@ def test_the_busiest_window_has_most_requests_in_it() -> None:
     run = run_of([*few, *many])
     start, end = busiest_window(run)
     assert 50.0 <= start < end
-    assert end - start == pytest.approx(0.1 * gantt.WINDOW_STEPS)
+    assert end - start == pytest.approx(0.1 * windows.WINDOW_STEPS)
 
 
 def test_the_busiest_window_of_a_short_run_is_all_of_it() -> None:

@@ -164,6 +164,22 @@ async def test_what_is_said_of_nobody_answered_is_seen_and_fits(
 
 
 @pytest.mark.asyncio
+async def test_the_table_of_requests_is_seen_whole_whatever_policies_and_tenants_are_called(
+    port: int, tmp_path: Path
+) -> None:
+    trace = [asking(n, tenant="tenant-of-a-name-that-is-long-" + "x" * 99) for n in range(3)]
+    name = "deadline:reject=false,default_ttft_seconds=2.5"
+    path = tmp_path / "page.html"
+    path.write_text(
+        report_page([run_of(trace, name=name)], title="a title", command="x", facts=[]),
+        encoding="utf-8",
+    )
+    async with shown(port, path, 1280) as page:
+        table = "document.querySelector('#requests .scroll')"
+        assert await page.value(f"{table}.scrollWidth <= {table}.clientWidth")
+
+
+@pytest.mark.asyncio
 async def test_the_downloaded_file_is_unpacked(port: int, file: Path, tmp_path: Path) -> None:
     async with shown(port, file) as page:
         await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
