@@ -83,7 +83,14 @@ from aioserve.request import (
     Usage,
 )
 from aioserve.sampling.processors import LogitsProcessor
-from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Preempt,
+    Refusal,
+    SchedulingPolicy,
+    StepBudget,
+    TokenShare,
+    Verdict,
+)
 from aioserve.scheduling.step_times import StepSummary
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 from aioserve.structured_output import StructuredOutput
@@ -162,6 +169,7 @@ __all__ = [
     "SchedulerView",
     "SchedulingPolicy",
     "Score",
+    "StepBudget",
     "StepError",
     "StepInfo",
     "StepPart",
@@ -172,6 +180,7 @@ __all__ = [
     "StructuredOutput",
     "Timings",
     "Token",
+    "TokenShare",
     "TokenStream",
     "Tokenizer",
     "ToolCall",

@@ -86,13 +86,17 @@ class StepPlanner:
     def fill(self) -> None:
         """Choose the work of the step, and move the state of its sequences past it."""
         state = self.state
+        if self.policy_calls.sets_budgets:
+            most, view = state.max_num_batched_tokens, self.view()
+            budget = self.policy_calls.step_budget(view, most, state.is_known)
+            self.room = Room(state, self.step, budget)
         if self.policy_calls.acts_on_running:
             self._gave_way |= preempt_for_policy(state, self)
         if state.stopped_at is not None:
             self._give_way(state.stopped_at)
         decoding, prefilling = self._split_running()
         if decoding:
-            if self.policy_calls.chooses_decodes:
+            if self.policy_calls.limits_decodes:
                 decoding = chosen_decodes(state, decoding, self.view())
             self._decode(decoding)
         if prefilling:
@@ -109,8 +113,8 @@ class StepPlanner:
 
     def view(self) -> SchedulerView:
         """What the policy sees now."""
-        taken = self.state.max_num_batched_tokens - self.room.tokens
-        return self.state.view(self.step, self.now_seconds, self.num_processed_before + taken)
+        processed = self.num_processed_before + self.room.tokens_taken
+        return self.state.view(self.step, self.now_seconds, processed)
 
     def plan(self) -> StepPlan | None:
         """The step as it was filled; None for an empty one. What raises here may be asked again:
@@ -175,18 +179,20 @@ class StepPlanner:
     def _decode(self, ready: list[SequenceState]) -> None:
         """Launch a token of each sequence that has a page for it. One for which no page is left
         sits this step out: pages that are fenced now are free in the next."""
-        memory, num_tokens = self.memory, self.room.tokens
-        growing = memory.short_of_pages([s.lease for s in ready[:num_tokens]])
-        if growing and not self.room.make_free(memory.num_pages_to_reserve(growing)):
+        memory, room = self.memory, self.room
+        growing = memory.short_of_pages([s.lease for s in room.one_token_each(ready)])
+        if growing and not room.make_free(memory.num_pages_to_reserve(growing)):
             short = set(growing)
             self._make_room([s for s in ready if s.lease in short])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
             # Some that were beyond the budget may be within it now.
             growing = [s.lease for s in ready]
-        ready = ready[:num_tokens]
-        self._launch(self._with_pages(ready, set(growing)) if growing else ready, 1)
+        chosen = room.one_token_each(ready)
+        self._launch(self._with_pages(chosen, set(growing)) if growing else chosen, 1)
 
-    def _with_pages(self, ready: list[SequenceState], growing: set[KVLease]) -> list[SequenceState]:
+    def _with_pages(
+        self, ready: Sequence[SequenceState], growing: set[KVLease]
+    ) -> Sequence[SequenceState]:
         """The sequences that have a page for their next token, or get it now. No lease but those
         that are `growing` may lack one."""
         memory, refused = self.memory, set[SequenceState]()
@@ -223,7 +229,7 @@ class StepPlanner:
             if victim not in behind:
                 victim.count_taken()
             self._preempt(victim)
-            if self.policy_calls.chooses_decodes:
+            if self.policy_calls.limits_decodes:
                 state.reserved_next_page.update({s: s.lease.computed for s in growing})
 
     def _give_way(self, sequence: SequenceState) -> None:
@@ -305,6 +311,8 @@ class StepPlanner:
         started = 0
         blocked = False
         for sequence in self._one_by_one(candidates):
+            if not room.has_tokens(sequence):
+                continue
             request = sequence.view
             has_slots = slots_of(sequence) <= num_slots
             if not has_slots and sequence.precedence <= lowest:
@@ -373,6 +381,7 @@ class StepPlanner:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
         policy says and whoever's mask is late, so that an engine with work never stands still."""
         self._patient_steps = 0
+        self.room = Room(self.state, self.step)
         for sequence in self.state.running:
             if sequence.is_held or sequence.remaining <= 1:
                 continue
@@ -382,7 +391,7 @@ class StepPlanner:
                 self._launch([sequence], count)
                 return
         late = [s for s in self.state.running if s.waits_for_mask]
-        if late or self.policy_calls.chooses_decodes:
+        if late or self.policy_calls.limits_decodes:
             decoding, _ = self._split_running()
             self._decode(decoding[:1])
             if self.entries:
@@ -439,7 +448,7 @@ class StepPlanner:
             self._has_families |= len(family) > 1
             # All at once: what raises in between would tear the samples apart.
             self.entries += [(one.run, item, page_ids) for one in family]
-        self.room.tokens -= count * len(sequences)
+        self.room.take_tokens(sequences, count)
         self.working_on = None
 
     def _rows(

@@ -18,7 +18,7 @@ from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
-__all__ = ["Preempt", "Refusal", "SchedulingPolicy", "Verdict"]
+__all__ = ["Preempt", "Refusal", "SchedulingPolicy", "StepBudget", "TokenShare", "Verdict"]
 
 MAX_REASON_CHARS = 1000
 
@@ -68,6 +68,28 @@ class Preempt(msgspec.Struct, frozen=True, gc=False):
     how: Preemption | None = None
     """"swap" copies it to the host pool, as far as there is room in it, "recompute" computes it
     again; "auto" and None leave that to length, and to the engine's `preemption`."""
+
+
+class TokenShare(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one step that are kept for some requests."""
+
+    requests: Iterable[RequestView]
+    """Requests that wait or run, none of which is in another share."""
+    tokens: int
+    """Tokens that nobody else gets: for the next tokens of these requests and for their prompts."""
+
+
+class StepBudget(msgspec.Struct, frozen=True, gc=False):
+    """One answer to `SchedulingPolicy.begin_step`: how a step's tokens are shared out.
+
+    A request of a share takes its tokens from that share first, and then from what is in no share.
+    What is left of a share at the end of the step is computed for nobody.
+    """
+
+    shares: Iterable[TokenShare] = ()
+    """Shares with at most `tokens` tokens in all. What they leave is for all requests."""
+    tokens: int | None = None
+    """Most tokens of the step, 1 to `max_num_batched_tokens`; None for as many."""
 
 
 def _as_seconds(value: object) -> float:
@@ -160,6 +182,17 @@ class SchedulingPolicy:
         )
 
     # -- Asked only where a policy overrides them
+
+    def begin_step(self, view: SchedulerView) -> StepBudget | None:
+        """How the tokens of the step are shared out that is about to be planned: asked once, before
+        anything else. Decodes count as prompts do, so a share is one of the whole step.
+
+        What the budget leaves no token for sits the step out; `chunk` is told what is left for its
+        request. One that made others give their pages back gets its token whatever is answered, and
+        where nothing else can run one request goes on without a limit. None, the default: whoever
+        comes first takes all.
+        """
+        return None
 
     victim_of_any_age: bool = False
     """Whether `victim` is asked about all that may be preempted, and not only about those that are

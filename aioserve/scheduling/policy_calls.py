@@ -17,7 +17,14 @@ from typing import Any, SupportsIndex, TypeVar
 from aioserve.arguments import plain_int
 from aioserve.config import Preemption
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
-from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Preempt,
+    Refusal,
+    SchedulingPolicy,
+    StepBudget,
+    TokenShare,
+    Verdict,
+)
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
 __all__ = ["PolicyCalls"]
@@ -53,6 +60,7 @@ class PolicyCalls(PluginCalls):
         self.preempts: bool = _overrides(policy, "preempt")
         self.orders_prefills: bool = _overrides(policy, "order_prefills")
         self.chooses_decodes: bool = _overrides(policy, "decode")
+        self.sets_budgets: bool = _overrides(policy, "begin_step")
         self.reserves: bool = _overrides(policy, "reserve")
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
@@ -63,6 +71,11 @@ class PolicyCalls(PluginCalls):
         self._failed = False
         after = "first come, first served decides this step"
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
+
+    @property
+    def limits_decodes(self) -> bool:
+        """Whether some that are ready for their next token may have to sit a step out."""
+        return self.chooses_decodes or self.sets_budgets
 
     @property
     def orders(self) -> bool:
@@ -98,6 +111,13 @@ class PolicyCalls(PluginCalls):
         """Trust the policy again."""
         super().begin_step()
         self._failed = False
+
+    def step_budget(
+        self, view: SchedulerView, most_tokens: int, is_known: Callable[[RequestView], bool]
+    ) -> StepBudget | None:
+        """Shares of at most `most_tokens` tokens in all, of requests that are known, each in one of
+        them, as tuples; None, also after a fault, for no limits."""
+        return self._ask("begin_step", partial(_budget, most_tokens, is_known), view)
 
     def order(self, waiting: tuple[RequestView, ...], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
@@ -339,6 +359,33 @@ def _preemptions(running: Sequence[RequestView], answers: Iterable[object]) -> l
         else:
             named.append(Preempt(_take(left, answer)))
     return named
+
+
+def _budget(
+    most_tokens: int, is_known: Callable[[RequestView], bool], answer: object
+) -> StepBudget | None:
+    if answer is None:
+        return None
+    if not isinstance(answer, StepBudget):
+        raise NotAnAnswer(answer, "not a StepBudget or None")
+    left = tokens = most_tokens if answer.tokens is None else _index(1, most_tokens, answer.tokens)
+    named: set[int] = set()
+    shares: list[TokenShare] = []
+    for share in answer.shares:
+        if not isinstance(share, TokenShare):
+            raise NotAnAnswer(share, "not a TokenShare")
+        kept = _index(0, tokens, share.tokens)
+        left -= kept
+        if left < 0:
+            raise NotAnAnswer(answer, f"whose shares have {tokens - left} of {tokens} tokens")
+        requests: list[RequestView] = []
+        for request in share.requests:
+            if type(request) is not RequestView or id(request) in named or not is_known(request):
+                raise NotAnAnswer(request, "not a request that waits or runs, or came before")
+            named.add(id(request))
+            requests.append(request)
+        shares.append(TokenShare(tuple(requests), kept))
+    return StepBudget(tuple(shares), tokens)
 
 
 def _some_pins(pins: Sequence[Pin], answers: Iterable[object]) -> list[Pin]:

@@ -71,15 +71,15 @@ def _drop(state: SchedulerState, planner: Granting) -> None:
 def chosen_decodes(
     state: SchedulerState, ready: list[SequenceState], view: SchedulerView
 ) -> list[SequenceState]:
-    """Sequences that get a token, in the policy's order: first those that have one reserved."""
+    """Sequences that may get a token, in the policy's order: first those that have one reserved."""
     state.reserved_next_page = {
         s: computed
         for s, computed in state.reserved_next_page.items()
         if s.phase is Phase.RUNNING and s.lease.computed <= computed
     }
-    named = state.policy_calls.decode([s.view for s in ready], view)
+    named = ready
+    if state.policy_calls.chooses_decodes:
+        answer = state.policy_calls.decode([s.view for s in ready], view)
+        named = [state.sequence_of(request) for request in answer]
     first = [s for s in ready if s in state.reserved_next_page]
-    return [
-        *first,
-        *(s for s in map(state.sequence_of, named) if s not in state.reserved_next_page),
-    ]
+    return [*first, *(s for s in named if s not in state.reserved_next_page)]

@@ -1,6 +1,6 @@
 """Whether something fits in the step that is being planned: the one place that answers it.
 
-    tokens   of the step's budget, and tokens of prompts that it may score
+    tokens   of the step's budget and its shares, and tokens of prompts that it may score
     slots    one per sequence, and one for each sample that is to fork off it
     pages    free or evictable, less those reserved for the output of sequences that run
     pins     give way to sequences that run, and to the next one when nothing runs
@@ -14,13 +14,17 @@ policies beyond what they want to keep free.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from aioserve.kv.claims import Claim
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
+from aioserve.scheduling.policy import StepBudget
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState
+from aioserve.scheduling.token_budget import TokenBudget
 
 __all__ = ["Room", "RoomWithout", "slots_of"]
 
@@ -36,17 +40,36 @@ def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
 
 
 class Room:
-    """What is left for one step. `tokens` and `scored_tokens` shrink as the planner takes them."""
+    """What is left for one step. Tokens and `scored_tokens` shrink as the planner takes them."""
 
-    def __init__(self, state: SchedulerState, step: int) -> None:
+    def __init__(self, state: SchedulerState, step: int, budget: StepBudget | None = None) -> None:
         self._state = state
         self._memory: KVMemory = state.memory
         self._step = step
-        self.tokens: int = state.max_num_batched_tokens
+        self._budget = TokenBudget(state, budget)
         self.scored_tokens: int = state.max_scored_tokens
         self._reserved: int | None = None
 
     # -- tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are left of the step."""
+        return self._budget.tokens
+
+    @property
+    def tokens_taken(self) -> int:
+        return self._budget.taken
+
+    def has_tokens(self, sequence: SequenceState) -> bool:
+        return self._budget.left_for(sequence) > 0
+
+    def one_token_each(self, ready: list[SequenceState]) -> Sequence[SequenceState]:
+        """Those of `ready` that may have a token, one after the other."""
+        return self._budget.one_each(ready, self._state.reserved_next_page)
+
+    def take_tokens(self, sequences: Sequence[SequenceState], count: int) -> None:
+        self._budget.take(sequences, count)
 
     def tokens_from(self, sequence: SequenceState, start: int) -> int:
         """Tokens of a sequence from position `start` on that the step may still compute."""
@@ -55,7 +78,7 @@ class Room:
             # The tokens before `score_at` need no score; the last token of a prompt gives none.
             last = sequence.score_at + self.scored_tokens
             reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
-        return max(0, min(reach - start, self.tokens))
+        return max(0, min(reach - start, self._budget.left_for(sequence)))
 
     # -- slots
 

@@ -115,6 +115,11 @@ class SchedulerState:
     def sequence_of(self, view: RequestView) -> SequenceState:
         return self.sequences[view.arrival_index]
 
+    def is_known(self, view: RequestView) -> bool:
+        """Whether it is of a sequence that hasn't ended."""
+        sequence = self.sequences.get(view.arrival_index)
+        return sequence is not None and sequence.view is view
+
     # -- along the arrows
 
     def enter(self, request: Request) -> tuple[int, ...]:

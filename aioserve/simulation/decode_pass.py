@@ -34,7 +34,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         not state.running
         or len(state.in_flight) > 1
         or policy_calls.acts_on_running
-        or policy_calls.chooses_decodes
+        or policy_calls.limits_decodes
         or policy_calls.hears_of_steps
         or (state.has_precedences and (state.stopped_at is not None or len(state.queue)))
         or (state.arrived and policy_calls.hears_of_arrivals)

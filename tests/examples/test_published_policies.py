@@ -92,7 +92,7 @@ def test_each_keeps_the_claim_of_its_paper_with_the_figures_of_the_page(study):
 BUNDLED = ("priority", "deadline")
 QUESTIONS = {
     *("order", "admit", "chunk", "victim", "precedence", "displaces", "preempt"),
-    *("order_prefills", "decode", "reserve", "drop", "pin", "unpin"),
+    *("begin_step", "order_prefills", "decode", "reserve", "drop", "pin", "unpin"),
 }
 
 

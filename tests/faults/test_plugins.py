@@ -17,6 +17,8 @@ from aioserve import (
     PolicySpec,
     Refusal,
     SchedulingPolicy,
+    StepBudget,
+    TokenShare,
     Verdict,
     hookimpl,
 )
@@ -68,6 +70,11 @@ class BadPlugins:
 
             def preempt(self, running, view):
                 return bad.good_or((), running[:1], repeat(running[0]), [None], KeyError())
+
+            def begin_step(self, view):
+                share = TokenShare(self.seen, 10**9)
+                good = StepBudget([TokenShare(view.running, 1)])
+                return bad.good_or(good, StepBudget([share]), StepBudget(tokens=0), 7, OSError())
 
             def order_prefills(self, running, view):
                 return bad.good_or(running, (), [running[0]] * 2, count(), OSError("planted"))

@@ -23,7 +23,14 @@ from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline
-from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Preempt,
+    Refusal,
+    SchedulingPolicy,
+    StepBudget,
+    TokenShare,
+    Verdict,
+)
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.page_tables import SlotPageTables
@@ -101,6 +108,19 @@ class Wishful(Whimsical):
             for r in self.some_of(running)
             if self.random.random() < 0.5
         ]
+
+    def begin_step(self, view):
+        """Shares for some, of more tokens than there are now and then."""
+        self.maybe_break()
+        if self.random.random() < 0.3:
+            return None
+        some = self.some_of([*view.running, *view.waiting])
+        most, place = view.max_num_batched_tokens, self.random.randint(0, len(some))
+        shares = [
+            TokenShare(requests, self.random.randint(0, most))
+            for requests in (some[:place], some[place:])
+        ]
+        return StepBudget(shares, self.random.choice([None, self.random.randint(0, most)]))
 
     def order_prefills(self, running, view):
         return self.some_of(running)

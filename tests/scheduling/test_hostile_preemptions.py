@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from aioserve.request import FinishReason
 from aioserve.scheduling.pipeline import StepPipeline
-from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Preempt,
+    Refusal,
+    SchedulingPolicy,
+    StepBudget,
+    TokenShare,
+    Verdict,
+)
 from aioserve.scheduling.view import Pin
 from aioserve.testing.fake_device import expected_tokens
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
@@ -68,6 +75,28 @@ NONSENSE = [
     ("preempt", [Preempt("r")], "answered 'r', not one of"),  # pyright: ignore[reportArgumentType]
     ("preempt", lambda running, view: [Preempt(running[0], "drop")], "answered 'drop', not None"),  # pyright: ignore[reportArgumentType]
     ("preempt", lambda running, view: [Preempt(running[0], [])], "answered [], not None"),  # pyright: ignore[reportArgumentType]
+    ("begin_step", ValueError("planted"), "raised ValueError"),
+    ("begin_step", 7, "answered 7, not a StepBudget or None"),
+    ("begin_step", StepBudget(tokens=0), "answered 0, not an int in [1, 16]"),
+    ("begin_step", StepBudget(tokens=17), "answered 17, not an int in [1, 16]"),
+    ("begin_step", StepBudget(tokens=1.0), "answered 1.0, not an int in [1, 16]"),  # pyright: ignore[reportArgumentType]
+    ("begin_step", StepBudget(7), "raised TypeError"),  # pyright: ignore[reportArgumentType]
+    ("begin_step", StepBudget([7]), "answered 7, not a TokenShare"),  # pyright: ignore[reportArgumentType]
+    ("begin_step", StepBudget([TokenShare((), 5)], 4), "answered 5, not an int in [0, 4]"),
+    ("begin_step", StepBudget([TokenShare((), -1)]), "answered -1, not an int in [0, 16]"),
+    ("begin_step", StepBudget([TokenShare((), 9)] * 2), "whose shares have 18 of 16 tokens"),
+    ("begin_step", StepBudget([TokenShare([None], 1)]), "answered None, not a request that"),  # pyright: ignore[reportArgumentType]
+    ("begin_step", StepBudget([TokenShare(None, 1)]), "raised TypeError"),  # pyright: ignore[reportArgumentType]
+    (
+        "begin_step",
+        lambda view: StepBudget([TokenShare(repeated((*view.running, *view.waiting)), 1)]),
+        "or came before",
+    ),
+    (
+        "begin_step",
+        lambda view: StepBudget([TokenShare((*view.running, *view.waiting), 1)] * 2),
+        "or came before",
+    ),
     ("drop", ValueError("planted"), "raised ValueError"),
     ("drop", True, "answered True, not a Refusal or None"),
     ("drop", Verdict.NEVER, "not a Refusal or None"),
@@ -133,6 +162,7 @@ def test_an_answer_that_raises_when_it_is_looked_at_harms_nobody(touches, error)
         "preempt": lambda running, view: [Preempt(r, answer) for r in running],
         "order_prefills": lambda running, view: [answer],
         "decode": lambda running, view: [answer],
+        "begin_step": lambda view: StepBudget([TokenShare([answer], 1)]),
         "reserve": lambda request, view: answer,
         "drop": lambda request, view: answer,
         "pin": lambda request: answer,
@@ -177,6 +207,12 @@ ILL_WILL: dict[str, list[Callable[..., Any]]] = {
         lambda running, view: (),
         lambda running, view: running[-1:],
         lambda running, view: running[view.step % 2 :: 2],
+    ],
+    "begin_step": [
+        lambda view: StepBudget(tokens=1),
+        lambda view: StepBudget([TokenShare((), view.max_num_batched_tokens)]),
+        lambda view: StepBudget([TokenShare(view.running[-1:], view.max_num_batched_tokens)]),
+        lambda view: StepBudget([TokenShare(view.waiting, view.max_num_batched_tokens - 1)]),
     ],
     "reserve": [lambda request, view: view.pages_total, lambda request, view: 0],
     "pin": [lambda request: request.computed_tokens],

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy
+from aioserve import (
+    Refusal,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    StepBudget,
+    TokenShare,
+)
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.kv.eviction import Eviction, EvictionStrategy, PageUse
@@ -132,6 +139,15 @@ class Choosing(Watching):
         return [request for place, request in enumerate(running) if place != out]
 
 
+class Sharing(Watching):
+    """Keeps a token for those of even numbers, and leaves one for all others."""
+
+    def begin_step(self, view: SchedulerView) -> StepBudget:
+        self._note("begin_step", view)
+        even = [r for r in (*view.running, *view.waiting) if r.arrival_index % 2 == 0]
+        return StepBudget([TokenShare(even, view.max_num_batched_tokens - 1)])
+
+
 class HearingThroughAnAttribute(Watching):
     def __init__(self) -> None:
         super().__init__()
@@ -178,6 +194,7 @@ POLICIES = [
     OrderingThroughAnAttribute,
     Watching,
     Preferring,
+    Sharing,
     Hearing,
     HearingThroughAnAttribute,
     Wishing,

@@ -209,6 +209,7 @@ NONSENSE = {
     "precedence": lambda request: 0.5,
     "displaces": lambda request, running, view: [request],
     "preempt": lambda running, view: [None],
+    "begin_step": lambda view: [None],
     "order_prefills": lambda running, view: [None],
     "decode": lambda running, view: [None],
     "reserve": lambda request, view: -1,
