@@ -32,6 +32,8 @@ __all__ = [
 T = TypeVar("T")
 
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
+OF_BROWSERS = frozenset([b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"])
+"""Headers of which a browser sends one at least with every body."""
 MAX_FIELD_CHARS = 200
 """Length of a field's name in an error: clients may give it any length."""
 PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")
@@ -45,10 +47,13 @@ class ClientGone(Exception):
     """The client has left."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, any_content_type: bool = False
+) -> bytes:
     """All of it. Raises `ApiError` for one that is too long, read no further than that, and
-    `ClientGone`."""
-    _check_headers(scope, max_bytes)
+    `ClientGone`. With `any_content_type` it may be called something else than JSON, unless a
+    browser sends it."""
+    _check_headers(scope, max_bytes, any_content_type=any_content_type)
     chunks: list[bytes] = []
     length = 0
     more = True
@@ -65,10 +70,11 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _check_headers(scope: Scope, max_bytes: int) -> None:
+def _check_headers(scope: Scope, max_bytes: int, *, any_content_type: bool) -> None:
     headers = {name.lower(): value for name, value in scope["headers"]}
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json":
+    is_free = any_content_type and not OF_BROWSERS & headers.keys()
+    if kind != b"application/json" and not is_free:
         # Others are what a browser sends to any site without asking that site first.
         got = kind.decode("latin-1") or "none"
         raise ApiError(415, f"content-type must be application/json, got {got:.100}")

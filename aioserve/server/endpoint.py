@@ -138,6 +138,8 @@ class Endpoint(Generic[B]):
     """Type of what is answered with, for the description of the API."""
     has_body: bool = True
     """False where a POST has none: `kind` is that of its parameters then."""
+    any_content_type: bool = False
+    """Whether a body may come without the header of JSON, as from a bare curl."""
 
     @property
     def reads_body(self) -> bool:
@@ -156,6 +158,7 @@ def endpoint(
     method: Method = "GET",
     answer: Any = None,
     has_body: bool = True,
+    any_content_type: bool = False,
 ) -> Callable[[Handler[B]], Endpoint[B]]:
     """Make an endpoint of the handler below, whose annotations say what it reads and, where
     `answer` doesn't, what it answers with."""
@@ -165,7 +168,9 @@ def endpoint(
         has_type = answer is None and returned not in (Answer, Events, object)
         kind = None if kind is type(None) else kind
         told = returned if has_type else answer
-        return Endpoint(path, handle, errors, summary, method, kind, told, has_body)
+        return Endpoint(
+            path, handle, errors, summary, method, kind, told, has_body, any_content_type
+        )
 
     return decorated
 
@@ -215,7 +220,12 @@ class EndpointApp(Generic[B]):
         parameters(scope, NoParameters)  # what a query asks for must not be missed
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
-            body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
+            body = await read_body(
+                scope,
+                receive,
+                max_bytes=call.settings.max_body_bytes,
+                any_content_type=self._endpoint.any_content_type,
+            )
             return parse(body, kind)
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 

@@ -287,3 +287,23 @@ async def test_models_are_told() -> None:
     assert shown["model_info"]["Qwen3ForCausalLM.context_length"] == engine.limits.max_model_len
     assert shown["capabilities"] == ["completion", "tools"]
     assert version
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+async def test_a_bare_curl_is_answered_and_a_browser_that_names_no_json_is_not(
+    path: str, kind: str | None
+) -> None:
+    """Pages may have a browser post anywhere, but for JSON it asks first, and says where from."""
+    body = json.dumps({"model": "pyhelp", "prompt": "a", "options": {"num_predict": 1}}).encode()
+    if path != "/api/generate":
+        body = b'{"model": "pyhelp"}'
+    headers = {} if kind is None else {"content-type": kind}
+    async with served(num_pages=256) as (_, client):
+        answer = await client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        for name in ("Origin", "Referer", "Sec-Fetch-Site"):
+            answer = await client.post(path, content=body, headers=headers | {name: "null"})
+            assert answer.status_code == (403 if name == "Origin" else 415)
+        answer = await client.post("/v1/completions", content=body, headers=headers)
+        assert answer.status_code == 415

@@ -231,7 +231,12 @@ def _line(answer: _Answer) -> bytes:
 
 
 @endpoint(
-    OLLAMA_ERRORS, "/api/chat", "Answer a conversation in lines", method="POST", answer=OllamaChat
+    OLLAMA_ERRORS,
+    "/api/chat",
+    "Answer a conversation in lines",
+    method="POST",
+    answer=OllamaChat,
+    any_content_type=True,
 )
 async def chat(call: Call, body: ChatBody) -> object:
     name = served_name(call, body.model)
@@ -244,7 +249,12 @@ async def chat(call: Call, body: ChatBody) -> object:
 
 
 @endpoint(
-    OLLAMA_ERRORS, "/api/generate", "Answer a text in lines", method="POST", answer=OllamaText
+    OLLAMA_ERRORS,
+    "/api/generate",
+    "Answer a text in lines",
+    method="POST",
+    answer=OllamaText,
+    any_content_type=True,
 )
 async def generate(call: Call, body: GenerateBody) -> object:
     name = served_name(call, body.model)

@@ -92,7 +92,7 @@ async def ps(call: Call, _: NoParameters) -> Running:
     )
 
 
-@endpoint(OLLAMA_ERRORS, "/api/show", "One of the models", method="POST")
+@endpoint(OLLAMA_ERRORS, "/api/show", "One of the models", method="POST", any_content_type=True)
 async def show(call: Call, body: ShowBody) -> Shown:
     served_name(call, body.model or body.name or "")
     engine = call.engine
