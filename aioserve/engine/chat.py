@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import boolean, check, integer, optional, sequence, text
 from aioserve.config import EngineConfig
+from aioserve.engine.held_answers import HeldAnswers, check_marked, has_tools
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream
 from aioserve.errors import InvalidRequestError, InvariantError
@@ -25,8 +25,7 @@ from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Timings, Token, Usage
-from aioserve.structured_output import MAX_WHITESPACE
-from aioserve.text.conversation import MAX_TOOLS, Conversation
+from aioserve.text.conversation import Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
@@ -52,8 +51,6 @@ __all__ = [
     "ChatDelta",
     "ChatFormat",
     "ChatStream",
-    "HeldCalls",
-    "held_calls",
 ]
 
 MESSAGE_FIELDS: frozenset[str] = frozenset([*FIELDS, *itertools.chain(*FIELDS_OF.values())])
@@ -133,17 +130,6 @@ class ChatCompletion(msgspec.Struct, frozen=True):
         return self.answers[0].message
 
 
-class HeldCalls(msgspec.Struct, frozen=True):
-    """What tool calls are held to: that they name one of the tools, and more."""
-
-    strict: frozenset[str]
-    """Names of tools whose parameters take the arguments of their calls."""
-    one: bool
-    """Whether there is one call at most."""
-    max_whitespace: int | None
-    """Most characters of white space at each place of their JSON, as in `StructuredOutput`."""
-
-
 class ChatFormat:
     """How a model writes the completions of one request. What only the prompt shows is filled in
     when that is encoded."""
@@ -153,11 +139,11 @@ class ChatFormat:
         tools: type[ToolParser] | None,
         reasoning: ReasoningTags | None,
         tokenizer: Tokenizer | None,
-        held: HeldCalls | None = None,
+        held: HeldAnswers | None = None,
     ) -> None:
         self._tools = tools
         self._reasoning = reasoning
-        self.held: HeldCalls | None = held
+        self.held: HeldAnswers | None = held
         self._told: Sequence[Mapping[str, Any]] = ()
         self._types = ArgumentTypes()
         self._begun = ""
@@ -179,18 +165,20 @@ class ChatFormat:
         tools: object,
         tool_parser: object,
         reasoning_parser: object,
-        held: HeldCalls | None = None,
+        held: HeldAnswers | None = None,
     ) -> ChatFormat:
         """Return the format that is named; for "auto" what the engine's options name, or else that
         of the model's chat template. Raises `InvalidRequestError`."""
         source = "" if model.chat_template is None else model.chat_template.source
-        has_tools = tools is not None and not (type(tools) in (list, tuple) and not tools)
-        if tool_parser == "auto" and has_tools:
+        is_told = has_tools(tools)
+        if tool_parser == "auto" and is_told:
             tool_parser = config.tool_parser
         if reasoning_parser == "auto":
             reasoning_parser = config.reasoning_parser
-        read = tool_parser_named(tool_parser, source, has_tools=has_tools)
-        if held is not None and read is None:
+        read = tool_parser_named(tool_parser, source, has_tools=is_told)
+        if read is not None:
+            check_marked(held, read)
+        elif held is not None and held.strict:
             raise InvalidRequestError(
                 "strict_tools go with tools, and a tool_parser that reads calls of them",
                 argument="strict_tools",
@@ -216,7 +204,8 @@ class ChatFormat:
                 )
             if len(names) < len(self._told) or None in names:
                 raise InvalidRequestError(
-                    "tools must be functions with names of their own where some are strict",
+                    "tools must be functions with names of their own where some are strict, or an "
+                    "answer is of some form",
                     argument="tools",
                 )
 
@@ -241,7 +230,12 @@ class ChatFormat:
         )
         held = self.held
         return calls_output(
-            style, self._told, held.strict, one=held.one, max_whitespace=held.max_whitespace
+            style,
+            self._told,
+            held.strict,
+            one=held.one,
+            max_whitespace=held.max_whitespace,
+            form=held.form,
         )
 
     def budget(
@@ -265,38 +259,12 @@ class ChatFormat:
     def reader(self) -> CompletionReader:
         """Return a reader for one completion."""
         return CompletionReader(
-            self._tools, self._reasoning, is_open=self._is_open, types=self._types
+            self._tools,
+            self._reasoning,
+            is_open=self._is_open,
+            types=self._types,
+            or_form=self.held is not None and self.held.form is not None,
         )
-
-
-def held_calls(
-    strict_tools: object,
-    parallel_tool_calls: object,
-    max_whitespace: object,
-    *,
-    is_structured: bool,
-) -> HeldCalls | None:
-    """Check what a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
-    names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
-    strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
-    parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
-    rule = optional(integer(0, MAX_WHITESPACE))
-    space = check(InvalidRequestError, "max_whitespace", max_whitespace, rule)
-    values = {"parallel_tool_calls": (parallel, True), "max_whitespace": (space, None)}
-    for name, (value, plain) in values.items():
-        if not strict and value is not plain:
-            raise InvalidRequestError(
-                f"{name} must be {plain} without strict_tools, got {value}",
-                argument=name,
-                value=value,
-            )
-    if strict and is_structured:
-        raise InvalidRequestError(
-            "strict_tools must be empty where structured_output is about all of the completion",
-            argument="strict_tools",
-            value=strict_tools,
-        )
-    return HeldCalls(strict, not parallel, space) if strict else None
 
 
 def _name_of(tool: Mapping[str, Any]) -> str | None:

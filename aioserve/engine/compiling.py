@@ -292,11 +292,14 @@ def _too_slow(output: StructuredOutput) -> InvalidSamplingError:
 
 def _key(output: StructuredOutput) -> tuple[Any, ...]:
     schemas = output.schemas if isinstance(output, CallsOutput) else None
+    form = output.form if isinstance(output, CallsOutput) else None
     given = getattr(output, output.kind)
-    return (output.kind, given, output.whitespace, schemas)
+    inner = None if form is None else _key(form)
+    return (output.kind, given, output.whitespace, schemas, inner)
 
 
 def _num_bytes(key: tuple[Any, ...]) -> int:
-    value, schemas = key[1], key[3] or ()
+    _, value, _, schemas, inner = key
     texts = value if isinstance(value, tuple) else (str(value),)
-    return sum(len(text.encode()) for text in (*texts, *schemas))
+    num_bytes = sum(len(text.encode()) for text in (*texts, *(schemas or ())))
+    return num_bytes + (0 if inner is None else _num_bytes(inner))

@@ -25,7 +25,8 @@ from aioserve.config import (
 )
 from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import EarlyStopping, beam_search
-from aioserve.engine.chat import ChatFormat, ChatStream, held_calls
+from aioserve.engine.chat import ChatFormat, ChatStream
+from aioserve.engine.held_answers import form_beside_calls, held_answers
 from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
@@ -303,7 +304,8 @@ class Engine(EnteredByAsync):
         `tool_parser` and `reasoning_parser` name how the model writes these; "auto"
         is what the engine's options of these names say, or else what the chat template is written
         for, of tool calls where `tools` are given, and nothing where the params ask for
-        `structured_output`, all of which is content.
+        `structured_output`, all of which is content. But beside `tools` an answer is calls alone,
+        or else JSON of the form, where that is a `json_schema` or a `json_object`.
 
         With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
         tools, and the arguments of a call to one of these are what its parameters take; all else
@@ -320,15 +322,17 @@ class Engine(EnteredByAsync):
         wanted = None
         if params is not None and issubclass(type(params), SamplingParams):
             wanted = params.structured_output
-        if wanted is not None:
+        form = form_beside_calls(wanted, options.get("tools"), tool_parser)
+        if wanted is not None and form is None:
             # All of the completion is what was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
-        held = held_calls(
+        held = held_answers(
             strict_tools,
             parallel_tool_calls,
             max_whitespace,
             is_structured=wanted is not None,
+            form=form,
         )
         chat_format = ChatFormat.of(
             live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held

@@ -231,7 +231,8 @@ class Intake:
         self, chat_format: ChatFormat, conversation: Conversation, params: SamplingParams
     ) -> None:
         chat_format.conversation_is(conversation)
-        if chat_format.held is not None and not self._params.end_ids(params):
+        held = chat_format.held
+        if held is not None and held.strict and not self._params.end_ids(params):
             raise InvalidRequestError(
                 "strict_tools must be empty where no token id ends an answer",
                 argument="strict_tools",

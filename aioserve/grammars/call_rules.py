@@ -51,12 +51,15 @@ class Rules:
         *,
         one: bool,
         max_whitespace: int | None,
+        or_form: bool = False,
     ) -> None:
         self.style = style
         self.names = names
         self.parameters = parameters
         """Schemas of the arguments of each function."""
         self.one = one
+        self.or_form = or_form
+        """Behind the reasoning are calls alone, or else `form`, a rule that is added by others."""
         self.schemas: list[str] = []
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []
@@ -119,10 +122,11 @@ class Rules:
         opens, closes = self.style.reasoning
         self.add(f"INNER: ANY & ~(ANY {text_of(closes)} ANY)")
         self._add_up_to("INNER", "inner", closes)
+        cut = "" if self.or_form else "INNER | "
         if self.style.is_open:
-            return ["start: INNER | inner body"]
+            return [f"start: {cut}inner body"]
         self.add(f"opened: SPACE? {self.mark(opens)}")
-        return ["start: first | opened INNER | opened inner body"]
+        return [f"start: first | opened ({cut}inner body)"]
 
     def _add_up_to(self, terminal: str, rule: str, mark: str) -> None:
         self.up_to(terminal, rule, mark, self.style.specials.get(mark))
@@ -142,9 +146,20 @@ _TERMINALS = (
 )
 
 
-def marked(rules: Rules, mark: str, *, starts: Sequence[str] = (), after: str = "") -> None:
+def marked(
+    rules: Rules,
+    mark: str,
+    *,
+    starts: Sequence[str] = (),
+    after: str = "",
+    around: tuple[str, str] | None = None,
+) -> None:
     """`first` and `body`, completions in which `held` stands behind marks. With `starts` one may
-    be `bare`, and none begins with these otherwise. `after` names the text behind a call."""
+    be `bare`, and none begins with these otherwise. `after` names the text behind a call. `around`
+    are marks that may stand around calls, where there is no text in which these could be."""
+    if rules.or_form:
+        _calls_or_form(rules, mark, around)
+        return
     rest = f"(up_to{after.lower()} held)* TEXT{after}"
     rules.add(f"rest: {f'TEXT{after}' if rules.one else rest}")
     rules.texts(mark)
@@ -152,6 +167,17 @@ def marked(rules: Rules, mark: str, *, starts: Sequence[str] = (), after: str = 
         rules.texts(mark, name, [*more, *starts])
         bare = "bare rest | " if starts else ""
         rules.add(f"{rule}: {bare}TEXT{name} | up_to{name.lower()} held rest")
+
+
+def _calls_or_form(rules: Rules, mark: str, around: tuple[str, str] | None) -> None:
+    """`first` and `body`, completions without text."""
+    turn = f"{rules.mark(mark)} held"
+    if around is not None:
+        opens, closes = map(rules.mark, around)
+        turn = f"({opens} EDGE?)? {turn} (EDGE? {closes})?"
+    rules.add(f"turn: {turn}", r"EDGE: /[ \t\r\n]{1,2}/")
+    rules.add(f"first: form | {'turn' if rules.one else 'turn (EDGE? turn)*'}")
+    rules.add("body: EDGE? first")
 
 
 def words(rules: Rules) -> list[tuple[int, str]]:

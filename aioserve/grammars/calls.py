@@ -3,6 +3,8 @@
     Sure. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call> Wait for it.
     free      │       one of the names, and what its schema takes         │         free
 
+Or holds all of the completion, which is then calls alone, or JSON of a form (`CallsOutput.form`).
+
 A call begins where the parser of that style (`aioserve.text.output_parsers`) begins to read one: at
 a mark, or where the completion starts with a brace. What is free is therefore exactly the text that
 no call begins in. Special tokens come where a mark is one, and nowhere else: in the text they would
@@ -39,6 +41,8 @@ class CallsOutput(StructuredOutput, frozen=True, kw_only=True):
     """Schemas of arguments, as JSON text: what `args0` stands for, and so on."""
     max_whitespace_in_calls: int | None = None
     """As `max_whitespace`, of the JSON of calls."""
+    form: StructuredOutput | None = None
+    """Of JSON: what the completion is where it has no call. None: any text."""
 
     @property
     def whitespace(self) -> int | None:
@@ -52,18 +56,21 @@ def calls_output(
     *,
     one: bool,
     max_whitespace: int | None = None,
+    form: StructuredOutput | None = None,
 ) -> CallsOutput:
     """Make the structured output of completions with calls of `tools`, as a chat template has them.
     Arguments of those named in `strict` are what their parameters take, of others any object.
     `one`: there is one call at most. `max_whitespace` is that of `StructuredOutput`, for the JSON
-    of calls. Raises `InvalidSamplingError`."""
+    of calls. `form`, JSON, takes the place of all text: completions are calls, or else of that
+    form; every call of the style begins with a mark. Raises `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
     names = [_name(function, index) for index, function in enumerate(functions)]
     parameters = [
         _parameters(function) if name in strict else _ANY_OBJECT
         for function, name in zip(functions, names, strict=True)
     ]
-    rules = Rules(style, names, parameters, one=one, max_whitespace=max_whitespace)
+    or_form = form is not None
+    rules = Rules(style, names, parameters, one=one, max_whitespace=max_whitespace, or_form=or_form)
     _FAMILIES[style.tools](rules)
     schemas = tuple(rules.schemas)
     if (chars := sum(map(len, schemas))) > MAX_CHARS:
@@ -71,12 +78,18 @@ def calls_output(
     grammar = rules.text()
     if len(grammar) > MAX_CHARS:
         raise refused("have shorter names, or be fewer, where one is strict")
-    return CallsOutput(grammar=grammar, schemas=schemas, max_whitespace_in_calls=max_whitespace)
+    return CallsOutput(
+        grammar=grammar, schemas=schemas, max_whitespace_in_calls=max_whitespace, form=form
+    )
 
 
 def calls_source(output: CallsOutput) -> str:
-    """The whole grammar, as llguidance takes it. Raises `InvalidSamplingError`."""
+    """The whole grammar, as llguidance takes it. Raises `InvalidSamplingError`, and `ValueError`
+    for a form that nothing fits."""
     lines = [output.grammar or ""]
+    if (form := output.form) is not None:
+        schema = str(form.json_schema) if form.json_schema is not None else '{"type":"object"}'
+        lines.append(json_rule("form", schema, form.kind, form.whitespace))
     for index, schema in enumerate(output.schemas):
         lines.append(json_rule(f"args{index}", schema, "tools", output.whitespace))
     return "\n".join(lines) + "\n"
@@ -127,7 +140,8 @@ def _deepseek(rules: Rules, named: Sequence[str]) -> None:
             "where one is strict and the model is of DeepSeek's"
         )
     rules.add(f"held: ({' | '.join(named)}) WS? {rules.mark(families.DEEPSEEK_CALL_END)}")
-    marked(rules, families.DEEPSEEK_CALL)
+    around = families.DEEPSEEK_CALLS, families.DEEPSEEK_CALLS_END
+    marked(rules, families.DEEPSEEK_CALL, around=around)
 
 
 def _json(rules: Rules) -> None:

@@ -61,6 +61,15 @@ class CompiledGrammar:
 def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
     """Compile structured output. May take long: call it on a thread. Raises `InvalidSamplingError`
     saying why for what isn't supported."""
+    try:
+        return _compiled(vocabulary, output)
+    except InvalidSamplingError:
+        if isinstance(output, CallsOutput) and output.form is not None:
+            _compiled(vocabulary, output.form)  # raises where the form is to blame, not the tools
+        raise
+
+
+def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
     library = llguidance()
     argument = "tools" if isinstance(output, CallsOutput) else output.kind
     try:
@@ -77,7 +86,8 @@ def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> Compile
         raise _refused(argument, prototype.get_error())
     if warnings := prototype.get_grammar_warnings():
         raise _refused(argument, "; ".join(warnings))
-    free = isinstance(output, CallsOutput) or output.structural_tag is not None
+    is_text = isinstance(output, CallsOutput) and output.form is None
+    free = is_text or output.structural_tag is not None
     first = CompiledGrammar(vocabulary, prototype, starts_with_spaces=free).matcher(frozenset())
     if not first.allowed().any() and not first.is_accepting:
         raise _refused(argument, "nothing that the tokenizer can write is valid")

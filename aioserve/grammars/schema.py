@@ -78,9 +78,12 @@ def json_spacing(max_whitespace: int | None) -> dict[str, Any]:
 
 
 def json_rule(name: str, schema: str, argument: str, max_whitespace: int | None) -> str:
-    """A rule of Lark for the JSON of a schema, which is an object or true in JSON. Raises
-    `InvalidSamplingError` as `sound_schema` does."""
+    """A rule of Lark for the JSON of a schema, which is an object or a boolean in JSON. Raises
+    `InvalidSamplingError` as `sound_schema` does, and `ValueError` for a schema that nothing
+    fits."""
     kept = json.loads(sound_schema(schema, argument))
+    if kept is False:
+        raise ValueError("Unsatisfiable schema: schema is false")
     spacing = {"x-guidance": json_spacing(max_whitespace)}
     return f"{name}: %json {json.dumps((kept if isinstance(kept, dict) else {}) | spacing)}"
 

@@ -39,8 +39,6 @@ def structural_tag_source(output: StructuredOutput) -> str:
             lines.append(f"up_to{number}[lazy]: TEXT {json.dumps(trigger)}")
             held.append(f"up_to{number} ({' | '.join(rests)})")
     for index, one in enumerate(tag.structures):
-        if one.schema is False:
-            raise ValueError("Unsatisfiable schema: schema is false")
         schema = json.dumps({} if one.schema is None else one.schema)
         lines.append(json_rule(f"schema{index}", schema, "structural_tag", output.whitespace))
     lines.append(f"structure: {' | '.join(held)}")

@@ -16,7 +16,7 @@ from typing import Any
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.call_rules import Rules, marked, refused, text_of, words
 from aioserve.text.output_parsers.argument_types import STRING, resolved, types_of
-from aioserve.text.output_parsers.tagged import CLOSES, TaggedParser
+from aioserve.text.output_parsers.tagged import CLOSES, OPENS, TaggedParser
 from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
 
 __all__ = ["tagged"]
@@ -46,10 +46,11 @@ def tagged(rules: Rules, parser: type[TaggedParser]) -> None:
         rules.add(f"members{index}: {_members(values, name, rules.parameters[index])}")
     calls = [f"{text_of(name + parser.name_closes)} WS? members{index}" for index, name in named]
     ends = rules.mark(parser.ends)
-    closes = rules.style.specials.get(CLOSES) if parser.ends != CLOSES else None
+    around = (OPENS, CLOSES) if parser.ends != CLOSES else None
+    closes = rules.style.specials.get(CLOSES) if around and not rules.or_form else None
     tail = "" if closes is None else f" (WS? <[{closes}]>)?"
     rules.add(f"held: WS? ({' | '.join(calls)}) {ends}{tail}")
-    marked(rules, parser.begins)
+    marked(rules, parser.begins, around=around)
 
 
 def _members(values: _Values, name: str, schema: Mapping[str, Any]) -> str:

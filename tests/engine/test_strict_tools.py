@@ -98,7 +98,7 @@ async def test_values_without_quotes_are_what_the_schemas_of_tools_say(parser: A
 
 
 async def test_what_strict_tools_do_not_go_with_is_refused_by_name() -> None:
-    form = SamplingParams(structured_output=StructuredOutput(json_object=True))
+    form = SamplingParams(structured_output=StructuredOutput(regex="a"))
     endless = SamplingParams(ignore_eos=True, max_tokens=4)
     strict: dict[str, Any] = {"tools": TOOLS, "tool_parser": "hermes", "strict_tools": ["weather"]}
     wrong: list[tuple[str, str, SamplingParams | None, dict[str, Any]]] = [
@@ -119,7 +119,7 @@ async def test_what_strict_tools_do_not_go_with_is_refused_by_name() -> None:
         ("max_whitespace", r"in \[0, 32\], got 33", None, {"max_whitespace": 33}),
         (
             "max_whitespace",
-            "must be None without strict_tools, got 0",
+            "must be None without strict_tools",
             None,
             {"max_whitespace": 0, "strict_tools": ()},
         ),

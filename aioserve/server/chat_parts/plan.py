@@ -199,13 +199,18 @@ def _moved(schema: Any, place: str, depth: int = 0) -> Any:
 
 
 NO_FORMS = ("auto", "none")
-NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is text"
+NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is no call"
+NOT_BOTH_AS_LIKED = (
+    "goes with tools only where tool_choice is none, as it isn't about JSON: where tool_choice is "
+    "auto, json_schema and json_object do"
+)
 
 
 class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How to ask the engine, and how to read what it says."""
 
     form: StructuredOutput | None = None
+    """Where calls are read as the model writes them: JSON, unless the answer is calls."""
     tools: list[dict[str, Any]] | None = None
     """Tools that the model is told of."""
     reads_calls: bool = False
@@ -227,11 +232,16 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.reads_list else content
 
     @property
+    def holds_calls(self) -> bool:
+        """Calls that the model makes if it likes are held to something."""
+        return bool(self.strict) or (self.reads_calls and self.form is not None)
+
+    @property
     def options(self) -> dict[str, Any]:
         """Arguments of `Engine.chat`, beside those of every request."""
         parser = "json" if self.reads_list else "auto" if self.reads_calls else "none"
         options: dict[str, Any] = {"tools": self.tools, "tool_parser": parser}
-        if self.strict:
+        if self.holds_calls:
             options |= {
                 "strict_tools": self.strict,
                 "parallel_tool_calls": not self.one_call,
@@ -284,7 +294,7 @@ def planned(
         if calls is None:
             return _spaced(AnswerPlan(form=text), spacing)
         if text is not None:
-            raise refuse(form_field(form, asked_form, "response_format"), NOT_BOTH)
+            calls = _beside(calls, text, form_field(form, asked_form, "response_format"))
         return _spaced(calls, spacing)
     except ApiError as error:
         param = error.param or ""
@@ -339,19 +349,28 @@ def _calls(
     return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, reads_list=True)
 
 
+def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:
+    """The plan of answers that are calls, or else of that form. Raises `ApiError` where they can't
+    be either."""
+    if not calls.reads_calls:
+        raise refuse(field, NOT_BOTH)
+    if text.kind not in ("json_schema", "json_object"):
+        raise refuse(field, NOT_BOTH_AS_LIKED)
+    return msgspec.structs.replace(calls, form=text, max_whitespace=text.whitespace)
+
+
 def _spaced(plan: AnswerPlan, spacing: Mapping[str, Any] | None) -> AnswerPlan:
     """The plan with as much white space in its JSON. Raises `ApiError` where it has none."""
     if spacing is None:
         return plan
-    if plan.form is not None:
-        return msgspec.structs.replace(plan, form=msgspec.structs.replace(plan.form, **spacing))
-    if not plan.strict:
+    if plan.form is None and not plan.strict:
         raise refuse(
             "structured_outputs",
             "says how much white space JSON may have, and nothing asks for JSON of some form",
         )
     whitespace = StructuredOutput(json_object=True, **spacing).whitespace
-    return msgspec.structs.replace(plan, max_whitespace=whitespace)
+    form = None if plan.form is None else msgspec.structs.replace(plan.form, **spacing)
+    return msgspec.structs.replace(plan, form=form, max_whitespace=whitespace)
 
 
 _OF_TYPES = {

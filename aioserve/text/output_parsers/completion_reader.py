@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
+from aioserve.text.output_parsers.form_or_calls import FormOrCallsReader
 from aioserve.text.output_parsers.parts import Parts
 from aioserve.text.output_parsers.reading import Reading, TextReader
 from aioserve.text.output_parsers.registry import ReasoningTags
@@ -16,6 +17,7 @@ class CompletionReader:
 
     `is_open` says that the text begins within reasoning. A form that is None leaves its part in the
     content. Tool calls within reasoning are none. `types` are those of the arguments of calls.
+    `or_form`: behind the reasoning are calls alone, or else a form (`FormOrCallsReader`).
     """
 
     def __init__(
@@ -25,8 +27,10 @@ class CompletionReader:
         *,
         is_open: bool,
         types: ArgumentTypes | None = None,
+        or_form: bool = False,
     ) -> None:
-        self._tools = None if tools is None else tools(types=types)
+        parser = None if tools is None else tools(types=types)
+        self._tools = FormOrCallsReader(parser) if parser is not None and or_form else parser
         self._reasoning = None
         if reasoning is not None:
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)

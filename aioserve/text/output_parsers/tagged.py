@@ -166,6 +166,7 @@ class Glm45Parser(TaggedParser):
     value_closes = "</arg_value>"
     ends = CLOSES
     marks: ClassVar[tuple[str, ...]] = (OPENS, key_opens, *key_closes, value_closes, CLOSES)
+    opens = (OPENS,)
 
     @classmethod
     def reads(cls, source: str) -> bool:
@@ -195,6 +196,7 @@ class Qwen3CoderParser(TaggedParser):
     ends = "</function>"
     line = "\n"
     marks: ClassVar[tuple[str, ...]] = (OPENS, begins, key_opens, value_closes, ends, CLOSES)
+    opens = (OPENS, begins)
 
     @classmethod
     def reads(cls, source: str) -> bool:

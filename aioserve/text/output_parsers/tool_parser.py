@@ -48,6 +48,8 @@ class ToolParser(TextReader):
     """Name of the parser, as vLLM has it."""
     marks: ClassVar[tuple[str, ...]]
     """Marks, which may be special tokens; the completion's text has them all the same."""
+    opens: ClassVar[tuple[str, ...]] = ()
+    """Marks one of which every call begins with; none where a call may begin with a brace."""
     _ids: Callable[[], str] = staticmethod(call_id)
 
     @classmethod

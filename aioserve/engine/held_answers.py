@@ -1,0 +1,94 @@
+"""What a caller of `Engine.chat` asks answers to be held to: calls of tools, or else a form.
+
+Must not know how a model writes calls, but for whether a mark begins them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aioserve.arguments import boolean, check, integer, optional, plain_str, sequence, text
+from aioserve.errors import InvalidRequestError
+from aioserve.structured_output import MAX_WHITESPACE, StructuredOutput
+from aioserve.text.conversation import MAX_TOOLS
+from aioserve.text.output_parsers.registry import TOOL_PARSERS
+from aioserve.text.output_parsers.tool_parser import ToolParser
+
+__all__ = ["HeldAnswers", "check_marked", "form_beside_calls", "has_tools", "held_answers"]
+
+_OF_JSON = ("json_schema", "json_object")
+
+
+class HeldAnswers(msgspec.Struct, frozen=True):
+    """What answers are held to: that calls name one of the tools, and more."""
+
+    strict: frozenset[str]
+    """Names of tools whose parameters take the arguments of their calls."""
+    one: bool
+    """Whether there is one call at most."""
+    max_whitespace: int | None
+    """Most characters of white space at each place of their JSON, as in `StructuredOutput`."""
+    form: StructuredOutput | None = None
+    """What an answer without calls is. None: text."""
+
+
+def has_tools(tools: object) -> bool:
+    return tools is not None and not (type(tools) in (list, tuple) and not tools)
+
+
+def form_beside_calls(
+    wanted: StructuredOutput | None, tools: object, tool_parser: object
+) -> StructuredOutput | None:
+    """`wanted`, where an answer may be calls of `tools` instead: it is JSON, and calls are read at
+    marks, or as the chat template says."""
+    if wanted is None or wanted.kind not in _OF_JSON or not has_tools(tools):
+        return None
+    name = plain_str(tool_parser) or ""
+    is_marked = name in TOOL_PARSERS and TOOL_PARSERS[name].opens
+    return wanted if name == "auto" or is_marked else None
+
+
+def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
+    """Raise `InvalidRequestError` where calls, as the parser reads them, couldn't be told from the
+    form."""
+    if held is not None and held.form is not None and not parser.opens:
+        raise InvalidRequestError(
+            "structured_output must be None beside tools that the model may call: it writes calls "
+            f"as {parser.name} reads them, as JSON without a mark, which can't be told from an "
+            "answer of that form",
+            argument="structured_output",
+        )
+
+
+def held_answers(
+    strict_tools: object,
+    parallel_tool_calls: object,
+    max_whitespace: object,
+    *,
+    is_structured: bool,
+    form: StructuredOutput | None,
+) -> HeldAnswers | None:
+    """Check what a caller asks of answers; None for nothing. `is_structured` says that they have a
+    structured output, `form` which one they have where they have no calls. Raises
+    `InvalidRequestError`."""
+    names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
+    strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
+    parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
+    rule = optional(integer(0, MAX_WHITESPACE))
+    space = check(InvalidRequestError, "max_whitespace", max_whitespace, rule)
+    values = {"parallel_tool_calls": (parallel, True), "max_whitespace": (space, None)}
+    is_held = bool(strict) or form is not None
+    for name, (value, plain) in values.items():
+        if not is_held and value is not plain:
+            raise InvalidRequestError(
+                f"{name} must be {plain} without strict_tools, or a form beside tools, got {value}",
+                argument=name,
+                value=value,
+            )
+    if strict and is_structured and form is None:
+        raise InvalidRequestError(
+            "strict_tools must be empty where structured_output is about all of the completion",
+            argument="strict_tools",
+            value=strict_tools,
+        )
+    return HeldAnswers(strict, not parallel, space, form) if is_held else None

@@ -1,0 +1,114 @@
+"""`Engine.chat` with tools and a form of JSON: an answer is calls, or else of the form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aioserve import Engine, InvalidRequestError, RequestFailedError, SamplingParams
+from aioserve.structured_output import StructuredOutput
+from aioserve.testing import check_invariants
+from tests.engine.idle import all_given_back
+from tests.engine.scripted import ScriptedModel
+from tests.engine.test_strict_tools import ASK, FORMS, TEMPLATE, TOOLS, call_in
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+OF_FORM = SamplingParams(structured_output=StructuredOutput(json_schema=SCHEMA))
+MARKED = [name for name in FORMS if name != "llama3_json"]
+HERMES = TEMPLATE + "{# tool_parser: hermes #}{# </think> #}"
+
+
+def seeded(params: SamplingParams, seed: int) -> SamplingParams:
+    return SamplingParams(structured_output=params.structured_output, seed=seed)
+
+
+@pytest.mark.parametrize("strict", [[], ["weather"]])
+@pytest.mark.parametrize("parser", MARKED)
+async def test_an_answer_is_calls_or_of_the_form(parser: Any, strict: list[str]) -> None:
+    good, bad = '{"city": "Oslo"}', '{"city": "Reykjavik"}'
+    quoted = call_in(parser, "weather", good).replace('"', "'").replace("\n", " ")
+    form = f'{{"answer": "{quoted}"}}'
+    if parser == "mistral":  # its mark would be written as a special token, which no string has
+        form = form.replace("[TOOL_CALLS]", "[TOOL_CALL")
+    texts = {
+        call_in(parser, "weather", good): ("", [("weather", good)]),
+        call_in(parser, "weather", bad): None if strict else ("", [("weather", bad)]),
+        call_in(parser, "other", good): None,
+        form: (form, []),
+        "Rain.": None,
+        f"I think: {form}": None,
+        f"{form}{call_in(parser, 'weather', good)}": None,
+        '{"reply": ""}': None,
+    }
+    async with Engine(ScriptedModel(TEMPLATE, *texts), jump_forward=False) as engine:
+        for seed, told in enumerate(texts.values()):
+            stream = engine.chat(
+                ASK, seeded(OF_FORM, seed), tools=TOOLS, tool_parser=parser, strict_tools=strict
+            )
+            if told is None:
+                with pytest.raises(RequestFailedError, match="its mask doesn't allow"):
+                    await stream.completion()
+            else:
+                answer = await stream.completion()
+                calls = [(call.name, call.arguments) for call in answer.tool_calls]
+                assert (answer.content, calls) == told
+        assert await all_given_back(engine)
+        check_invariants(engine)
+
+
+async def test_reasoning_comes_before_either() -> None:
+    call = call_in("hermes", "weather", '{"city": "Oslo"}')
+    form = '{"answer": "<tool_call>"}'
+    texts = [f"<think>hm</think>\n\n{rest}" for rest in (form, call)]
+    async with Engine(ScriptedModel(HERMES, *texts), jump_forward=False) as engine:
+        first, second = [
+            await engine.chat(ASK, seeded(OF_FORM, seed), tools=TOOLS).completion()
+            for seed in range(2)
+        ]
+    assert (first.reasoning, first.content, first.tool_calls) == ("hm", form, ())
+    assert (second.reasoning, second.content) == ("hm", "")
+    assert [call.name for call in second.tool_calls] == ["weather"]
+
+
+async def test_one_call_and_white_space_go_with_a_form_beside_tools() -> None:
+    call = call_in("hermes", "weather", '{"city":"Oslo"}').replace(" ", "")
+    spaced = call.replace(":", ":  ")
+    options: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False}
+    async with Engine(ScriptedModel(HERMES, call, call * 2, spaced), jump_forward=False) as engine:
+        for seed, max_whitespace in ((0, 0), (2, 2)):
+            stream = engine.chat(
+                ASK, seeded(OF_FORM, seed), max_whitespace=max_whitespace, **options
+            )
+            assert len((await stream.completion()).tool_calls) == 1
+        for seed, max_whitespace in ((1, 0), (2, 0)):
+            stream = engine.chat(
+                ASK, seeded(OF_FORM, seed), max_whitespace=max_whitespace, **options
+            )
+            with pytest.raises(RequestFailedError, match="its mask doesn't allow"):
+                await stream.completion()
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "json"])
+async def test_where_calls_are_json_themselves_a_form_is_refused(name: str) -> None:
+    template = TEMPLATE + f"{{# tool_parser: {name} #}}"
+    async with Engine(ScriptedModel(template, '{"answer": ""}')) as engine:
+        with pytest.raises(InvalidRequestError, match=f"as {name} reads them, as JSON") as told:
+            engine.chat(ASK, OF_FORM, tools=TOOLS)
+        assert told.value.argument == "structured_output"
+        answer = await engine.chat(ASK, OF_FORM, tools=TOOLS, tool_parser="none").completion()
+    assert (answer.content, answer.tool_calls) == ('{"answer": ""}', ())
+
+
+async def test_other_forms_are_about_all_of_the_answer() -> None:
+    of_regex = SamplingParams(structured_output=StructuredOutput(regex="<tool_call>.*"), seed=0)
+    async with Engine(ScriptedModel(HERMES, "<tool_call>{}")) as engine:
+        answer = await engine.chat(ASK, of_regex, tools=TOOLS).completion()
+    assert (answer.content, answer.tool_calls) == ("<tool_call>{}", ())
