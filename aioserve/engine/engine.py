@@ -322,7 +322,7 @@ class Engine(EnteredByAsync):
         wanted = None
         if params is not None and issubclass(type(params), SamplingParams):
             wanted = params.structured_output
-        form = form_beside_calls(wanted, options.get("tools"), tool_parser)
+        form = form_beside_calls(wanted, options.get("tools"), tool_parser, self.config)
         if wanted is not None and form is None:
             # All of the completion is what was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser

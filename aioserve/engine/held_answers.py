@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from aioserve.arguments import boolean, check, integer, optional, plain_str, sequence, text
+from aioserve.config import EngineConfig
 from aioserve.errors import InvalidRequestError
 from aioserve.structured_output import MAX_WHITESPACE, StructuredOutput
 from aioserve.text.conversation import MAX_TOOLS
@@ -37,15 +38,16 @@ def has_tools(tools: object) -> bool:
 
 
 def form_beside_calls(
-    wanted: StructuredOutput | None, tools: object, tool_parser: object
+    wanted: StructuredOutput | None, tools: object, tool_parser: object, config: EngineConfig
 ) -> StructuredOutput | None:
     """`wanted`, where an answer may be calls of `tools` instead: it is JSON, and calls are read at
-    marks, or as the chat template says."""
+    marks, or as the engine's options or the chat template say."""
     if wanted is None or wanted.kind not in _OF_JSON or not has_tools(tools):
         return None
     name = plain_str(tool_parser) or ""
-    is_marked = name in TOOL_PARSERS and TOOL_PARSERS[name].opens
-    return wanted if name == "auto" or is_marked else None
+    if name == "auto":
+        return wanted if config.tool_parser != "none" else None
+    return wanted if name in TOOL_PARSERS and TOOL_PARSERS[name].opens else None
 
 
 def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:

@@ -107,8 +107,42 @@ async def test_where_calls_are_json_themselves_a_form_is_refused(name: str) -> N
     assert (answer.content, answer.tool_calls) == ('{"answer": ""}', ())
 
 
+@pytest.mark.parametrize("name", ["none", "llama3_json", "hermes"])
+async def test_a_parser_that_the_engine_names_says_how_calls_are_written(name: Any) -> None:
+    thinking = TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}"
+    form = '{"answer": ""}'
+    answers = (form if name == "none" else f"hm</think>{form}",)
+    async with Engine(ScriptedModel(thinking, *answers), tool_parser=name) as engine:
+        if name == "llama3_json":
+            with pytest.raises(InvalidRequestError, match="as JSON without a mark"):
+                engine.chat(ASK, OF_FORM, tools=TOOLS)
+        else:
+            answer = await engine.chat(ASK, OF_FORM, tools=TOOLS).completion()
+            assert (answer.content, answer.tool_calls) == (form, ())
+            assert answer.reasoning == ("" if name == "none" else "hm")
+
+
 async def test_other_forms_are_about_all_of_the_answer() -> None:
     of_regex = SamplingParams(structured_output=StructuredOutput(regex="<tool_call>.*"), seed=0)
     async with Engine(ScriptedModel(HERMES, "<tool_call>{}")) as engine:
         answer = await engine.chat(ASK, of_regex, tools=TOOLS).completion()
     assert (answer.content, answer.tool_calls) == ("<tool_call>{}", ())
+
+
+async def test_forms_beside_the_same_tools_are_not_mixed_up() -> None:
+    texts = ['{"answer": ""}', "{}", '{ "answer": ""}']
+    forms = [
+        OF_FORM.structured_output,
+        StructuredOutput(json_schema={"type": "object", "maxProperties": 0}),
+        StructuredOutput(json_schema=SCHEMA, max_whitespace=1),
+    ]
+    async with Engine(ScriptedModel(HERMES, *texts), jump_forward=False) as engine:
+        for number, form in enumerate(forms):
+            for seed, text in enumerate(texts):
+                params = SamplingParams(structured_output=form, seed=seed)
+                stream = engine.chat(ASK, params, tools=TOOLS)
+                if seed == number or (number, seed) == (2, 0):
+                    assert (await stream.completion()).content == text
+                else:
+                    with pytest.raises(RequestFailedError, match="its mask doesn't allow"):
+                        await stream.completion()

@@ -260,6 +260,7 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
         (
             {
                 "tools": TOOLS,
+                "tool_choice": {"type": "any"},
                 "output_config": {"format": {"type": "json_schema", "schema": {}}},
             },
             "output_config.format",
