@@ -91,10 +91,11 @@ _RULES: dict[str, Rule[Any]] = {
 
 
 class SearchHintOptions(TypedDict, total=False):
-    """Options that tell hints of a request that is one of many."""
+    """Options that tell hints of requests which bring one result together."""
 
     tenant: str | None
     priority: int
+    deadline_seconds: float | None
     metadata: Mapping[str, str] | None
     session_id: str | None
 
@@ -103,7 +104,6 @@ class PromptHintOptions(SearchHintOptions, total=False):
     """Options that tell hints of any request."""
 
     ttft_target_seconds: float | None
-    deadline_seconds: float | None
 
 
 class HintOptions(PromptHintOptions, total=False):

@@ -446,12 +446,14 @@ class Beam(msgspec.Struct, frozen=True):
 
     text: str
     token_ids: tuple[int, ...]
-    """Generated ids, the end-of-sequence id included where one ended the answer."""
+    """Generated ids up to the one that ended the answer, which is one of them, as in a `Sample`."""
     finish_reason: FinishReason
     cumulative_logprob: float
     """Sum of the log-probabilities of its tokens."""
     score: float
     """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
+    stop_reason: int | str | None = None
+    """The stop string or the one of `stop_token_ids` that ended it."""
 
 
 class Completion(msgspec.Struct, frozen=True):

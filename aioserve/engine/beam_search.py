@@ -20,118 +20,182 @@ Which beams go on is bookkeeping over log-probabilities, with the rules and scor
                    ├──► running
                    │  those of the `width` best that end
                    └──► ended, of which the `width` of the highest score are kept
+
+A stop string ends a beam with the token that completes it: which one does, an assembler of the
+beam's own text says, as in every other answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
 from operator import attrgetter, itemgetter
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from aioserve.arguments import boolean, boolean_or, check, integer, number, optional
+from aioserve.arguments import boolean_or, check, integer, number
+from aioserve.engine.params_intake import end_ids_of
 from aioserve.engine.prompts import Prompt
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import InvalidSamplingError
-from aioserve.execution.runner import LoadedModel
+from aioserve.errors import DeadlineExceededError, InvalidSamplingError
+from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.hints import checked_hints
 from aioserve.request import MAX_LOGPROBS, Beam, FinishReason, SamplingParams, TopLogprob
 from aioserve.text.assembler import TextAssembler
 
 __all__ = ["Beams", "EarlyStopping", "EndedBeam", "RunningBeam", "beam_search"]
 
-Submit = Callable[[Prompt, SamplingParams], TokenStream]
 EarlyStopping = bool | Literal["never"]
 
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 10
+NO_TIME_SECONDS = 1e-9
+"""Deadline of a request whose search has no time left: it ends as any that is late."""
+
+
+class Submit(Protocol):
+    def __call__(
+        self, prompt: Prompt, params: SamplingParams, *, deadline_seconds: float | None
+    ) -> TokenStream: ...
 
 
 async def beam_search(
     model: LoadedModel,
     submit: Submit,
     prompt: Prompt,
+    params: SamplingParams,
     *,
     beam_width: object,
-    max_tokens: object,
     length_penalty: object,
     early_stopping: object,
-    ignore_eos: object,
+    deadline_seconds: object,
 ) -> tuple[Beam, ...]:
     """Return the beams that ended best, the best first. Whatever ends the call ends the requests.
-    Raises `InvalidSamplingError` for an argument outside its range."""
-    error, limits = InvalidSamplingError, model.limits
+    Of `params` it uses `max_tokens` and what ends an answer.
+
+    Raises `InvalidSamplingError` for an argument outside its range, `InvalidRequestError` for such
+    a deadline, and `DeadlineExceededError` where it has passed."""
+    error = InvalidSamplingError
     width = check(error, "beam_width", beam_width, integer(1, MAX_BEAM_WIDTH))
-    most_tokens = check(error, "max_tokens", max_tokens, optional(integer(1)))
     penalties = number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     penalty = check(error, "length_penalty", length_penalty, penalties)
     stopping = check(error, "early_stopping", early_stopping, boolean_or("never"))
-    eos = () if check(error, "ignore_eos", ignore_eos, boolean) else limits.eos_token_ids
-    end_ids = frozenset([id for id in eos if id < limits.vocab_size])
-    widest = min(MAX_LOGPROBS, limits.vocab_size) - len(end_ids)
-    if width > widest:
+    seconds = checked_hints({"deadline_seconds": deadline_seconds}).deadline_seconds
+    end_ids = end_ids_of(model.limits, params)
+    one_token = msgspec.structs.replace(
+        params,
+        max_tokens=1,
+        ignore_eos=True,
+        logprobs=_num_candidates(model.limits, width, end_ids, params),
+    )
+    rounds = _Rounds(submit, one_token, seconds)
+    try:
+        prompt_ids, candidates = await rounds.next([prompt])
+        # Checked with the first round: without a tokenizer there are no stop strings.
+        assembler = TextAssembler(model.tokenizer, params)
+        room = model.limits.max_model_len - len(prompt_ids)
+        beams = Beams(
+            width,
+            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            end_ids=end_ids,
+            length_penalty=penalty,
+            early_stopping=stopping,
+            assembler=assembler if params.stop else None,
+        )
+        beams.advance(candidates)
+        while beams.running:
+            prompts = [(*prompt_ids, *beam.token_ids) for beam in beams.running]
+            _, candidates = await rounds.next(prompts)
+            beams.advance(candidates)
+    except DeadlineExceededError as late:
+        raise DeadlineExceededError(
+            f"the beam search hadn't ended {seconds:g} s after it was sent (deadline_seconds)",
+            deadline_seconds=seconds,
+        ) from late
+    return tuple([_with_text(beam, assembler.fork(), params, end_ids) for beam in beams.ended])
+
+
+def _num_candidates(
+    limits: ModelLimits, width: int, end_ids: Collection[int], params: SamplingParams
+) -> int:
+    """How many of the most likely tokens are wanted behind each beam: with stop strings, which any
+    of them may complete, as many as there are. Raises `InvalidSamplingError`."""
+    most = min(MAX_LOGPROBS, limits.vocab_size)
+    if width + len(end_ids) > most:
         raise InvalidSamplingError(
-            f"beam_width must be at most {widest} with {len(end_ids)} end-of-sequence ids "
-            f"and a vocabulary of {limits.vocab_size}, got {width}",
+            f"beam_width must be at most {most - len(end_ids)} with {len(end_ids)} ids that end an "
+            f"answer and a vocabulary of {limits.vocab_size}, got {width}",
             argument="beam_width",
             value=width,
-            limit=widest,
+            limit=most - len(end_ids),
         )
-    params = SamplingParams(
-        temperature=0, max_tokens=1, ignore_eos=True, logprobs=width + len(end_ids)
-    )
-    prompt_ids, candidates = await _round(submit, [prompt], params)
-    room = limits.max_model_len - len(prompt_ids)
-    beams = Beams(
-        width,
-        max_tokens=room if most_tokens is None else min(room, most_tokens),
-        end_ids=end_ids,
-        length_penalty=penalty,
-        early_stopping=stopping,
-    )
-    beams.advance(candidates)
-    while beams.running:
-        prompts = [(*prompt_ids, *beam.token_ids) for beam in beams.running]
-        _, candidates = await _round(submit, prompts, params)
-        beams.advance(candidates)
-    return tuple([_with_text(beam, model, end_ids) for beam in beams.ended])
+    return most if params.stop else width + len(end_ids)
 
 
-def _with_text(beam: EndedBeam, model: LoadedModel, end_ids: Collection[int]) -> Beam:
-    assembler = TextAssembler(model.tokenizer, SamplingParams())
-    stops = beam.finish_reason is FinishReason.STOP
-    pushed = [assembler.push(id, is_end=stops and id in end_ids)[0] for id in beam.token_ids]
+def _with_text(
+    beam: EndedBeam, assembler: TextAssembler, params: SamplingParams, end_ids: Collection[int]
+) -> Beam:
+    """`assembler` has taken no token yet."""
+    *before, last = beam.token_ids
+    reason, stop_reason, is_end = beam.finish_reason, None, last in end_ids
+    text = "".join([assembler.push(id)[0] for id in before])
+    text += assembler.push(last, is_end=is_end)[0] + assembler.finish()
+    if assembler.matched_stop is not None:
+        reason, stop_reason = FinishReason.STOP, assembler.matched_stop
+    elif is_end and last in params.stop_token_ids:
+        stop_reason = last
     return Beam(
-        text="".join(pushed) + assembler.finish(),
+        text=text,
         token_ids=beam.token_ids,
-        finish_reason=beam.finish_reason,
+        finish_reason=reason,
         cumulative_logprob=beam.cumulative_logprob,
         score=beam.score,
+        stop_reason=stop_reason,
     )
 
 
-async def _round(
-    submit: Submit, prompts: Sequence[Prompt], params: SamplingParams
-) -> tuple[tuple[int, ...], list[Sequence[TopLogprob]]]:
-    """Return ids of the first prompt, and the most likely tokens behind each prompt."""
-    with ExitStack() as left:
-        streams = [left.enter_context(closing(submit(prompt, params))) for prompt in prompts]
-        tokens = [token for stream in streams async for token in stream]
-    tops: list[Sequence[TopLogprob]] = [
-        token.logprobs.top for token in tokens if token.logprobs is not None
-    ]
-    return streams[0].prompt_token_ids, tops
+class _Rounds:
+    """The requests of one search, each with what is left until its deadline, counted from here."""
+
+    def __init__(self, submit: Submit, params: SamplingParams, seconds: float | None) -> None:
+        self._submit = submit
+        self._params = params
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = None if seconds is None else self._loop.time() + seconds
+
+    async def next(
+        self, prompts: Sequence[Prompt]
+    ) -> tuple[tuple[int, ...], list[Sequence[TopLogprob]]]:
+        """Return ids of the first prompt, and the most likely tokens behind each prompt."""
+        left = None
+        if self._ends_at is not None:
+            left = max(self._ends_at - self._loop.time(), NO_TIME_SECONDS)
+        with ExitStack() as streams_left:
+            streams = [
+                streams_left.enter_context(
+                    closing(self._submit(prompt, self._params, deadline_seconds=left))
+                )
+                for prompt in prompts
+            ]
+            tokens = [token for stream in streams async for token in stream]
+        tops: list[Sequence[TopLogprob]] = [
+            token.logprobs.top for token in tokens if token.logprobs is not None
+        ]
+        return streams[0].prompt_token_ids, tops
 
 
 class RunningBeam(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     cumulative_logprob: float
+    assembler: TextAssembler | None = None
+    """That of its text, which has taken its tokens; None without stop strings."""
 
 
 class EndedBeam(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
-    """The id that ended it included."""
+    """The id that ended it, by itself or with a stop string, included."""
     cumulative_logprob: float
     score: float
     """`cumulative_logprob / len(token_ids) ** length_penalty`."""
@@ -141,11 +205,12 @@ class EndedBeam(msgspec.Struct, frozen=True):
 class Beams:
     """The beams of one search, which begins with an empty one.
 
-    `max_tokens`, at least 1, is the most that one may have; an id of `end_ids` ends one. The
-    search is over when `max_tokens` is reached, and before that as soon as `width` beams have ended
-    and `early_stopping` is True, or the best running beam can't come in any more: with False, if
-    it ended as it is; with "never", if it ended at the most favourable length, `max_tokens` where
-    `length_penalty` is above 0.
+    `max_tokens`, at least 1, is the most that one may have; an id of `end_ids` ends one, and so
+    does one with which `assembler`, which has taken no token, finds a stop string. Without it there
+    are none. The search is over when `max_tokens` is reached, or no candidate goes on, and before
+    that as soon as `width` beams have ended and `early_stopping` is True, or the best running beam
+    can't come in any more: with False, if it ended as it is; with "never", if it ended at the most
+    favourable length, `max_tokens` where `length_penalty` is above 0.
     """
 
     def __init__(
@@ -156,6 +221,7 @@ class Beams:
         end_ids: Collection[int],
         length_penalty: float,
         early_stopping: EarlyStopping,
+        assembler: TextAssembler | None = None,
     ) -> None:
         self._width = width
         self._max_tokens = max_tokens
@@ -164,14 +230,15 @@ class Beams:
         self._early_stopping: EarlyStopping = early_stopping
         self.num_tokens: int = 0
         """Number of tokens of every running beam."""
-        self.running: list[RunningBeam] = [RunningBeam((), 0.0)]
+        self.running: list[RunningBeam] = [RunningBeam((), 0.0, assembler)]
         """Best first; none once the search is over."""
         self.ended: list[EndedBeam] = []
         """Best first, at most `width`."""
 
     def advance(self, candidates: Sequence[Iterable[TopLogprob]]) -> None:
         """One token more. `candidates[i]` are the most likely tokens behind `running[i]`: at least
-        `width`, and one more for every id that ends a beam, where the vocabulary has so many."""
+        `width`, and one more for every id that ends a beam, where the vocabulary has so many. Where
+        stop strings end more of them, fewer beams go on."""
         self.num_tokens += 1
         is_last = self.num_tokens >= self._max_tokens
         grown = [
@@ -180,21 +247,30 @@ class Beams:
             for token in tokens
         ]
         grown.sort(key=itemgetter(0), reverse=True)
-        for total, beam, token_id in grown[: self._width]:
-            if is_last or token_id in self._end_ids:
-                self._end(total, (*beam.token_ids, token_id))
+        self.running = []
+        for rank, (total, beam, token_id) in enumerate(grown):
+            assembler, stops = self._pushed(beam, token_id)
+            token_ids = (*beam.token_ids, token_id)
+            if rank < self._width and (stops or is_last):
+                self._end(total, token_ids, stops=stops)
+            if not stops:
+                self.running.append(RunningBeam(token_ids, total, assembler))
+            if len(self.running) == self._width:
+                break
         self.ended.sort(key=attrgetter("score"), reverse=True)
         del self.ended[self._width :]
-        going_on = [each for each in grown if each[2] not in self._end_ids]
-        self.running = [
-            RunningBeam((*beam.token_ids, token_id), total)
-            for total, beam, token_id in going_on[: self._width]
-        ]
         if is_last or self._is_settled():
             self.running = []
 
-    def _end(self, total: float, token_ids: tuple[int, ...]) -> None:
-        stops = token_ids[-1] in self._end_ids
+    def _pushed(self, beam: RunningBeam, token_id: int) -> tuple[TextAssembler | None, bool]:
+        """The beam's assembler with one token more, and whether the token ends the beam."""
+        if token_id in self._end_ids or beam.assembler is None:
+            return None, token_id in self._end_ids
+        assembler = beam.assembler.fork()
+        _, stops = assembler.push(token_id)
+        return assembler, stops
+
+    def _end(self, total: float, token_ids: tuple[int, ...], *, stops: bool) -> None:
         reason = FinishReason.STOP if stops else FinishReason.LENGTH
         score = self._score(total, len(token_ids))
         self.ended.append(EndedBeam(token_ids, total, score, reason))

@@ -264,25 +264,40 @@ class Engine(EnteredByAsync):
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         ignore_eos: bool = False,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        include_stop_str_in_output: bool = False,
         **options: Unpack[BeamSearchOptions],
     ) -> tuple[Beam, ...]:
         """The `beam_width` answers that a beam search finds, best first: those of transformers'
         `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
+
+        A stop string or id ends a beam as an end-of-sequence id does, and its text as that of any
+        answer (`SamplingParams`). `deadline_seconds` is that of the whole search.
 
         Each token of the answers takes a round of up to `beam_width` requests of one token, which
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
         check_names("beam_search", options, BeamSearchOptions)
+        deadline_seconds = options.pop("deadline_seconds", None)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            include_stop_str_in_output=include_stop_str_in_output,
+        )
         return await beam_search(
             self._lifecycle.usable().model,
             partial(self.stream, **options),
             prompt,
+            params,
             beam_width=beam_width,
-            max_tokens=max_tokens,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            ignore_eos=ignore_eos,
+            deadline_seconds=deadline_seconds,
         )
 
     @takes(StreamOptions, STREAM_DEFAULTS)

@@ -8,14 +8,14 @@ from functools import lru_cache
 
 from aioserve.arguments import shown
 from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
-from aioserve.execution.runner import LoadedModel
+from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.grammars.gbnf import is_gbnf
 from aioserve.grammars.schema import check_ends
 from aioserve.request import SamplingParams
 from aioserve.text.stop import StopAutomaton
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["ParamsIntake", "no_token_left"]
+__all__ = ["ParamsIntake", "end_ids_of", "no_token_left"]
 
 NUM_PREPARED = 32
 """Lists of stop strings, and of bad words, that are kept prepared for the next request with the
@@ -168,10 +168,7 @@ class ParamsIntake:
         return tuple(numbers)
 
     def end_ids(self, params: SamplingParams) -> frozenset[int]:
-        """Ids that end a completion and may be sampled: a config may name others."""
-        limits, own = self._model.limits, frozenset(params.stop_token_ids)
-        every = own if params.ignore_eos else own | limits.eos_token_ids
-        return frozenset([token_id for token_id in every if token_id < limits.vocab_size])
+        return end_ids_of(self._model.limits, params)
 
     def stops(self, params: SamplingParams) -> StopAutomaton | None:
         """The automaton of the stop strings, which all samples share; None where there are none."""
@@ -187,3 +184,10 @@ class ParamsIntake:
         every = [ids for word in words for ids in tokenizer.spellings(word)]
         # A tokenizer may know tokens that the model has no logits of: those are never drawn.
         return tuple([ids for ids in every if max(ids) < vocab_size])
+
+
+def end_ids_of(limits: ModelLimits, params: SamplingParams) -> frozenset[int]:
+    """Ids that end a completion and may be sampled: a config may name others."""
+    own = frozenset(params.stop_token_ids)
+    every = own if params.ignore_eos else own | limits.eos_token_ids
+    return frozenset([token_id for token_id in every if token_id < limits.vocab_size])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping
+from copy import copy
 
 from aioserve.errors import InvariantError
 from aioserve.request import Logprobs, SamplingParams, TopLogprob
@@ -107,6 +108,13 @@ class TextAssembler:
         self.matched_stop = self._stops.matched
         return tail + self._stops.flush()
 
+    def fork(self) -> TextAssembler:
+        """Return another that goes on from the same tokens, by itself. O(1)."""
+        other = copy(self)
+        other._detokenizer = None if self._detokenizer is None else self._detokenizer.fork()
+        other._stops = copy(self._stops)  # Of texts and numbers, which nobody changes.
+        return other
+
     def with_texts(self, logprobs: Logprobs) -> Logprobs:
         """Return `logprobs` with the texts of the most likely tokens."""
         if self._tokenizer is None or not logprobs.top:
@@ -155,6 +163,12 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """The held tail, when no further id follows; incomplete characters become U+FFFD."""
         return self._strip(self._end_run())
+
+    def fork(self) -> IncrementalDetokenizer:
+        """Return another that goes on from the same ids, by itself."""
+        other = copy(self)
+        other._held = bytearray(self._held)
+        return other
 
     def _push_slow(self, token_id: int, piece: Piece) -> str:
         if self._first:

@@ -6,6 +6,8 @@ That its beams are those of transformers is said in `tests/parity/test_beams.py`
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,6 +54,83 @@ async def test_beams_are_those_of_the_model_however_pages_are_shared(
     for beam in beams:
         spelled = beam.token_ids[:-1] if beam.token_ids[-1] in eos else beam.token_ids
         assert beam.text == byte_tokenizer().decode(spelled)
+
+
+def plain_search(
+    prompt: list[int], width: int, ends: Callable[[list[int]], bool], max_tokens: int
+) -> list[tuple[float, list[int]]]:
+    """Scores and ids of what a search finds that goes on to `max_tokens`: the mean of a beam's
+    log-probabilities is its score. Behind each beam 64 tokens are looked at."""
+    running: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    for length in range(1, max_tokens + 1):
+        grown: list[tuple[float, list[int]]] = []
+        for total, ids in running:
+            (told,) = expected_logprobs([*prompt, *ids, 0], len(prompt) + len(ids), top=64)
+            grown += [(total + one.logprob, [*ids, one.id]) for one in told.top]
+        grown.sort(key=lambda beam: -beam[0])
+        over = [(total / length, ids) for total, ids in grown[:width]]
+        ended += [beam for beam in over if length == max_tokens or ends(beam[1])]
+        running = [beam for beam in grown if not ends(beam[1])][:width]
+    return sorted(ended, key=lambda beam: -beam[0])[:width]
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+async def test_stops_end_beams_and_cut_their_texts_as_in_any_answer(seed, include):
+    source = random.Random(seed)
+    prompt, width = [source.randrange(256) for _ in range(source.randint(1, 30))], 4
+    decode = byte_tokenizer().decode
+    eos = frozenset(source.sample(range(256), 8))
+    async with Engine(FakeModel(num_pages=512, eos_token_ids=eos)) as engine:
+        free = await engine.beam_search(prompt, beam_width=width, max_tokens=10)
+        # Of one, two and three tokens: what beams have, so that it cuts them.
+        whole = bytes(free[0].token_ids).decode("latin-1")
+        pieces = [whole[at : at + n] for n in (1, 2, 3) for at in range(len(whole) - n)]
+        stops = source.sample([piece for piece in pieces if piece.isascii()] or ["a"], 1)
+        stops += [chr(source.randrange(128))]
+        stop_ids = source.sample(range(256), 6)
+        options = {
+            "stop": stops,
+            "stop_token_ids": stop_ids,
+            "include_stop_str_in_output": include,
+            "length_penalty": 1.0,
+            "early_stopping": "never",
+        }
+        beams = await engine.beam_search(prompt, beam_width=width, max_tokens=10, **options)
+        assert await all_given_back(engine)
+
+    def ends(ids: list[int]) -> bool:
+        return ids[-1] in {*eos, *stop_ids} or any(stop in decode(ids) for stop in stops)
+
+    expected = plain_search(prompt, width, ends, 10)
+    assert [list(beam.token_ids) for beam in beams] == [ids for _, ids in expected]
+    assert [beam.score for beam in beams] == pytest.approx([score for score, _ in expected])
+    for beam in beams:
+        ids = list(beam.token_ids)
+        assert beam.finish_reason == ("stop" if ends(ids) else "length")
+        named = ids[-1] in {*eos, *stop_ids}
+        text = decode(ids if include or not named else ids[:-1])
+        found = [stop for stop in stops if stop in text]
+        if not found:
+            assert beam.text == text
+            assert beam.stop_reason == (ids[-1] if ids[-1] in stop_ids else None)
+            continue
+        longest = max(found, key=len)
+        assert beam.stop_reason == longest
+        assert text.endswith(longest)
+        assert beam.text == (text if include else text[: -len(longest)])
+
+
+async def test_what_the_end_of_a_beam_makes_of_half_a_character_may_be_a_stop():
+    async with Engine(FakeModel(num_pages=256)) as engine:
+        beams = await engine.beam_search(PROMPT, beam_width=3, max_tokens=8, stop="\ufffd")
+        free = await engine.beam_search(PROMPT, beam_width=3, max_tokens=8)
+    for beam in beams:
+        text = byte_tokenizer().decode(beam.token_ids)
+        assert beam.text == text.split("\ufffd")[0]
+        assert (beam.stop_reason == "\ufffd") == ("\ufffd" in text)
+    assert any("\ufffd" in beam.text for beam in free)
 
 
 async def test_a_text_will_do_and_beams_end_with_the_context():
@@ -131,8 +210,16 @@ async def test_what_ends_one_of_its_requests_ends_the_search():
         ({"length_penalty": -11}, r"length_penalty must be a number in \[-10, 10\], got -11"),
         ({"early_stopping": "soon"}, "early_stopping must be a bool or 'never', got 'soon'"),
         ({"early_stopping": 1}, "early_stopping must be a bool or 'never', got 1"),
+        ({"stop": 5}, "stop must be"),
+        ({"stop": [""]}, r"stop\[0\] must"),
+        (
+            {"stop_token_ids": [256]},
+            "stop_token_ids must be below the vocabulary size 256, got 256",
+        ),
+        ({"stop_token_ids": range(40, 61)}, "at most 3 with 61 ids that end an answer"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output must be a bool, got 1"),
         ({"ignore_eos": None}, "ignore_eos must be a bool, got None"),
-        ({"beam_width": 25}, "beam_width must be at most 24 with 40 end-of-sequence ids"),
+        ({"beam_width": 25}, "beam_width must be at most 24 with 40 ids that end an answer"),
     ],
 )
 async def test_arguments_are_checked_by_name(arguments, message):

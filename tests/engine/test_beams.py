@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.engine.beam_search import Beams, EndedBeam
-from aioserve.request import FinishReason, TopLogprob
+from aioserve.request import FinishReason, SamplingParams, TopLogprob
+from aioserve.testing.fake_model import byte_tokenizer
+from aioserve.text.assembler import TextAssembler
 
 VOCAB_SIZE = 5
 NEVER = -1e9
@@ -48,11 +51,14 @@ def searched(toy: Toy, width: int, options: dict[str, Any]) -> list[EndedBeam]:
     return beams.ended
 
 
-def with_tensors(toy: Toy, width: int, options: dict[str, Any]) -> list[tuple[Ids, float]]:
-    """transformers 5.23, `_beam_search`, for one prompt and in its words."""
+def with_tensors(
+    toy: Toy, width: int, options: dict[str, Any], stops: Sequence[Ids] = ()
+) -> list[tuple[Ids, float]]:
+    """transformers 5.23, `_beam_search`, for one prompt and in its words. Ids of one of `stops`
+    end a sequence where they follow each other, and then every candidate is looked at."""
     end_ids, max_tokens = options["end_ids"], options["max_tokens"]
     length_penalty, early_stopping = options["length_penalty"], options["early_stopping"]
-    beams_to_keep = max(2, 1 + len(end_ids)) * width
+    beams_to_keep = width * (VOCAB_SIZE if stops else max(2, 1 + len(end_ids)))
     sequences: list[Ids] = [()] * width
     beam_scores = np.full(width, NEVER)
     is_sent_finished = np.zeros(width, bool)
@@ -64,7 +70,9 @@ def with_tensors(toy: Toy, width: int, options: dict[str, Any]) -> list[tuple[Id
         order = np.argsort(-log_probs.reshape(-1), kind="stable")[:beams_to_keep]
         topk_log_probs = log_probs.reshape(-1)[order]
         topk = [(*running[i // VOCAB_SIZE], int(i % VOCAB_SIZE)) for i in order]
-        hits = np.array([ids[-1] in end_ids or cur_len + 1 >= max_tokens for ids in topk])
+        hits = np.array(
+            [ids[-1] in end_ids or cur_len + 1 >= max_tokens or has_any(ids, stops) for ids in topk]
+        )
 
         topk_running = topk_log_probs + hits * NEVER
         next_indices = np.argsort(-topk_running, kind="stable")[:width]
@@ -89,6 +97,12 @@ def with_tensors(toy: Toy, width: int, options: dict[str, Any]) -> list[tuple[Id
             return list(zip(sequences, beam_scores.tolist(), strict=True))
 
 
+def has_any(ids: Ids, stops: Sequence[Ids]) -> bool:
+    return any(
+        ids[at : at + len(stop)] == stop for stop in stops for at in range(len(ids) - len(stop) + 1)
+    )
+
+
 options = st.fixed_dictionaries(
     {
         "max_tokens": st.sampled_from([1, 2, 3, 5, 8]),
@@ -111,6 +125,35 @@ def test_beams_are_those_of_transformers(toy: Toy, width: int, options: dict[str
         stops = beam.token_ids[-1] in options["end_ids"]
         assert beam.finish_reason == (FinishReason.STOP if stops else FinishReason.LENGTH)
         assert math.isclose(beam.cumulative_logprob, toy.total(beam.token_ids))
+
+
+stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3).map(tuple)
+
+
+@settings(max_examples=500)
+@given(
+    toy=toys,
+    width=st.integers(1, VOCAB_SIZE - 2),
+    options=options,
+    stops=st.lists(stop_ids, min_size=1, max_size=4),
+    include=st.booleans(),
+)
+def test_a_stop_string_ends_a_beam_where_it_is_complete(
+    toy: Toy, width: int, options: dict[str, Any], stops: list[Ids], include: bool
+) -> None:
+    texts = [bytes(stop).decode() for stop in stops]
+    params = SamplingParams(stop=texts, include_stop_str_in_output=include)
+    beams = Beams(width, **options, assembler=TextAssembler(byte_tokenizer(), params))
+    while beams.running:
+        assert len(beams.running) <= width
+        assert not any(has_any(beam.token_ids, stops) for beam in beams.running)
+        beams.advance([toy.top(beam.token_ids, VOCAB_SIZE) for beam in beams.running])
+    expected = with_tensors(toy, width, options, stops)
+    assert [beam.token_ids for beam in beams.ended] == [ids for ids, _ in expected]
+    assert np.allclose([beam.score for beam in beams.ended], [score for _, score in expected])
+    for beam in beams.ended:
+        ended = beam.token_ids[-1] in options["end_ids"] or has_any(beam.token_ids, stops)
+        assert beam.finish_reason == (FinishReason.STOP if ended else FinishReason.LENGTH)
 
 
 @given(toy=toys, options=options)

@@ -54,6 +54,34 @@ def test_a_request_whose_deadline_passes_at_any_moment_ends_then_and_frees_all_i
     assert ends == {"DeadlineExceededError", "length"}
 
 
+def test_a_beam_search_whose_deadline_passes_at_any_moment_ends_then_and_frees_all_it_held():
+    """Its prompt takes some steps, and then each token one."""
+    ends: set[str] = set()
+
+    async def main(steps: float) -> None:
+        async with watched(model(), max_num_batched_tokens=64) as checker:
+            engine, deadline = checker.engine, steps * STEP_SECONDS
+            began = asyncio.get_running_loop().time()
+            search = engine.beam_search(IDS, beam_width=3, max_tokens=8, deadline_seconds=deadline)
+            (found,) = await asyncio.gather(search, return_exceptions=True)
+            took = asyncio.get_running_loop().time() - began
+            if isinstance(found, DeadlineExceededError):
+                ends.add("late")
+                assert found.deadline_seconds == deadline
+                assert str(found).startswith(f"the beam search hadn't ended {deadline:g} s after")
+                assert took == pytest.approx(deadline)
+            else:
+                ends.add("found")
+                assert took <= deadline
+                assert found == await engine.beam_search(IDS, beam_width=3, max_tokens=8)
+            await until(lambda: not engine.dump()["sequences"])
+            assert not engine.stats().pages_held_by_requests
+
+    for steps in (0.001, 0.5, *range(1, 24)):
+        run(lambda steps=steps: main(steps), seed=0)
+    assert ends == {"late", "found"}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_that_is_behind_gets_what_came_before_the_deadline(seed):
     async def main() -> None:

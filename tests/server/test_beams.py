@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aioserve.server import ServerSettings
+from tests.engine.idle import all_given_back
 from tests.server.serving import served
 from tests.server.talking import ASK, TOOLS, post
 
@@ -15,6 +16,13 @@ pytestmark = pytest.mark.asyncio
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, dict[str, Any]] = {CHAT: {"messages": ASK}, COMPLETIONS: {"prompt": "import json"}}
 BEAMS: dict[str, Any] = {"model": "pyhelp", "use_beam_search": True, "n": 3, "max_tokens": 6}
+OF_THE_ENGINE = (
+    "length_penalty",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+)
 PLAIN: dict[str, Any] = {
     "temperature": 0,
     "top_p": 1,
@@ -26,13 +34,23 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("more", [{}, {"length_penalty": 0.2, "ignore_eos": True}, PLAIN])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"length_penalty": 0.2, "ignore_eos": True},
+        {"stop": ["o", "\n"], "deadline_seconds": 3600},
+        {"stop": "e", "include_stop_str_in_output": True},
+        {"stop_token_ids": [*range(40)], "include_stop_str_in_output": False},
+        PLAIN,
+    ],
+)
 async def test_choices_are_the_beams_of_the_engine(path: str, more: dict[str, Any]) -> None:
     async with served(num_pages=256) as (engine, client):
         body = BEAMS | ASKED[path] | {"return_token_ids": True, "cache_salt": "a"} | more
         answer = await post(client, path, body)
         prompt: Any = ASK if path == CHAT else "import json"
-        options = {name: more[name] for name in ("length_penalty", "ignore_eos") if name in more}
+        options = {name: more[name] for name in OF_THE_ENGINE if name in more}
         expected = await engine.beam_search(prompt, beam_width=3, max_tokens=6, **options)
         ids = await engine.encode(prompt)
         assert not engine.stats().pages_held_by_requests
@@ -42,6 +60,7 @@ async def test_choices_are_the_beams_of_the_engine(path: str, more: dict[str, An
     texts = [one["message"]["content"] if path == CHAT else one["text"] for one in choices]
     assert texts == [beam.text for beam in expected]
     assert [one["finish_reason"] for one in choices] == [str(one.finish_reason) for one in expected]
+    assert [one["stop_reason"] for one in choices] == [one.stop_reason for one in expected]
     holder = answer if path == CHAT else choices[2]
     assert holder["prompt_token_ids"] == ids
     count = sum([len(beam.token_ids) for beam in expected])
@@ -78,20 +97,28 @@ async def test_an_echoed_message_goes_before_each_beam() -> None:
     assert texts == ["Once" + beam.text for beam in expected]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_deadline_ends_a_search_as_any_answer(path: str) -> None:
+    async with served(num_pages=256) as (engine, client):
+        body = BEAMS | ASKED[path] | {"max_tokens": 400, "ignore_eos": True}
+        late = await client.post(path, json=body | {"deadline_seconds": 1e-6})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert await all_given_back(engine)
+        wrong = await client.post(path, json=body | {"deadline_seconds": 0})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "deadline_seconds")
+
+
 REFUSED: list[dict[str, Any]] = [
     {"stream": True},
     {"temperature": 0.5},
     {"top_p": 0.5},
     {"presence_penalty": 1},
     {"repetition_penalty": 1.1},
-    {"stop": "a"},
-    {"stop_token_ids": [3]},
     {"min_tokens": 1},
     {"bad_words": ["a"]},
     {"logit_bias": {"1": 1}},
     {"allowed_token_ids": [1]},
     {"prompt_logprobs": 1},
-    {"deadline_seconds": 5},
     {"regex": "a"},
     {"structured_outputs": {"regex": "a"}},
     {"response_format": {"type": "json_object"}},

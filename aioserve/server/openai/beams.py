@@ -36,17 +36,16 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "stop": ([],),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
-    "deadline_seconds": (),
     "ttft_target_seconds": (),
     "tpot_target_seconds": (),
     "predicted_output_tokens": (),
     "response_format": (ResponseFormat(type="text"),),
 }
 """Values, beside none, by which a field asks for nothing that a search doesn't do."""
+
+_ENDS = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
+"""Fields of what ends a beam, as the engine takes them."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -78,12 +77,13 @@ async def beams_of(
         raise refuse(asked.field, "isn't supported with use_beam_search", "unsupported_parameter")
     cut = _truncation(call, body, max_tokens)
     options = {name: value for name, value in body.options(call).items() if name not in cut}
+    ends = {name: getattr(body, name) for name in _ENDS}
+    options |= {name: value for name, value in ends.items() if value is not None}
     search = partial(
         call.engine.beam_search,
         beam_width=1 if body.n is None else body.n,
         max_tokens=max_tokens,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
-        ignore_eos=bool(body.ignore_eos),
         **options,
     )
 

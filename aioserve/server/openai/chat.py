@@ -377,7 +377,7 @@ async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
                 message=AssistantMessage(content=body.echoed + beam.text),
                 logprobs=None,
                 finish_reason=beam.finish_reason.value,
-                stop_reason=None,
+                stop_reason=beam.stop_reason,
                 token_ids=list(beam.token_ids) if body.return_token_ids else msgspec.UNSET,
             )
             for number, beam in enumerate(found[0].beams)

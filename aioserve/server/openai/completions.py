@@ -343,7 +343,7 @@ async def _beams(call: Call, body: CompletionRequest, prompts: Sequence[Any]) ->
                 text=beam.text,
                 logprobs=None,
                 finish_reason=beam.finish_reason,
-                stop_reason=None,
+                stop_reason=beam.stop_reason,
                 prompt_token_ids=one.prompt_ids if body.return_token_ids else msgspec.UNSET,
                 token_ids=list(beam.token_ids) if body.return_token_ids else msgspec.UNSET,
             )
