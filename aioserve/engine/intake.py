@@ -249,7 +249,9 @@ class Intake:
     ) -> ChatFormat | None:
         """The format of the reasoning that the params limit. Raises `InvalidSamplingError` where
         none is known."""
-        if params.thinking_token_budget is None or params.structured_output is not None:
+        held = None if chat_format is None else chat_format.held
+        is_whole = params.structured_output is not None and (held is None or held.form is None)
+        if params.thinking_token_budget is None or is_whole:
             return None
         thinks_in = chat_format or ChatFormat.of(self._model, self._config, None, "none", "auto")
         if not thinks_in.has_reasoning or self._model.tokenizer is None:

@@ -78,6 +78,25 @@ async def test_reasoning_comes_before_either() -> None:
     assert [call.name for call in second.tool_calls] == ["weather"]
 
 
+async def test_reasoning_before_either_has_as_many_tokens_as_it_may() -> None:
+    params = SamplingParams(
+        structured_output=OF_FORM.structured_output,
+        thinking_token_budget=5,
+        temperature=1.0,
+        max_tokens=150,
+        n=3,
+        seed=0,
+    )
+    async with Engine("pyhelp", num_pages=256, reasoning_parser="deepseek_r1") as engine:
+        stream = engine.chat(ASK, params, tools=TOOLS, tool_parser="hermes")
+        done = await stream.completion()
+        tag = engine.tokenizer.encode("</think>", add_special_tokens=False)
+        for answer in done.answers:
+            ids = [token.id for token in answer.tokens]
+            assert ids[5 : 5 + len(tag)] == tag
+            assert answer.content.startswith("{") or answer.tool_calls
+
+
 async def test_one_call_and_white_space_go_with_a_form_beside_tools() -> None:
     call = call_in("hermes", "weather", '{"city":"Oslo"}').replace(" ", "")
     spaced = call.replace(":", ":  ")
