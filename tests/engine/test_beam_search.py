@@ -57,20 +57,20 @@ async def test_beams_are_those_of_the_model_however_pages_are_shared(
 
 
 def plain_search(
-    prompt: list[int], width: int, ends: Callable[[list[int]], bool], max_tokens: int
+    prompt: list[int], width: int, ends: Callable[[list[int]], bool], penalty: float, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Scores and ids of what a search finds that goes on to `max_tokens`: the mean of a beam's
-    log-probabilities is its score. Behind each beam 64 tokens are looked at."""
+    """Scores and ids of what a search finds that goes on to `most` tokens. Behind each beam 64 are
+    looked at."""
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
-    for length in range(1, max_tokens + 1):
+    for length in range(1, most + 1):
         grown: list[tuple[float, list[int]]] = []
         for total, ids in running:
             (told,) = expected_logprobs([*prompt, *ids, 0], len(prompt) + len(ids), top=64)
             grown += [(total + one.logprob, [*ids, one.id]) for one in told.top]
         grown.sort(key=lambda beam: -beam[0])
-        over = [(total / length, ids) for total, ids in grown[:width]]
-        ended += [beam for beam in over if length == max_tokens or ends(beam[1])]
+        over = [(total / length**penalty, ids) for total, ids in grown[:width]]
+        ended += [beam for beam in over if length == most or ends(beam[1])]
         running = [beam for beam in grown if not ends(beam[1])][:width]
     return sorted(ended, key=lambda beam: -beam[0])[:width]
 
@@ -80,21 +80,24 @@ def plain_search(
 async def test_stops_end_beams_and_cut_their_texts_as_in_any_answer(seed, include):
     source = random.Random(seed)
     prompt, width = [source.randrange(256) for _ in range(source.randint(1, 30))], 4
-    decode = byte_tokenizer().decode
-    eos = frozenset(source.sample(range(256), 8))
+    decode, penalty = byte_tokenizer().decode, source.choice([1.0, 2.0])
+    eos = frozenset(source.sample(range(256), source.choice([0, 8])))
     async with Engine(FakeModel(num_pages=512, eos_token_ids=eos)) as engine:
         free = await engine.beam_search(prompt, beam_width=width, max_tokens=10)
         # Of one, two and three tokens: what beams have, so that it cuts them.
         whole = bytes(free[0].token_ids).decode("latin-1")
         pieces = [whole[at : at + n] for n in (1, 2, 3) for at in range(len(whole) - n)]
         stops = source.sample([piece for piece in pieces if piece.isascii()] or ["a"], 1)
-        stops += [chr(source.randrange(128))]
-        stop_ids = source.sample(range(256), 6)
+        # Up to so many that few of the most likely tokens complete none.
+        (told,) = expected_logprobs([*prompt, 0], len(prompt), top=64)
+        likely = [chr(one.id) for one in told.top if one.id < 128]
+        stops += source.choice([[chr(source.randrange(128))], likely[:14]])
+        stop_ids = source.sample(range(256), source.choice([0, 6]))
         options = {
             "stop": stops,
             "stop_token_ids": stop_ids,
             "include_stop_str_in_output": include,
-            "length_penalty": 1.0,
+            "length_penalty": penalty,
             "early_stopping": "never",
         }
         beams = await engine.beam_search(prompt, beam_width=width, max_tokens=10, **options)
@@ -103,7 +106,7 @@ async def test_stops_end_beams_and_cut_their_texts_as_in_any_answer(seed, includ
     def ends(ids: list[int]) -> bool:
         return ids[-1] in {*eos, *stop_ids} or any(stop in decode(ids) for stop in stops)
 
-    expected = plain_search(prompt, width, ends, 10)
+    expected = plain_search(prompt, width, ends, penalty, 10)
     assert [list(beam.token_ids) for beam in beams] == [ids for _, ids in expected]
     assert [beam.score for beam in beams] == pytest.approx([score for score, _ in expected])
     for beam in beams:
@@ -120,6 +123,24 @@ async def test_stops_end_beams_and_cut_their_texts_as_in_any_answer(seed, includ
         assert beam.stop_reason == longest
         assert text.endswith(longest)
         assert beam.text == (text if include else text[: -len(longest)])
+
+
+async def test_beams_go_on_where_stops_end_the_most_likely_tokens():
+    for first in range(256):
+        (told,) = expected_logprobs([first, 0], 1, top=64)
+        stops = [chr(one.id) for one in told.top[:2]]
+        if all(stop.isascii() for stop in stops):
+            break
+    async with Engine(FakeModel(num_pages=256)) as engine:
+        options = {"stop": stops, "length_penalty": 9.0, "early_stopping": "never"}
+        beams = await engine.beam_search([first], beam_width=2, max_tokens=6, **options)
+
+    def ends(ids: list[int]) -> bool:
+        return any(chr(id) in stops for id in ids)
+
+    expected = plain_search([first], 2, ends, 9.0, 6)
+    assert [list(beam.token_ids) for beam in beams] == [ids for _, ids in expected]
+    assert all(len(beam.token_ids) > 1 for beam in beams)
 
 
 async def test_what_the_end_of_a_beam_makes_of_half_a_character_may_be_a_stop():

@@ -43,6 +43,38 @@ def test_the_joined_text_is_the_decode_of_the_pushed_ids_before_the_first_stop(k
     check()
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_forks_have_each_the_text_of_its_own_tokens(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+
+    @given(ids_of(tokenizer), ids_of(tokenizer), ids_of(tokenizer), st.data())
+    def check(shared: list[int], one: list[int], two: list[int], data: st.DataObject) -> None:
+        whole = tokenizer.decode([*shared, *one])
+        pieces = st.integers(0, len(whole)).map(lambda at: whole[at : at + 3])
+        stops = tuple({data.draw(pieces)} - {""})
+        first = TextAssembler(tokenizer, SamplingParams(stop=stops))
+        text = ""
+        for token_id in shared:
+            text += first.push(token_id)[0]
+            if first.matched_stop is not None:
+                return
+        second = first.fork()
+        texts, goes_on = [text, text], [list(one), list(two)]
+        while any(goes_on):
+            at = data.draw(st.sampled_from([at for at, ids in enumerate(goes_on) if ids]))
+            piece, stopped = (first, second)[at].push(goes_on[at].pop(0))
+            texts[at] += piece
+            if stopped:
+                goes_on[at] = []
+        found = [
+            (text + each.finish(), each.matched_stop)
+            for text, each in zip(texts, (first, second), strict=True)
+        ]
+        assert found == [cut(tokenizer.decode([*shared, *ids]), stops) for ids in (one, two)]
+
+    check()
+
+
 def test_text_is_delivered_with_the_token_that_made_it_final() -> None:
     tokenizer = tokenizer_of("byte-level")
     ids = [i for byte in b"a##b#" for i in byte_ids(tokenizer, byte)]
