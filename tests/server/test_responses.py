@@ -363,7 +363,7 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "reasoning": {"effort": None, "summary": "auto"},
         "service_tier": "auto",
-        "stream_options": {"include_obfuscation": False},
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
         "top_logprobs": 0,
         "truncation": "disabled",
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
@@ -443,7 +443,8 @@ async def test_the_least_recently_used_response_goes(limit: Any) -> None:
 
 async def test_an_answer_has_the_form_that_is_asked_for() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    text = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    form = {"type": "json_schema", "name": "x", "description": "An a.", "schema": schema}
+    text = {"format": form | {"strict": True}}
     async with served(num_pages=256) as (_, client):
         body = PYHELP | {"text": text, "max_output_tokens": 100, "seed": 1}
         answer = (await client.post("/v1/responses", json=body)).json()
@@ -451,7 +452,7 @@ async def test_an_answer_has_the_form_that_is_asked_for() -> None:
             events_of((await client.post("/v1/responses", json=body | {"stream": True})).text)
         )
     assert answer["output"][0]["content"][0]["text"].startswith("{")
-    assert answer["text"]["format"]["schema"] == schema
+    assert answer["text"]["format"] == text["format"]
     assert without_ids(told["output"]) == without_ids(answer["output"])
 
 

@@ -4,6 +4,7 @@ states: of length 1, or as they are."""
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -37,6 +38,7 @@ _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
 class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
+    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {**CallFields.no_ops, "stream": (False,)}
     default_side: ClassVar[TruncationSide] = "right"
 
     input: str | list[str | int | list[int]] | None = None
@@ -53,6 +55,7 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     normalize: bool | None = None
     """To the Euclidean length 1."""
+    stream: Any = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,6 +117,7 @@ class ObjectFormat(_Format, frozen=True, kw_only=True, tag="json_object"):
 
 class SchemaFormat(_Format, frozen=True, kw_only=True, tag="json_schema"):
     name: str
+    description: str | None = None
     schema: dict[str, Any]
     strict: bool | None = None
     """The answer keeps to the schema either way."""
@@ -140,7 +141,12 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         "max_tool_calls": (),
         "prompt": (),
         "prompt_cache_retention": ("in_memory",),
-        "stream_options": ({}, {"include_obfuscation": False}),
+        "stream_options": (
+            {},
+            {"include_obfuscation": False},
+            {"include_usage": True},
+            {"include_usage": True, "include_obfuscation": False},
+        ),
         "n": (1,),
     }
     limits: ClassVar[Mapping[str, str]] = {
