@@ -446,13 +446,14 @@ async def test_an_answer_has_the_form_that_is_asked_for() -> None:
     form = {"type": "json_schema", "name": "x", "description": "An a.", "schema": schema}
     text = {"format": form | {"strict": True}}
     async with served(num_pages=256) as (_, client):
-        body = PYHELP | {"text": text, "max_output_tokens": 100, "seed": 1}
+        body = PYHELP | {"text": text, "max_output_tokens": 100, "presence_penalty": 0.5}
         answer = (await client.post("/v1/responses", json=body)).json()
         told = checked_response(
             events_of((await client.post("/v1/responses", json=body | {"stream": True})).text)
         )
     assert answer["output"][0]["content"][0]["text"].startswith("{")
-    assert answer["text"]["format"] == text["format"]
+    assert answer["text"] == text | {"verbosity": "medium"}
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0.5, 0)
     assert without_ids(told["output"]) == without_ids(answer["output"])
 
 

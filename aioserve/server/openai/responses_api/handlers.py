@@ -260,18 +260,22 @@ async def responses(call: Call, body: ResponseRequest) -> object:
     response = Response(
         id=new_id("resp"),
         created_at=call.created_seconds,
+        frequency_penalty=asked.params.frequency_penalty,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=asked.params.presence_penalty,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
         safety_identifier=body.safety_identifier,
         store=body.store is not False and call.app_state.responses.fits(0),
         reasoning=body.reasoning or ReasoningConfig(),
         temperature=asked.params.temperature,
-        text=TextConfig(format=(body.text and body.text.format) or PlainFormat()),
+        text=TextConfig(
+            format=(body.text and body.text.format) or PlainFormat(), verbosity="medium"
+        ),
         tool_choice=body.tool_choice or "auto",
         tools=[_told(tool, strict) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,

@@ -84,6 +84,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     background: bool = False
     error: ResponseError | None = None
+    frequency_penalty: float
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -92,6 +93,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningConfig
