@@ -168,9 +168,16 @@ async def test_an_effort_is_what_the_template_reads_of_it(
         key = "reasoning_effort" if template == EFFORT else "enable_thinking"
         both = ask | {"reasoning_effort": effort, "chat_template_kwargs": {key: other[key]}}
         refused = await client.post("/v1/chat/completions", json=both)
+        said = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        given = BODY | {"chat_template_kwargs": {key: said[key]}}
+        assert (await client.post("/v1/responses", json=given)).status_code == 200
+        mixed = await client.post("/v1/responses", json=body | {"chat_template_kwargs": other})
+        unread = await client.post("/v1/responses", json=BODY | {"chat_template_kwargs": {"x": 1}})
+    assert (mixed.status_code, mixed.json()["error"]["param"]) == (400, "reasoning.effort")
+    assert (unread.status_code, unread.json()["error"]["param"]) == (400, "chat_template_kwargs")
     assert answer["reasoning"] == {"effort": effort, "summary": "auto"}
     assert chat.status_code == 200
-    assert [prompt.endswith(shown) for prompt in seen.prompts] == [True, True]
+    assert [prompt.endswith(shown) for prompt in seen.prompts] == [True] * 3
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reasoning_effort")
 
 

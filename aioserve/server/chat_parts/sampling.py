@@ -159,9 +159,19 @@ def check_schema(field: str, schema: Any, settings: ServerSettings) -> None:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def variables_of(engine: Engine, effort: str | None, field: str) -> dict[str, Any]:
-    """Variables of the template that say so. Raises `ApiError` about the `field` of an effort that
-    nothing would come of."""
+def variables_of(
+    engine: Engine, effort: str | None, field: str, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Variables of the template that say so, with those that are `given`. Raises `ApiError` about
+    the `field` of an effort that nothing would come of, or that these contradict."""
+    said = _said(engine, effort, field)
+    for name, value in said.items():
+        if given is not None and given.get(name, value) != value:
+            raise refuse(field, f"and chat_template_kwargs.{name} contradict")
+    return {**(given or {}), **said}
+
+
+def _said(engine: Engine, effort: str | None, field: str) -> dict[str, Any]:
     if effort is None:
         return {}
     if engine.template_reads("reasoning_effort"):

@@ -193,12 +193,8 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     def variables(self, engine: Engine) -> dict[str, Any] | None:
         """Variables of the template. Raises `ApiError` for an effort that it reads nothing of, or
         that contradicts them."""
-        effort = variables_of(engine, self.reasoning_effort, "reasoning_effort")
         given = self.chat_template_kwargs
-        for name, value in effort.items():
-            if given is not None and given.get(name, value) != value:
-                raise refuse("reasoning_effort", f"and chat_template_kwargs.{name} contradict")
-        return {**(given or {}), **effort} if effort else given
+        return variables_of(engine, self.reasoning_effort, "reasoning_effort", given) or None
 
     @property
     def most_tokens(self) -> int | None:

@@ -170,6 +170,8 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     include: list[Includable] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Of this request alone: a response that goes on from it has its own."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
@@ -272,7 +274,8 @@ async def asked_of(
     plan = plan_of(call, body)
     check_tools(call.engine, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
-    variables = variables_of(call.engine, effort, "reasoning.effort") or None
+    given_ones = body.chat_template_kwargs
+    variables = variables_of(call.engine, effort, "reasoning.effort", given_ones) or None
     is_text = isinstance(body.input, str)
     items: list[Placed] = [
         *[("previous_response_id", item) for item in before],
