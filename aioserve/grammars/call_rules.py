@@ -156,17 +156,27 @@ def marked(
 ) -> None:
     """`first` and `body`, completions in which `held` stands behind marks. With `starts` one may
     be `bare`, and none begins with these otherwise. `after` names the text behind a call. `around`
-    are marks that may stand around calls, where there is no text in which these could be."""
+    are marks that may stand around calls: where they are special tokens, no text has them."""
+    rules.add(r"EDGE: /[ \t\r\n]{1,2}/")
     if rules.or_form:
         _calls_or_form(rules, mark, around)
         return
-    rest = f"(up_to{after.lower()} held)* TEXT{after}"
-    rules.add(f"rest: {f'TEXT{after}' if rules.one else rest}")
+    opens, closes = map(rules.style.specials.get, around or ("", ""))
+    behind = "" if closes is None else f" (EDGE? <[{closes}]>)?"
+
+    def turn(name: str) -> str:
+        """Text, a call, and the marks around it."""
+        before = f"up_to{name.lower()}"
+        if opens is not None:
+            before = f"({before} | TEXT{name} <[{opens}]> EDGE? {rules.mark(mark)})"
+        return f"{before} held{behind}"
+
+    rules.add(f"rest: TEXT{after}" if rules.one else f"rest: ({turn(after)})* TEXT{after}")
     rules.texts(mark)
     for rule, name, more in (("first", "_FIRST", rules.first_starts()), ("body", "_BODY", [])):
         rules.texts(mark, name, [*more, *starts])
         bare = "bare rest | " if starts else ""
-        rules.add(f"{rule}: {bare}TEXT{name} | up_to{name.lower()} held rest")
+        rules.add(f"{rule}: {bare}TEXT{name} | {turn(name)} rest")
 
 
 def _calls_or_form(rules: Rules, mark: str, around: tuple[str, str] | None) -> None:
@@ -175,7 +185,7 @@ def _calls_or_form(rules: Rules, mark: str, around: tuple[str, str] | None) -> N
     if around is not None:
         opens, closes = map(rules.mark, around)
         turn = f"({opens} EDGE?)? {turn} (EDGE? {closes})?"
-    rules.add(f"turn: {turn}", r"EDGE: /[ \t\r\n]{1,2}/")
+    rules.add(f"turn: {turn}")
     rules.add(f"first: form | {'turn' if rules.one else 'turn (EDGE? turn)*'}")
     rules.add("body: EDGE? first")
 

@@ -45,12 +45,8 @@ def tagged(rules: Rules, parser: type[TaggedParser]) -> None:
     for index, name in named:
         rules.add(f"members{index}: {_members(values, name, rules.parameters[index])}")
     calls = [f"{text_of(name + parser.name_closes)} WS? members{index}" for index, name in named]
-    ends = rules.mark(parser.ends)
-    around = (OPENS, CLOSES) if parser.ends != CLOSES else None
-    closes = rules.style.specials.get(CLOSES) if around and not rules.or_form else None
-    tail = "" if closes is None else f" (WS? <[{closes}]>)?"
-    rules.add(f"held: WS? ({' | '.join(calls)}) {ends}{tail}")
-    marked(rules, parser.begins, around=around)
+    rules.add(f"held: WS? ({' | '.join(calls)}) {rules.mark(parser.ends)}")
+    marked(rules, parser.begins, around=(OPENS, CLOSES) if parser.ends != CLOSES else None)
 
 
 def _members(values: _Values, name: str, schema: Mapping[str, Any]) -> str:

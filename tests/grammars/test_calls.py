@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tokenizers
 
 from aioserve import InvalidSamplingError
 from aioserve.grammars.call_rules import Style
@@ -266,6 +267,36 @@ def test_a_call_behind_text_is_held_to_its_tool(
     matcher = grammar_of(form).matcher({END_ID})
     taken = all(matcher.accept(token_id) for token_id in ids)
     assert (taken and matcher.is_accepting) is is_taken
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31", "qwen3_coder"])
+def test_marks_around_calls_may_be_special_tokens(form: str, one: bool) -> None:
+    """As the models write them: the text, then marks that no text has, with a call between."""
+    opens, closes = ("<tool_call>", "</tool_call>") if form == "qwen3_coder" else (CALLS, CALLS_END)
+    begins = "<function=" if form == "qwen3_coder" else CALL
+    backend = tokenizers.Tokenizer.from_str(chat_tokenizer()._backend.to_str())
+    names = [opens, closes] if form == "qwen3_coder" else list(TOOL_PARSERS[form].marks)
+    backend.add_special_tokens(names)
+    tokenizer = Tokenizer(backend, source="tokenizer of marks")
+    specials = {name: tokenizer.encode(name)[0] for name in names}
+    output = calls_output(Style(tools=form, specials=specials), TOOLS, frozenset(SCHEMAS), one=one)
+    grammar = compile_grammar(Vocabulary(tokenizer, tokenizer.vocab_size), output)
+    call = VOCABULARY[0].decode(call_in(form, "move", '{"to": "south"}'))
+    call = call.removeprefix("Let me see.").removeprefix(MARKS[form])
+    call = call.replace(closes, "").strip()
+    edge = "\n" if form == "qwen3_coder" else ""
+    for count in (1, 2):
+        calls = "\n".join([f"{begins}{call}"] * count)
+        text = f"Let me see.{opens}{edge}{calls}{edge}{closes}"
+        ids = tokenizer.encode(text)
+        assert {specials[opens], specials[closes]} <= {*ids}
+        matcher = grammar.matcher({END_ID})
+        is_taken = all(matcher.accept(token_id) for token_id in ids)
+        assert (is_taken and matcher.is_accepting) is (count == 1 or not one), text
+    wrong = grammar.matcher({END_ID})
+    ids = tokenizer.encode(f"{opens}{edge}{begins}{call.replace('south', 'east')}")
+    assert not all(wrong.accept(token_id) for token_id in ids)
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "json"])
