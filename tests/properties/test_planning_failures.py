@@ -44,6 +44,7 @@ from aioserve.scheduling import (
     sequence,
     slots,
     state,
+    token_budget,
     updates,
     view,
     waiting_queue,
@@ -67,6 +68,7 @@ MODULES += (
     page_pool,
     pages,
     prefix_tree,
+    token_budget,
 )
 MODULES += (pins, waiting_queue, claims, copies, swapping, usage, plan)
 FILES = {module.__file__ for module in MODULES}

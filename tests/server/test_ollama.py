@@ -233,7 +233,6 @@ async def test_an_empty_prompt_asks_for_a_model_that_is_there() -> None:
         ("/api/chat", {"options": {"stop": ["a"] * 20}}, "stop", 400),
         ("/api/chat", {"format": "xml"}, "format must be 'json' or a schema", 400),
         ("/api/chat", {"format": {"type": "b"}}, "format must", 400),
-        ("/api/chat", {"format": "json", "tools": TOOLS}, "format goes with tools only", 400),
         ("/api/chat", {"logprobs": True}, "logprobs isn't supported", 400),
         ("/api/chat", {"think": "much"}, "think isn't supported", 400),
         ("/api/chat", {"cache": 1}, "cache isn't supported", 400),
@@ -307,3 +306,13 @@ async def test_a_bare_curl_is_answered_and_a_browser_that_names_no_json_is_not(
             assert answer.status_code == (403 if name == "Origin" else 415)
         answer = await client.post("/v1/completions", content=body, headers=headers)
         assert answer.status_code == 415
+
+
+@pytest.mark.parametrize("said", ['{"a": 1}', CALL])
+async def test_beside_tools_an_answer_is_calls_or_of_the_format(said: str) -> None:
+    async with scripted(said) as (_, _, client):
+        answer = await whole(client, "/api/chat", CHAT | {"format": "json", "tools": TOOLS})
+    calls = answer["message"].get("tool_calls")
+    assert (answer["message"]["content"], bool(calls)) == (
+        ("", True) if said == CALL else (said, False)
+    )

@@ -39,7 +39,7 @@ class HermesParser(ToolParser):
 
     name = "hermes"
     marks: ClassVar[tuple[str, ...]] = (HERMES_OPENS, HERMES_CLOSES)
-    opens = (HERMES_OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (HERMES_OPENS,)
 
     @classmethod
     def reads(cls, source: str) -> bool:
@@ -125,7 +125,7 @@ class MistralParser(ToolParser):
 
     name = "mistral"
     marks: ClassVar[tuple[str, ...]] = (MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS)
-    opens = (MISTRAL_CALLS,)
+    opens: ClassVar[tuple[str, ...]] = (MISTRAL_CALLS,)
     _ids = staticmethod(short_id)
 
     @classmethod
@@ -198,7 +198,7 @@ class DeepSeekV31Parser(ToolParser):
         DEEPSEEK_CALL_END,
         DEEPSEEK_CALLS_END,
     )
-    opens = (DEEPSEEK_CALL, DEEPSEEK_CALLS)
+    opens: ClassVar[tuple[str, ...]] = (DEEPSEEK_CALL, DEEPSEEK_CALLS)
 
     @classmethod
     def reads(cls, source: str) -> bool:

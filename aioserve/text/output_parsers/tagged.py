@@ -162,11 +162,11 @@ class Glm45Parser(TaggedParser):
     name = "glm45"
     begins = OPENS
     key_opens = "<arg_key>"
-    key_closes = ("</arg_key>", "<arg_value>")
+    key_closes: ClassVar[tuple[str, ...]] = ("</arg_key>", "<arg_value>")
     value_closes = "</arg_value>"
     ends = CLOSES
     marks: ClassVar[tuple[str, ...]] = (OPENS, key_opens, *key_closes, value_closes, CLOSES)
-    opens = (OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
 
     @classmethod
     def reads(cls, source: str) -> bool:
@@ -191,12 +191,12 @@ class Qwen3CoderParser(TaggedParser):
     begins = "<function="
     name_closes = ">"
     key_opens = "<parameter="
-    key_closes = (">",)
+    key_closes: ClassVar[tuple[str, ...]] = (">",)
     value_closes = "</parameter>"
     ends = "</function>"
     line = "\n"
     marks: ClassVar[tuple[str, ...]] = (OPENS, begins, key_opens, value_closes, ends, CLOSES)
-    opens = (OPENS, begins)
+    opens: ClassVar[tuple[str, ...]] = (OPENS, begins)
 
     @classmethod
     def reads(cls, source: str) -> bool:
