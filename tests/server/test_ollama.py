@@ -310,9 +310,8 @@ async def test_a_bare_curl_is_answered_and_a_browser_that_names_no_json_is_not(
 
 @pytest.mark.parametrize("said", ['{"a": 1}', CALL])
 async def test_beside_tools_an_answer_is_calls_or_of_the_format(said: str) -> None:
-    async with scripted(said) as (_, _, client):
+    async with scripted(said) as (_, client):
         answer = await whole(client, "/api/chat", CHAT | {"format": "json", "tools": TOOLS})
-    calls = answer["message"].get("tool_calls")
-    assert (answer["message"]["content"], bool(calls)) == (
-        ("", True) if said == CALL else (said, False)
-    )
+    message, is_call = answer["message"], said == CALL
+    assert bool(message.get("tool_calls")) is is_call
+    assert message["content"] == ("" if is_call else said)
