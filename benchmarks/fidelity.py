@@ -9,7 +9,9 @@ that. Of simulated runs, whose steps vary as the measured ones did, the median o
 
 A machine that others use too is now fast and now slow. So the trace is cut into blocks, and the
 policies take turns, block by block, each with an engine of its own that keeps its cache; measuring
-takes its turn as well. What changes the machine's speed for longer than a block changes them all.
+takes its turn as well, and each engine warms up again before its own. What changes the machine's
+speed for longer than a block changes them all. Requests are sent by a thread, which wakes the event
+loop as a socket would: timers of the loop itself are late by up to a millisecond.
 Two policies can be told apart where every repetition has them in the same order, and their ratio is
 further from 1 than its repetitions are from each other, and than a tie of 2 %. Of those pairs it is
 counted how many the simulator has in the same order. The last column is the error, median over the
@@ -49,7 +51,7 @@ from fidelity_figures import Times, figures, print_result
 from msgspec.structs import replace
 
 from aioserve.simulation.calibration import StepSample
-from aioserve.simulation.cost import CostModel, CostTable, HostTimes
+from aioserve.simulation.cost import CostModel, CostTable, HostTimes, TableSteps
 from aioserve.simulation.records import SimulationResult
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 HOST_FIELDS = HostTimes.__struct_fields__
 BETWEEN_BLOCKS_SECONDS = 1e4
 """In the simulated trace: a block comes when the one before has been served."""
+WARMING_REQUESTS = 2
 SETTLE_SECONDS = 1.0
 """For engines that have just started, to do what they do while idle."""
 
@@ -109,19 +112,23 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-class ScaledCost:
-    """A table of a machine that is so many times slower, in each block of a trace by its own
-    factor. `firsts` are the first requests of the blocks, by number."""
+class ScaledSteps(TableSteps):
+    """Steps of a machine that is so many times slower than the table's, in each block of a trace by
+    its own factor. `firsts` are the first requests of the blocks, by number."""
 
     def __init__(self, table: CostTable, factors: Sequence[float], firsts: Sequence[int]) -> None:
-        self.table = table
+        super().__init__(table, None)
         self.factors = factors
         self.firsts = firsts
+
+    @property
+    def tells_several(self) -> bool:
+        return False
 
     def step_seconds(self, plan: StepPlan) -> float:
         number = plan.items[0].sequence_id - 1  # the first one has 1
         block = bisect_right(self.firsts, number) - 1
-        return self.factors[block] * self.table.step_seconds(plan)
+        return self.factors[block] * super().step_seconds(plan)
 
 
 class LiveRun(NamedTuple):
@@ -171,7 +178,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         for policy, of in live.items()
     }
     at_live_speed = {
-        policy: [times_of(simulated(policy, ScaledCost(table, f, firsts))) for f in factors]
+        policy: [times_of(simulated(policy, ScaledSteps(table, f, firsts))) for f in factors]
         for policy, factors in speeds.items()
     }
     every = [step for of in live.values() for run in of for block in run.steps for step in block]
@@ -348,13 +355,37 @@ async def replay_live(
             times["tpot"].append(tpot)
 
     prompts = [live_prompt(request, engine.limits.vocab_size) for request in requests]
+    await warm(engine)
+    loop, due_now = (
+        asyncio.get_running_loop(),
+        asyncio.Queue[tuple[TraceRequest, list[int], float]](),
+    )
     began = time.perf_counter() + 0.05
-    async with asyncio.TaskGroup() as group:
+
+    def send() -> None:
         for request, prompt in zip(requests, prompts, strict=True):
             due = began + request.arrival_seconds
             if (wait := due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            group.create_task(ask(request, prompt, due))
+                time.sleep(wait)
+            loop.call_soon_threadsafe(due_now.put_nowait, (request, prompt, due))
+
+    sender = asyncio.create_task(asyncio.to_thread(send))
+    async with asyncio.TaskGroup() as group:
+        for _ in requests:
+            group.create_task(ask(*await due_now.get()))
+    await sender
+
+
+async def warm(engine: Engine) -> None:
+    """Let it have a few steps, so that its weights and code are in the processor's caches again
+    when its turn begins: meanwhile other engines had theirs there."""
+    from aioserve import SamplingParams
+
+    vocab_size, length = engine.limits.vocab_size, min(256, engine.limits.max_model_len // 2)
+    for number in range(WARMING_REQUESTS):
+        prompt = np.random.default_rng((3, number)).integers(vocab_size, size=length)
+        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        await engine.generate(prompt.tolist(), params, cache_salt=f"warming {time.perf_counter()}")
 
 
 def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:

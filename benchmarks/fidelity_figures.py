@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from aioserve.simulation.cost import HostTimes
+
 Times = dict[str, list[float]]
 """Seconds of each request that has them, by "ttft" and "tpot"."""
 
@@ -98,9 +100,8 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(
         f"{result['measured_steps']:,} steps measured; of {steps['steps']:,} live steps the table "
         f"tells the sum with {steps['total']:+.1%}, each with {steps['median']:.1%} (median); "
-        f"single blocks took {min(speeds):.2f} to {max(speeds):.2f} times what it says; a request "
-        f"takes {result['host']['intake_seconds'] * 1e6:.0f} µs before its first step and "
-        f"{result['host']['delivery_seconds'] * 1e6:.0f} behind one",
+        f"single blocks took {min(speeds):.2f} to {max(speeds):.2f} times what it says; "
+        f"{HostTimes(**result['host'])}",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)

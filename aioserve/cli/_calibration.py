@@ -64,6 +64,9 @@ LONE_REQUESTS = 32
 LONE_PROMPT = 64
 LONE_PAUSE_SECONDS = 0.002
 """In which whatever the request before has left to be done is done."""
+COMING_REQUESTS = 4
+"""That come while one step runs."""
+DELAY_PAIRS = 16
 
 STEPS_BETWEEN = 5
 """Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
@@ -274,7 +277,36 @@ async def measure_host(engine: Engine, recorder: Recorder, seed: int) -> HostTim
             if (step := recorder.last) is not None:
                 before.append(step.began - came)
                 after.append(answered - step.ended)
-    return HostTimes(median(before), median(after))
+    delay = await _step_delay(engine, recorder, source, median(before) + median(after))
+    return HostTimes(median(before), median(after), delay)
+
+
+async def _step_delay(
+    engine: Engine, recorder: Recorder, source: np.random.Generator, outside_seconds: float
+) -> float:
+    """Median of what each of a few requests adds to the step of a prompt during which they come,
+    against steps of such prompts alone, in turns; never less than 0. The prompt is so long that its
+    step lasts while they are taken in, as far as one step can."""
+    vocab_size, longest = engine.limits.vocab_size, engine.limits.max_model_len - 1
+    budget = engine.dump()["config"]["max_num_batched_tokens"]
+    lone_seconds = 0.0 if recorder.last is None else recorder.last.seconds
+    wanted = 2 * COMING_REQUESTS * outside_seconds / max(lone_seconds, 1e-6)
+    length = min(longest, budget, math.ceil(LONE_PROMPT * max(1.0, wanted)))
+
+    async def step_seconds(coming: int) -> float:
+        await asyncio.sleep(LONE_PAUSE_SECONDS)
+        recorder.take()
+        prompts = [source.integers(vocab_size, size=n).tolist() for n in (length, *[2] * coming)]
+        streams = [engine.stream(prompts[0], _params(1))]
+        await asyncio.sleep(0)  # its step is launched
+        streams += [engine.stream(prompt, _params(1)) for prompt in prompts[1:]]
+        for stream in streams:
+            async for _ in stream:
+                pass
+        return recorder.take()[0].seconds
+
+    more = [await step_seconds(COMING_REQUESTS) - await step_seconds(0) for _ in range(DELAY_PAIRS)]
+    return max(0.0, median(more) / COMING_REQUESTS)
 
 
 async def measure_mixes(

@@ -225,8 +225,7 @@ def _range(table: CostTableFile) -> str:
     if (noise := table.table().step_noise) is not None:
         low, high = noise.percentiles(0, 1, (10, 90))
         told.append(f"steps of one sequence vary by {low:.2f} to {high:.2f} (p10 to p90)")
-    before, after = table.host.intake_seconds * 1e6, table.host.delivery_seconds * 1e6
-    told.append(f"a request takes {before:.0f} µs before its first step and {after:.0f} behind one")
+    told.append(str(table.host))
     return "; ".join(told)
 
 

@@ -200,11 +200,21 @@ class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From its arrival until a step with it can be launched."""
     delivery_seconds: float = 0.0
     """From the end of a step until its tokens are there for their readers."""
+    step_delay_seconds: float = 0.0
+    """What a request that comes while steps run adds to them: taking it in needs the event loop,
+    and a processor."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             check_number(f"cost table: host: {name}", value, MAX_STEP_SECONDS, above=None)
+
+    def __str__(self) -> str:
+        return (
+            f"a request takes {self.intake_seconds * 1e6:.0f} µs before its first step and "
+            f"{self.delivery_seconds * 1e6:.0f} behind one, and delays those it comes during "
+            f"by {self.step_delay_seconds * 1e6:.0f}"
+        )
 
 
 NO_TIME = HostTimes()

@@ -9,6 +9,7 @@ Knows neither the scheduler nor how figures are made of records.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -110,9 +111,10 @@ def recorded_length(request: TraceRequest) -> int:
 
 
 class Arrivals:
-    """Arrivals of one run. `ordered` is the trace by arrival; the scheduler has each request so
-    long after it. Raises `TraceError` where a closed loop has a request that follows none before
-    it."""
+    """Arrivals of one run. `ordered` is the trace by arrival. One event loop takes requests in, one
+    after the other, so that the scheduler has each `intake_seconds` after it came or after the one
+    before was taken in, whichever is later. Raises `TraceError` where a closed loop has a request
+    that follows none before it."""
 
     def __init__(
         self,
@@ -124,14 +126,16 @@ class Arrivals:
         self._intake_seconds = intake_seconds
         self.records: list[RequestRecord] = [RequestRecord(request) for request in ordered]
         """Records of all requests, in the order of the trace."""
-        self._due: list[tuple[float, int]] = []
+        self.taken_in_seconds: float = -math.inf
+        """Time at which the scheduler had the last request; minus infinity before the first."""
+        self._coming: list[tuple[float, int]] = []
         """Times of arrival, with places in `records`."""
         self._followers = defaultdict[int, list[int]](list)
         """Places of followers, by the number of the request that they follow."""
         seen: set[int] = set()
         for place, request in enumerate(ordered):
             if not closed_loop or request.follows is None:
-                self._due.append((request.arrival_seconds + intake_seconds, place))
+                self._coming.append((request.arrival_seconds, place))
             elif request.follows in seen:
                 self._followers[request.follows].append(place)
             else:
@@ -140,19 +144,23 @@ class Arrivals:
                     "come before it in the trace"
                 )
             seen.add(request.number)
-        heapify(self._due)
+        heapify(self._coming)
 
     @property
     def next_seconds(self) -> float | None:
         """Time at which the scheduler has the next request, as far as is known now; None without
         one."""
-        return self._due[0][0] if self._due else None
+        if not self._coming:
+            return None
+        return max(self._coming[0][0], self.taken_in_seconds) + self._intake_seconds
 
     def take(self, now_seconds: float) -> RequestRecord | None:
         """Return the next request, if the scheduler has it by now."""
-        if not self._due or self._due[0][0] > now_seconds:
+        due = self.next_seconds
+        if due is None or due > now_seconds:
             return None
-        return self.records[heappop(self._due)[1]]
+        self.taken_in_seconds = due
+        return self.records[heappop(self._coming)[1]]
 
     def ended(self, record: RequestRecord, now_seconds: float) -> None:
         """Schedule the requests that follow it, after their time to think."""
@@ -160,7 +168,7 @@ class Arrivals:
             request = self.records[place].request
             arrival = now_seconds + request.think_seconds
             self.records[place].request = replace(request, arrival_seconds=arrival)
-            heappush(self._due, (arrival + self._intake_seconds, place))
+            heappush(self._coming, (arrival, place))
 
     def by_time(self) -> tuple[RequestRecord, ...]:
         """All records, in the order in which their requests came."""

@@ -71,7 +71,9 @@ def simulate(
     where the trace has none, and `max_model_len` the most tokens of a prompt and its completion;
     None: as many as the KV memory holds. With `noise_seed` the steps of a cost table vary as
     those that it was measured from, drawn from that seed by their numbers; None: each takes what
-    the table says. A table's `host` times come before a request's first step and after its tokens.
+    the table says. A table's `host` times come before a request's first step and after its tokens;
+    requests are taken in one after the other, and one that comes while steps run delays the next
+    step that is launched.
     For the policy to see, each request has its tenant, its class as
     `metadata["class"]`, its session, its priority, its forecast and its targets. One that hasn't
     ended at its deadline is ended there. A completion has at least one token, whatever the trace
@@ -127,6 +129,8 @@ class _Run:
         """End of the last step launched."""
         self.step_seconds: deque[float] = deque()
         """Durations of the steps in flight."""
+        self.delay_seconds = 0.0
+        """Time that the next step takes longer, for requests that came while steps ran."""
         self.ended = 0
         self.prompt_tokens = 0
         """Prompt tokens of the requests that wait or run."""
@@ -211,6 +215,8 @@ class _Run:
         scheduler = self.scheduler
         while (record := self.arrivals.take(self.now)) is not None:
             request = record.request
+            if self.arrivals.taken_in_seconds < self.last_end:
+                self.delay_seconds += self.host.step_delay_seconds
             if request.prompt_tokens >= self.longest:
                 record.ending, record.end_seconds = Ending.TOO_LONG, request.arrival_seconds
                 self.ended += 1
@@ -328,7 +334,9 @@ class _Run:
     def _pass_steps(self) -> bool:
         """Pass steps at once, if some can be: a timeline takes down each by itself."""
         in_flight = self.pipeline.num_in_flight
-        if self.timeline is not None or in_flight != self.pipeline.depth - 1:
+        if self.timeline is not None or self.delay_seconds:
+            return False
+        if in_flight != self.pipeline.depth - 1:
             return False
         processed = self.scheduler.counters.tokens_processed
         clock = Clock(
@@ -381,6 +389,8 @@ class _Run:
                     "cost: a step must take a finite time of more than 0 seconds, got "
                     f"{shown(seconds)}"
                 )
+            seconds += self.delay_seconds
+            self.delay_seconds = 0.0
             ended = float(started + seconds)
         if not started < ended <= MAX_CLOCK_SECONDS:
             raise ConfigError(

@@ -85,7 +85,7 @@ def test_a_simulated_block_has_the_speed_of_its_own(fidelity: ModuleType) -> Non
     trace = [TraceRequest(n, 3.0 * n, 8, 1, (), 8) for n in range(6)]
     apart, firsts = fidelity.set_apart(fidelity.blocks_of(trace, 2))
     table = CostTable([0, 64], [0, 4], [[0.5, 0.5], [0.5, 0.5]])
-    cost = fidelity.ScaledCost(table, [1.0, 4.0, 2.0], firsts)
+    cost = fidelity.ScaledSteps(table, [1.0, 4.0, 2.0], firsts)
     result = simulate(apart, SchedulingPolicy(), cost=cost, num_pages=None)
     took = [(r.first_token_seconds or 0.0) - (r.started_seconds or 0.0) for r in result.requests]
     assert took == [0.5, 0.5, 2.0, 2.0, 1.0, 1.0]
