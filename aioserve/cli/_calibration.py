@@ -24,7 +24,7 @@ import numpy as np
 from aioserve.cli._engine import Listeners, start_bars
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, EngineError
 from aioserve.request import SamplingParams
 from aioserve.simulation.calibration import StepSample
 from aioserve.simulation.cost import HostTimes, StepLoad
@@ -62,11 +62,14 @@ MOST_PROMPTS = 8
 
 LONE_REQUESTS = 32
 LONE_PROMPT = 64
-LONE_PAUSE_SECONDS = 0.002
+SHORT_PAUSE_SECONDS = 0.002
 """In which whatever the request before has left to be done is done."""
-COMING_REQUESTS = 4
-"""That come while one step runs."""
+IDLE_SECONDS = 0.03
+"""Pause after which a processor has turned to other things, or to none."""
+COMING = 2
+"""Requests that come while one step runs."""
 DELAY_PAIRS = 16
+DELAYED_STEP_SECONDS = 0.01
 
 STEPS_BETWEEN = 5
 """Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
@@ -264,49 +267,82 @@ async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterat
 
 
 async def measure_host(engine: Engine, recorder: Recorder, seed: int) -> HostTimes:
-    """Medians of what requests of one step take outside of it, while nothing else runs."""
+    """Medians of what requests of one step take outside of it, while nothing else runs, and of what
+    they add to steps: the first ones after an idle time, and those that run when they come."""
     source = np.random.default_rng(seed)
-    length = min(LONE_PROMPT, engine.limits.max_model_len - 1)
-    before, after = [], []
-    for _ in range(LONE_REQUESTS):
-        prompt = source.integers(engine.limits.vocab_size, size=length).tolist()
-        await asyncio.sleep(LONE_PAUSE_SECONDS)
-        came = time.perf_counter()
-        async for _ in engine.stream(prompt, _params(1)):
-            answered = time.perf_counter()
-            if (step := recorder.last) is not None:
-                before.append(step.began - came)
-                after.append(answered - step.ended)
-    delay = await _step_delay(engine, recorder, source, median(before) + median(after))
-    return HostTimes(median(before), median(after), delay)
+    longest = engine.limits.max_model_len - 1
+    lone = [
+        [
+            await _lone(engine, recorder, source, min(LONE_PROMPT, longest), pause)
+            for pause in (SHORT_PAUSE_SECONDS, IDLE_SECONDS)
+        ]
+        for _ in range(LONE_REQUESTS)
+    ]
+    before, steps, after = (
+        median(getattr(warm, name) for warm, _ in lone) for name in _Lone._fields
+    )
+    return HostTimes(
+        before,
+        after,
+        step_delay_seconds=await _step_delay(engine, recorder, source, steps),
+        wake_seconds=max(0.0, median(sum(idle) - sum(warm) for warm, idle in lone)),
+    )
+
+
+class _Lone(NamedTuple):
+    """Seconds of one request of one step."""
+
+    before: float
+    step: float
+    after: float
+
+
+async def _lone(
+    engine: Engine, recorder: Recorder, source: np.random.Generator, length: int, pause: float
+) -> _Lone:
+    prompt = source.integers(engine.limits.vocab_size, size=length).tolist()
+    await asyncio.sleep(pause)
+    came = time.perf_counter()
+    async for _ in engine.stream(prompt, _params(1)):
+        answered = time.perf_counter()
+        if (step := recorder.last) is not None:
+            return _Lone(step.began - came, step.seconds, answered - step.ended)
+    raise EngineError("a request of one token was answered with none")
 
 
 async def _step_delay(
-    engine: Engine, recorder: Recorder, source: np.random.Generator, outside_seconds: float
+    engine: Engine, recorder: Recorder, source: np.random.Generator, lone_seconds: float
 ) -> float:
-    """Median of what each of a few requests adds to the step of a prompt during which they come,
-    against steps of such prompts alone, in turns; never less than 0. The prompt is so long that its
-    step lasts while they are taken in, as far as one step can."""
+    """Median of what each of a few requests, that come one by one during the step of a prompt, adds
+    to it, against steps of such prompts alone, in turns; never less than 0. `lone_seconds` is what
+    a step of `LONE_PROMPT` tokens takes. The prompt is as long as one step can have it, or as long
+    as makes the step last `DELAYED_STEP_SECONDS`."""
     vocab_size, longest = engine.limits.vocab_size, engine.limits.max_model_len - 1
     budget = engine.dump()["config"]["max_num_batched_tokens"]
-    lone_seconds = 0.0 if recorder.last is None else recorder.last.seconds
-    wanted = 2 * COMING_REQUESTS * outside_seconds / max(lone_seconds, 1e-6)
-    length = min(longest, budget, math.ceil(LONE_PROMPT * max(1.0, wanted)))
+    wanted = math.ceil(LONE_PROMPT * max(1.0, DELAYED_STEP_SECONDS / max(lone_seconds, 1e-6)))
+    length = min(longest, budget, wanted)
 
-    async def step_seconds(coming: int) -> float:
-        await asyncio.sleep(LONE_PAUSE_SECONDS)
+    async def step_seconds(coming: int, apart: float) -> float:
+        prompts = [
+            source.integers(vocab_size, size=min(size, longest)).tolist()
+            for size in (length, *[LONE_PROMPT] * coming)
+        ]
+        await asyncio.sleep(SHORT_PAUSE_SECONDS)
         recorder.take()
-        prompts = [source.integers(vocab_size, size=n).tolist() for n in (length, *[2] * coming)]
         streams = [engine.stream(prompts[0], _params(1))]
-        await asyncio.sleep(0)  # its step is launched
-        streams += [engine.stream(prompt, _params(1)) for prompt in prompts[1:]]
+        for prompt in prompts[1:]:
+            await asyncio.sleep(apart)
+            streams.append(engine.stream(prompt, _params(1)))
         for stream in streams:
             async for _ in stream:
                 pass
         return recorder.take()[0].seconds
 
-    more = [await step_seconds(COMING_REQUESTS) - await step_seconds(0) for _ in range(DELAY_PAIRS)]
-    return max(0.0, median(more) / COMING_REQUESTS)
+    more = []
+    for _ in range(DELAY_PAIRS):
+        alone = await step_seconds(0, 0.0)
+        more.append(await step_seconds(COMING, alone / (COMING + 2)) - alone)
+    return max(0.0, median(more) / COMING)
 
 
 async def measure_mixes(

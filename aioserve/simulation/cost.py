@@ -28,6 +28,7 @@ from aioserve.traces.checks import check_int, check_number, named
 
 __all__ = [
     "NO_TIME",
+    "WAKE_AFTER_SECONDS",
     "CostModel",
     "CostTable",
     "HostTimes",
@@ -193,8 +194,13 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 check_int(f"cost table: kv: {name}", value, least, MAX_COUNT)
 
 
+WAKE_AFTER_SECONDS = 0.005
+"""Time without a step after which the next one finds little of its own in the caches."""
+
+
 class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request takes outside of steps. Raises `ConfigError` for what is no time."""
+    """What a request takes outside of steps, and adds to them. Raises `ConfigError` for what is no
+    time."""
 
     intake_seconds: float = 0.0
     """From its arrival until a step with it can be launched."""
@@ -203,6 +209,8 @@ class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_delay_seconds: float = 0.0
     """What a request that comes while steps run adds to them: taking it in needs the event loop,
     and a processor."""
+    wake_seconds: float = 0.0
+    """What the first step takes longer after `WAKE_AFTER_SECONDS` or more in which none ran."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -213,7 +221,8 @@ class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (
             f"a request takes {self.intake_seconds * 1e6:.0f} µs before its first step and "
             f"{self.delivery_seconds * 1e6:.0f} behind one, and delays those it comes during "
-            f"by {self.step_delay_seconds * 1e6:.0f}"
+            f"by {self.step_delay_seconds * 1e6:.0f}; the first step after an idle time takes "
+            f"{self.wake_seconds * 1e6:.0f} longer"
         )
 
 

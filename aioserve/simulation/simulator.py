@@ -28,7 +28,7 @@ from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.cost import NO_TIME, TableSteps, steps_of
+from aioserve.simulation.cost import NO_TIME, WAKE_AFTER_SECONDS, TableSteps, steps_of
 from aioserve.simulation.fast_forward import MAX_CLOCK_SECONDS, Clock, pass_steps
 from aioserve.simulation.gaps import ServiceGap, TokenGaps
 from aioserve.simulation.options import (
@@ -73,7 +73,7 @@ def simulate(
     those that it was measured from, drawn from that seed by their numbers; None: each takes what
     the table says. A table's `host` times come before a request's first step and after its tokens;
     requests are taken in one after the other, and one that comes while steps run delays the next
-    step that is launched.
+    step that is launched. A step after an idle time takes `wake_seconds` more.
     For the policy to see, each request has its tenant, its class as
     `metadata["class"]`, its session, its priority, its forecast and its targets. One that hasn't
     ended at its deadline is ended there. A completion has at least one token, whatever the trace
@@ -125,8 +125,8 @@ class _Run:
         self.now = arrivals.next_seconds or 0.0
         self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if options.overlap else 1)
         """Steps in flight; their handles are the times at which they end."""
-        self.last_end = self.now
-        """End of the last step launched."""
+        self.last_end = -math.inf
+        """End of the last step launched; minus infinity before the first."""
         self.step_seconds: deque[float] = deque()
         """Durations of the steps in flight."""
         self.delay_seconds = 0.0
@@ -391,6 +391,8 @@ class _Run:
                 )
             seconds += self.delay_seconds
             self.delay_seconds = 0.0
+            if started - self.last_end >= WAKE_AFTER_SECONDS:
+                seconds += self.host.wake_seconds
             ended = float(started + seconds)
         if not started < ended <= MAX_CLOCK_SECONDS:
             raise ConfigError(

@@ -112,6 +112,22 @@ def test_a_request_that_comes_while_nothing_runs_delays_nothing():
     assert run(trace, HostTimes(0.25, 0.125, 0.5)) == run(trace, HostTimes(0.25, 0.125))
 
 
+def test_the_first_step_after_an_idle_time_takes_longer():
+    arrivals = [0.0, 2.0**-10, 8.0, 8.5]
+    trace = [TraceRequest(n, arrival, 10, 2, (), 10) for n, arrival in enumerate(arrivals)]
+    plain, found = (
+        steps_of(trace, HostTimes(2.0**-8, wake_seconds=wake), False).steps for wake in (0.0, 0.125)
+    )
+    ends = [-1.0, *(step.ended_seconds for step in plain)]
+    is_idle = [step.began_seconds - end > 0.005 for step, end in zip(plain, ends, strict=False)]
+    more = [
+        after.ended_seconds - after.began_seconds - (before.ended_seconds - before.began_seconds)
+        for before, after in zip(plain, found, strict=True)
+    ]
+    assert is_idle.count(True) == 3
+    assert more == pytest.approx([0.125 * idle for idle in is_idle])
+
+
 @given(traces(), st.sampled_from([2.0**-10, 0.5]), st.booleans())
 def test_each_request_delays_at_most_one_step_and_once(trace, delay, overlap):
     host, timeline = HostTimes(2.0**-8, 0.0, delay), Timeline()
