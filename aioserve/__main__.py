@@ -1,8 +1,12 @@
-"""`python -m aioserve`: the same as the `aioserve` command."""
+"""`python -m aioserve`: the same as the `aioserve` command.
+
+Python imports the package before it runs this file. Ctrl-C in that time leaves a traceback, which
+the command's own script avoids: it begins with `aioserve_main`.
+"""
 
 from __future__ import annotations
 
-from aioserve.cli import main
+from aioserve_main import main
 
 if __name__ == "__main__":
     main()

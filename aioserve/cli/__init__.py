@@ -29,7 +29,7 @@ from cyclopts import (
 )
 
 from aioserve.arguments import shown
-from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended, leave_at_once
+from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended
 from aioserve.cli._numbers import check_numbers
 from aioserve.cli._other_servers import answer_for
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
@@ -40,6 +40,7 @@ from aioserve.errors import (
     ModelNotFoundError,
     TraceError,
 )
+from aioserve_main import leave_at_once_on
 
 __all__ = ["app", "main"]
 
@@ -122,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _report("stdout is closed", EXIT_FAILED)
     if arguments is None:
         # Nothing is left to do but to end, which an interrupt must not turn into a traceback.
-        signal.signal(signal.SIGINT, leave_at_once)
+        leave_at_once_on(signal.SIGINT)
     discard_unwritten()
     sys.exit(code)
 

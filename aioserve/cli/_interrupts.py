@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["EXIT_INTERRUPTED", "Ended", "cleaning_up_first", "leave_at_once", "leaving_at_once"]
+from aioserve_main import leave_at_once_on
+
+__all__ = ["EXIT_INTERRUPTED", "Ended", "cleaning_up_first", "leaving_at_once"]
 
 EXIT_INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(KeyboardInterrupt):
-    """By a signal. Goes wherever Ctrl-C does: past the guards of plugins, too."""
+    """A signal ended the command. The error goes wherever Ctrl-C does: past the guards of plugins,
+    too."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
         self.exit_code: int = 128 + signum
 
 
-def leave_at_once(signum: int = signal.SIGINT, *_: object) -> None:
-    """A signal's handler that ends the process on the spot, with the terminal's cursor shown. The
-    exit code is 128 and the signal's number, as shells have it."""
-    if os.isatty(2):  # not sys.stderr, which a bar has replaced
-        os.write(2, b"\n\x1b[?25h")
-    os._exit(128 + signum)
-
-
 @contextmanager
 def leaving_at_once(signum: signal.Signals = signal.SIGINT) -> Iterator[None]:
     """Ctrl-C, or another signal, ends the process on the spot: nothing can stop a thread that
     imports and loads, torch aborts where its import is interrupted, and there is nothing to clean
-    up yet but the cursor."""
-    before = signal.signal(signum, leave_at_once)
+    up yet but the cursor. A program that ignores the signal goes on doing so."""
+    before = leave_at_once_on(signum)
     try:
         yield
     finally:

@@ -27,10 +27,11 @@ from cyclopts import Parameter
 from aioserve.arguments import counted
 from aioserve.cli._engine import chosen_policy, frozen_heap, open_engine
 from aioserve.cli._flags import setting_flags, takes_flags
-from aioserve.cli._interrupts import leave_at_once, leaving_at_once
+from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
+from aioserve_main import leave_at_once
 
 try:
     from aioserve.server import ServerSettings, create_app, tracing
@@ -49,7 +50,7 @@ __all__ = ["SETTINGS", "Keys", "keys_of", "serve"]
 
 MAX_FILE_BYTES = 2**20
 NAMED = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64})=(?P<key>.*[^=].*)")
-"""Behind the sign is more than the padding that a key in base64 may end with."""
+"""A name and its key. The key has more than the signs that pad a key in base64."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,8 +26,8 @@ from pathlib import Path
 from aioserve import _native
 from tests.mutants.mutant import ROOT, Mutant, StaleMutantError, load_mutants
 
-COPIED = ("aioserve", "benchmarks", "docs", "examples", "native", "plugins", "tests",
-          "CMakeLists.txt", "pyproject.toml")  # fmt: skip
+COPIED = ("aioserve", "aioserve_main", "benchmarks", "docs", "examples", "native", "plugins",
+          "tests", "CMakeLists.txt", "pyproject.toml")  # fmt: skip
 LIMIT_SECONDS = 600
 """Of a compiler, and of the tests of one bug."""
 LIMIT_SECONDS_OF_ALL = 3600

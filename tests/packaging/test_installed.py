@@ -24,7 +24,7 @@ import pytest
 pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).resolve().parents[2]
-IMPORTABLE = {"aioserve", "aioserve_plugins"}
+IMPORTABLE = {"aioserve", "aioserve_main", "aioserve_plugins"}
 BUILD_SDIST = "import scikit_build_core.build as b, sys; print(b.build_sdist(sys.argv[1]))"
 LIMIT_SECONDS = 1000
 
@@ -43,8 +43,8 @@ asyncio.run(main())
 """
 
 PLACES = """
-import aioserve, aioserve._native, aioserve.plugins, aioserve_plugins
-for module in (aioserve, aioserve._native, aioserve.plugins, aioserve_plugins):
+import aioserve, aioserve._native, aioserve.plugins, aioserve_main, aioserve_plugins
+for module in (aioserve, aioserve._native, aioserve.plugins, aioserve_main, aioserve_plugins):
     print(module.__file__)
 """
 
@@ -141,9 +141,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 
 def modules_of_the_checkout() -> set[str]:
-    """Every file of the two packages, as a wheel names it."""
+    """Every file of the packages, as a wheel names it."""
     found = set()
-    for package in (ROOT / "aioserve", ROOT / "plugins" / "aioserve_plugins"):
+    folders = (ROOT / "aioserve", ROOT / "aioserve_main", ROOT / "plugins" / "aioserve_plugins")
+    for package in folders:
         for path in package.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
                 found.add(path.relative_to(package.parent).as_posix())
@@ -168,6 +169,7 @@ def test_the_sdist_has_the_sources_and_not_what_is_about_them(sdist: Path) -> No
         "LICENSE",
         "README.md",
         "aioserve",
+        "aioserve_main",
         "native",
         "plugins",
         "pyproject.toml",
