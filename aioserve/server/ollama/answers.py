@@ -9,10 +9,10 @@ loading a model, which is loaded; computing the prompt; and the tokens behind th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from aioserve.server.chat_parts.answering import (
     answered,
 )
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.endpoint import ErrorShape, endpoint
+from aioserve.server.endpoint import Endpoint, ErrorShape, Handler, endpoint
 from aioserve.server.errors import ApiError, as_named
 from aioserve.server.ollama.request import (
     NAMES,
@@ -44,7 +44,9 @@ from aioserve.server.ollama.request import (
     served_name,
 )
 
-__all__ = ["OLLAMA_ERRORS", "chat", "generate"]
+__all__ = ["OLLAMA_ERRORS", "chat", "generate", "posted"]
+
+B = TypeVar("B")
 
 LINES = b"application/x-ndjson"
 
@@ -230,14 +232,15 @@ def _line(answer: _Answer) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
-@endpoint(
-    OLLAMA_ERRORS,
-    "/api/chat",
-    "Answer a conversation in lines",
-    method="POST",
-    answer=OllamaChat,
-    any_content_type=True,
-)
+def posted(path: str, summary: str, *, answer: Any = None) -> Callable[[Handler[B]], Endpoint[B]]:
+    """Make an endpoint of the handler below for bodies that Ollama's clients post: they need not
+    call them JSON."""
+    return endpoint(
+        OLLAMA_ERRORS, path, summary, method="POST", answer=answer, any_content_type=True
+    )
+
+
+@posted("/api/chat", "Answer a conversation in lines", answer=OllamaChat)
 async def chat(call: Call, body: ChatBody) -> object:
     name = served_name(call, body.model)
     if not body.messages:
@@ -248,14 +251,7 @@ async def chat(call: Call, body: ChatBody) -> object:
     return await answered(call, answering, writer, stream=body.is_streamed)
 
 
-@endpoint(
-    OLLAMA_ERRORS,
-    "/api/generate",
-    "Answer a text in lines",
-    method="POST",
-    answer=OllamaText,
-    any_content_type=True,
-)
+@posted("/api/generate", "Answer a text in lines", answer=OllamaText)
 async def generate(call: Call, body: GenerateBody) -> object:
     name = served_name(call, body.model)
     check_generated(body)

@@ -12,7 +12,7 @@ import msgspec
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import NoParameters, Strict
 from aioserve.server.endpoint import endpoint
-from aioserve.server.ollama.answers import OLLAMA_ERRORS
+from aioserve.server.ollama.answers import OLLAMA_ERRORS, posted
 from aioserve.server.ollama.request import served_name
 
 __all__ = ["api_version", "ps", "show", "tags"]
@@ -92,7 +92,7 @@ async def ps(call: Call, _: NoParameters) -> Running:
     )
 
 
-@endpoint(OLLAMA_ERRORS, "/api/show", "One of the models", method="POST", any_content_type=True)
+@posted("/api/show", "One of the models")
 async def show(call: Call, body: ShowBody) -> Shown:
     served_name(call, body.model or body.name or "")
     engine = call.engine
