@@ -25,7 +25,7 @@ T = TypeVar("T")
 SLOW_SECONDS = 0.1
 """In one step; a plugin that takes longer is said to be slow."""
 MAX_LOGGED_FAULTS = 10
-"""Beyond so many faults of one plugin, only the 16th, 32nd, 64th and so on are logged."""
+"""Number of faults of one plugin that are all logged; then only the 16th, 32nd, 64th and so on."""
 
 
 class PluginFault(Exception):

@@ -56,7 +56,7 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """On all GPUs together; whole pages."""
     pages_per_request: int
     concurrent_requests: int
-    """That fit at the same time."""
+    """How many requests of this length fit at the same time."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     num_parameters: int
     num_active_parameters: int
-    """That a token is computed with: of a mixture of experts not all."""
+    """Parameters that compute one token: a mixture of experts uses a part of them."""
     weight_bytes: int
     weight_bytes_per_gpu: int
     kv_bytes_per_token: int
@@ -87,7 +87,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     """A page is spread over all GPUs, so each of them has as many."""
     capacity_tokens: int
-    """That the pages hold."""
+    """Tokens whose KV the pages hold together."""
     contexts: tuple[ContextCapacity, ...]
     fewest_gpus: int | None
     """How many such GPUs hold the weights and one request of the longest context. None: no number

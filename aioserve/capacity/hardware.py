@@ -59,7 +59,7 @@ class Hardware(msgspec.Struct, frozen=True):
         check("num_devices", self.num_devices, 1, MAX_DEVICES)
 
     def times(self, num_devices: int) -> Hardware:
-        """So many of this device. What they tell each other is not counted.
+        """Hardware of `num_devices` such devices. What they send each other takes no time here.
 
         Raises `ConfigError` for fewer than one, and for more than there may be.
         """

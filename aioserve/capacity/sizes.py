@@ -52,14 +52,15 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: ParameterCount
     num_active_parameters: int
-    """That a token is computed with: of a mixture, those of its experts alone."""
+    """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
     num_kv_heads: int
-    """By which GPUs can share the KV. Latent attention has one."""
+    """KV heads that several GPUs can divide among them. Latent attention has one."""
     kv_values_per_token: int
     """In all layers and heads."""
     max_position_embeddings: int
     dtype: str | None
-    """Of the weights in files: float32, bfloat16, float16, fp8, int8 or int4. None: not said."""
+    """Data type of the weights in files: float32, bfloat16, float16, fp8, int8 or int4. None where
+    the configuration names none."""
     refused: str = ""
     """Why the engine doesn't load it."""
 

@@ -17,7 +17,7 @@ from aioserve.arguments import counted
 __all__ = ["Busy", "MachineWatch", "usable_processors"]
 
 PROBE = bytes(4 << 20)
-"""To be hashed: some milliseconds of one processor, without memory of its own."""
+"""Bytes that a probe hashes: this takes one processor some milliseconds and allocates nothing."""
 PROBES = 7
 
 MOST_LOAD = 0.5
@@ -85,7 +85,7 @@ class MachineWatch:
         self._stat = stat
         self._processors = usable_processors()
         self.num_processors: int = len(self._processors)
-        """That this process may use."""
+        """Processors that this process may use."""
         self._load = _load()
         self._began = self._ticks()
         self._probe_seconds: list[float] = []

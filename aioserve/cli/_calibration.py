@@ -58,7 +58,7 @@ MIDDLE_CONTEXT = 1024
 MOST_CONTEXT_TOKENS = 1 << 15
 """Longest contexts of all decoding sequences together: their prompts have to be computed first."""
 MOST_PROMPTS = 8
-"""That come at once where one alone can't be as long as a step."""
+"""Prompts that come at once where one alone can't be as long as a step."""
 
 LONE_REQUESTS = 32
 LONE_PROMPT = 64
@@ -77,7 +77,7 @@ most are."""
 
 
 class Round(NamedTuple):
-    """So many sequences decode from this context on, each, while prompts of all sizes come."""
+    """`num_seqs` sequences decode, each from this context on, while prompts of all sizes come."""
 
     decode_batch: int
     context_tokens: int

@@ -62,7 +62,7 @@ OTHER_VARIABLES = frozenset(
         "AIOSERVE_SANITIZED",
     }
 )
-"""That are no settings of a server."""
+"""Environment variables of ours that are no settings of a server."""
 SERVICE_LINK = re.compile(
     r"AIOSERVE_(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )

@@ -55,7 +55,7 @@ class SweepOptions(TrialFlags):
     rates: str | None = None
     """Rates with commas between them, as 2,4,8. Not given: as recorded, or 4."""
     seeds: int | None = None
-    """So many seeds, from 0 on. Not given: 3 where something is drawn, and else 1."""
+    """Number of seeds, counted from 0. Not given: 3 where something is drawn, and else 1."""
     vary: Sequence[str] = ()
     """NAME=VALUE,VALUE: an option of the engine or the machine that is tried with each value, as
     max_num_seqs=64,256. May be given several times."""
@@ -63,8 +63,8 @@ class SweepOptions(TrialFlags):
     """What is promised, as ttft_p99=2,tpot_p99=0.1 in seconds, or attainment=0.9 for the share of
     requests that meet their targets: adds the largest rate up to which all seeds keep it."""
     refine: int = 0
-    """So many times, try the rate halfway between the largest that keeps --slo and the next one,
-    for each policy and each set of options."""
+    """How often to try the rate halfway between the largest that keeps --slo and the next one, for
+    each policy and each set of options."""
     jobs: int | None = None
     """Processes that run at once. Not given: as many as there are processors."""
     csv: Path | None = None
@@ -104,7 +104,8 @@ class Grid:
     source: str | Path
     options: SweepOptions
     variants: dict[str, dict[str, Any]]
-    """By what tells them, as `max_num_seqs=64`; empty without."""
+    """Options of each variant, by the text that tells it from the others, as `max_num_seqs=64`. The
+    text is empty where nothing varies."""
     rates: list[float | None]
     seeds: int
     draws: bool
@@ -237,8 +238,8 @@ class _Failed(NamedTuple):
 
 
 class Workers:
-    """So many processes at most, each started when it is first needed, for all that is run until
-    the end: use it as a context manager. With one job, runs are in this process."""
+    """Up to `jobs` processes that share the runs. Each starts when it is first needed and stays
+    until the end: use this as a context manager. With one job, runs are in this process."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs

@@ -85,7 +85,7 @@ def calibrate(
         max_num_batched_tokens: Tokens of one step.
         max_model_len: Longest context that is measured; all that the model has when not given.
         page_size: Tokens of one KV page.
-        dtype: Of the weights: auto, float32, bfloat16 or, on a GPU, float16.
+        dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         overlap: Plan a step while the one before is running.
         seed: Decides the order of the measurements and what the held-out steps are.
     """

@@ -39,10 +39,10 @@ def plan(
     Args:
         model: A preset such as llama-3-8b, llama-3-70b or qwen3-32b, a config.json, a model
             directory, an embedded model or a hub id in the local cache.
-        dtype: Of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto (what
-            config.json says).
-        kv_dtype: Of keys and values: float32, bfloat16, float16, fp8, int8, or auto (that of the
-            weights, bfloat16 where these are quantised).
+        dtype: Data type of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto
+            (what config.json says).
+        kv_dtype: Data type of keys and values: float32, bfloat16, float16, fp8, int8, or auto
+            (that of the weights, bfloat16 where these are quantised).
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
             several times. Not given: 4K, 32K and 128K, or the model's longest.
         gpu_memory_gib: Memory of each GPU.

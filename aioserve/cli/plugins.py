@@ -78,8 +78,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
     """Try what a plugin offers on random input; exit code 1 if it breaks its contract.
 
     Args:
-        name: Of a policy, an eviction strategy, an observer or a plugin; a policy or strategy may
-            have options: NAME:OPTION=VALUE. A policy of yours may be FILE.py:CLASS.
+        name: Name of a policy, an eviction strategy, an observer or a plugin; a policy or strategy
+            may have options: NAME:OPTION=VALUE. A policy of yours may be FILE.py:CLASS.
         examples: How many are tried.
     """
     if not 1 <= examples <= MAX_EXAMPLES:
@@ -122,7 +122,7 @@ def new(name: str, /, *, dir: Path = Path()) -> None:
     """Write a complete project of a scheduling policy, ready to be installed.
 
     Args:
-        name: Of the project and its policy: lower-case letters, digits, '_' and '-'.
+        name: Name of the project and its policy: lower-case letters, digits, '_' and '-'.
         dir: Where the project's directory is made.
     """
     registry = PluginRegistry()

@@ -190,7 +190,7 @@ class RunningBeam(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     cumulative_logprob: float
     assembler: TextAssembler | None = None
-    """That of its text, which has taken its tokens; None without stop strings."""
+    """Assembler of its text, which has taken its tokens; None without stop strings."""
 
 
 class EndedBeam(msgspec.Struct, frozen=True):

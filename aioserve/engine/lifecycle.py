@@ -361,8 +361,8 @@ def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVM
 
 
 def _registry(plugins: tuple[object, ...]) -> PluginRegistry:
-    """To be called on a thread. What anyio's scopes are made of it imports with the first of them:
-    here, and not on the event loop when the engine is drained or closed."""
+    """Find the plugins; call it on a thread. anyio imports the parts of its scopes with the first
+    scope: here, and not on the event loop when the engine is drained or closed."""
     with contextlib.suppress(ModuleNotFoundError):  # an anyio that has them elsewhere
         importlib.import_module("anyio._backends._asyncio")
     return PluginRegistry(plugins)

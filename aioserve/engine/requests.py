@@ -149,12 +149,12 @@ class RequestTable:
         self.waiting: Waiting = Waiting()
         self._by_id: dict[str, LiveRequest] = {}
         self.queued: deque[LiveRequest] = deque()
-        """To enter the scheduler, but for some that have left meanwhile."""
+        """Requests that will enter the scheduler. Some of them may have left meanwhile."""
         self.leaving: deque[LiveRequest] = deque()
-        """To leave the scheduler, but for some that have ended meanwhile."""
+        """Requests that will leave the scheduler. Some of them may have ended meanwhile."""
         self._counts = dict.fromkeys(RequestState, 0)
         self.samples: dict[int, LiveSample] = {}
-        """By the id of their sequence: those that the scheduler computes."""
+        """Samples that the scheduler computes, by the id of their sequence."""
 
     def __iter__(self) -> Iterator[LiveRequest]:
         """In order of arrival, those that are leaving last."""

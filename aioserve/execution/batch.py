@@ -122,7 +122,7 @@ class PlanReader:
         self._tables = SlotPageTables(num_slots)
         self._slots = SlotTable(num_slots)
         self._tops_scored = [0] * num_slots
-        """By slot: how many of the most likely tokens are wanted beside those of its prompt."""
+        """How many of the most likely tokens are wanted beside those of the prompt, by slot."""
         self._rows = np.arange(0)
         self._query_start = np.arange(1, dtype=np.int32)
 

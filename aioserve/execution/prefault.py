@@ -21,8 +21,8 @@ __all__ = ["Prefault"]
 PIECE_BYTES = 2**21
 """Bytes of a call: a huge page, or two where it lies across them; milliseconds on a slow host."""
 LEAVE_BYTES = 2**29
-"""That others find, and the steps themselves: with less, pages get their memory when they are used,
-and not before."""
+"""Free memory that is left for other programs and for the steps. Where less is free, pages get
+their memory when they are used, and not before."""
 
 
 class Prefault:

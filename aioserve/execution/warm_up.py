@@ -17,7 +17,7 @@ from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, SlotStart, Ste
 __all__ = ["warm_up"]
 
 PROMPT_TOKENS = 32
-"""Of the first prompt, where the cache has room: enough for the kernels of several rows."""
+"""Length of the first prompt where the cache has room for it. Kernels of several rows run then."""
 
 WARM_UP_STEP = -2
 """The number of its steps, in the log."""

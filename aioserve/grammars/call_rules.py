@@ -59,7 +59,8 @@ class Rules:
         """Schemas of the arguments of each function."""
         self.one = one
         self.or_form = or_form
-        """Behind the reasoning are calls alone, or else `form`, a rule that is added by others."""
+        """Whether calls or `form`, a rule that the caller adds, follow the reasoning; if not, calls
+        alone do."""
         self.schemas: list[str] = []
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []

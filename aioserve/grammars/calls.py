@@ -42,7 +42,7 @@ class CallsOutput(StructuredOutput, frozen=True, kw_only=True):
     max_whitespace_in_calls: int | None = None
     """As `max_whitespace`, of the JSON of calls."""
     form: StructuredOutput | None = None
-    """Of JSON: what the completion is where it has no call. None: any text."""
+    """JSON that a completion without calls must be. None: any text."""
 
     @property
     def whitespace(self) -> int | None:

@@ -201,8 +201,8 @@ class SchedulingPolicy:
     def preempt(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView | Preempt]:
-        """Whom to take off the device although there may be pages left, before a step is planned.
-        They start again in a later step, when `order` and `admit` say so.
+        """Requests to take off the device although there may be pages left, before a step is
+        planned. They start again in a later step, when `order` and `admit` say so.
 
         `running` holds those that may be preempted: of the others all tokens are known or being
         sampled, or they were preempted so often since their last token that it is their turn. By

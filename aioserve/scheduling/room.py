@@ -65,7 +65,7 @@ class Room:
         return self._budget.left_for(sequence) > 0
 
     def one_token_each(self, ready: list[SequenceState]) -> Sequence[SequenceState]:
-        """Those of `ready` that may have a token, one after the other."""
+        """Sequences of `ready` that may have one token each, in the order of `ready`."""
         return self._budget.one_each(ready, self._state.reserved_next_page)
 
     def take_tokens(self, sequences: Sequence[SequenceState], count: int) -> None:

@@ -116,8 +116,8 @@ class Scheduler:
         return self.state.enter(request)
 
     def account_of(self, sequence_id: int) -> RequestAccount:
-        """That of the request to which a sequence belongs that hasn't ended. It is kept up to date
-        until no step that it was in is in flight."""
+        """The account of the request that a sequence belongs to. The sequence hasn't ended. The
+        account is kept up to date until no step that the request was in is in flight."""
         return self.state.sequences[sequence_id].account
 
     def finish(self, sequence_id: int) -> None:

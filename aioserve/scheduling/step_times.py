@@ -31,7 +31,7 @@ class StepSummary(msgspec.Struct, frozen=True, gc=False):
 
     step: int
     prefill_tokens: int
-    """That were known when the step was planned: of prompts, and of what is computed anew."""
+    """Tokens known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
     """Sequences of which the step computes the token sampled last."""
     context_tokens: int

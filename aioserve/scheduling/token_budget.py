@@ -40,8 +40,8 @@ class TokenBudget:
     def one_each(
         self, ready: Sequence[SequenceState], owed: Collection[SequenceState]
     ) -> Sequence[SequenceState]:
-        """Those of `ready` for which a token is left when each before them has taken one. Those to
-        which one is owed have one, whatever shares there are."""
+        """Sequences of `ready` for which a token is left when each before them has taken one.
+        Reserved shares keep none from sequences in `owed`."""
         if not self._kept:
             return ready[: self.tokens]
         total, common, kept = self.tokens, self.tokens - sum(self._kept), self._kept.copy()

@@ -18,7 +18,7 @@ from aioserve.scheduling.view import RequestView
 __all__ = ["WaitingQueue", "place_of"]
 
 MOST_ONE_BY_ONE = 32
-"""So many that have ended are taken out one by one, more of them in one pass over all."""
+"""Most requests that are taken out one by one when they have ended; more leave in one pass."""
 
 _by_arrival = attrgetter("sequence_id")
 

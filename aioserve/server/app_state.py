@@ -52,7 +52,7 @@ class Calls:
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._scopes: dict[CallLog, anyio.CancelScope] = {}
-        """Of calls that are answered, by what is told of each."""
+        """Cancel scopes of the calls that are being answered, by the log of each call."""
 
     @contextmanager
     def request(self) -> Iterator[None]:

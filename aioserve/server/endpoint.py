@@ -69,7 +69,7 @@ class Events:
     kind: bytes = EVENT_STREAM
     """Media type of the content."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Beside those of every such answer."""
+    """Headers of this answer alone, beside the ones that every stream of events has."""
 
 
 def named_event(kind: str, data: object) -> bytes:

@@ -70,7 +70,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Beside those of every answer."""
+        """Headers of this error alone, beside the ones that every answer has."""
         if self.retry_after_seconds is None:
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}

@@ -63,7 +63,7 @@ class Arrival:
         self.path: str = path_of(scope)
         """Below where the app is mounted."""
         self.headers: dict[bytes, list[bytes]] = {}
-        """By name in lower case."""
+        """Values of each header, by its name in lower case."""
         for name, value in scope["headers"]:
             self.headers.setdefault(name.lower(), []).append(value)
 
@@ -258,7 +258,7 @@ def _port(scheme: str, port: str | None) -> str | None:
 
 
 def _is_same(parts: Parts, arrival: Arrival) -> bool:
-    """Behind a proxy that ends TLS the scheme isn't known here; name and port are."""
+    """Whether name and port are this server's. A proxy that ends TLS hides the scheme from here."""
     scheme, name, port = parts
     where = host_of(arrival.header(b"host") or "")
     return where is not None and (name, port) == (where[0], _port(scheme, where[1]))

@@ -24,7 +24,7 @@ __all__ = ["new_event_loop", "serve_app"]
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 CUT_SECONDS = 0.5
-"""Behind the deadline of a drain: how long connections may still be sent what is written."""
+"""How long after the deadline of a drain connections may still be sent what is written."""
 LEAVE_SECONDS = 5
 """How long calls may take to hear that their connection was cut."""
 

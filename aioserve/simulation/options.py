@@ -119,8 +119,8 @@ class TrialOptions(SchedulerOptions, WorkloadOptions):
     hardware: str | None = None
     """h200, h100 (when not given), a100, l4, or cpu, which is a rough guess."""
     num_devices: int | None = None
-    """That share model and memory evenly, 1 when not given; what they tell each other isn't
-    counted."""
+    """Devices that share model and memory evenly, 1 when not given. Time for what they send each
+    other isn't counted."""
     cost_table: str | None = None
     """A file of measured steps, in place of the roofline of model and hardware, which then say no
     more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile

@@ -228,7 +228,7 @@ def _count(records: Iterable[RequestRecord], ending: Ending) -> int:
 
 
 def _failures(ended: Iterable[ServedRequest]) -> dict[str, Failure]:
-    """By kind, the most frequent first."""
+    """Failures by their kind, the most frequent first."""
     wrong = [one for one in ended if one.failure]
     firsts = {one.failure: one.detail for one in reversed(wrong)}
     counts = Counter(one.failure for one in wrong)

@@ -65,7 +65,7 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """int32 `[known tokens]`: prompt, and what was generated before the slot started, where the
     parameters need them."""
     end_ids: frozenset[int] = frozenset()
-    """That end an answer which has `min_tokens` tokens."""
+    """Token ids that end a completion once it has `min_tokens` tokens."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     logits_processors: tuple[int, ...] = ()
     """Numbers of `params.logits_processors` in what the runner makes them with."""

@@ -75,7 +75,8 @@ def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> lis
 
 
 def expected_logprobs(token_ids: Sequence[int], start: int = 1, *, top: int = 0) -> list[Logprobs]:
-    """Of the tokens from position `start`, at least 1, on, with the `top` most likely ones."""
+    """Log-probabilities of the tokens from position `start`, which is at least 1, to the last, each
+    with the `top` most likely tokens."""
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
     return [logprobs_of(totals[p - 1], token_ids[p], top) for p in range(start, len(token_ids))]

@@ -104,7 +104,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 PageTables = dict[int, npt.NDArray[np.int32]]
-"""By slot."""
+"""Page table of each slot: int32 `[pages]`."""
 
 
 class _Launched(msgspec.Struct):

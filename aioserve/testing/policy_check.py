@@ -199,7 +199,7 @@ class _Run:
         """Sequences of the workload's own requests, without those of the rush."""
         self.rush = cycle([] if workload.rush is None else workload.rush.requests)
         self.untried_bounds: list[int] = []
-        """Of requests that still waited, and for less than their bound, when the rush ended."""
+        """Bounds of requests that still waited when the rush ended, for less than their bound."""
 
     def serve(self) -> list[tuple[object, ...]]:
         """The plans of the run, in a form that can be compared."""
@@ -322,7 +322,7 @@ class _Run:
         return plan
 
     def _check_overtaking(self, waiting: list[SequenceState], processed: int) -> None:
-        """Those that started came after none that has waited for its bound."""
+        """Check that no request started before one that has waited for its bound."""
         started = [s.sequence_id for s in waiting if s.phase is Phase.RUNNING]
         for sequence in waiting:
             if sequence.phase is not Phase.WAITING or sequence.paused:

@@ -58,7 +58,7 @@ class Rush(msgspec.Struct, frozen=True):
     requests: list[DrawnRequest]
     """Arrive in turn, again and again."""
     backlog: int
-    """So many of them wait at any time."""
+    """Number of these requests that wait at any time."""
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -314,7 +314,7 @@ class _AgenticRequest(
     output_tokens: Output
     hash_ids: tuple[Count, ...]
     api_time: Seconds = 0.0
-    """That the answer took."""
+    """Time that the completion took."""
     think_time: Seconds | None = None
     """Since the answer before."""
 
@@ -404,7 +404,8 @@ def with_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
     """
     made = list(trace)
     last_of: dict[int, int] = {}
-    """By the last whole block of a prompt that was the first to have it: its index."""
+    """Index of the latest request whose last whole block this is, by the block. A block that
+    another prompt had in its middle before is left out."""
     seen: set[int] = set()
     for index in sorted(range(len(trace)), key=lambda index: trace[index].arrival_seconds):
         request = trace[index]

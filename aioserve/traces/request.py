@@ -48,7 +48,7 @@ MAX_BLOCK_IDS = 1 << 26
 MAX_REQUEST_TOKENS = 1 << 24
 """In a prompt, in an answer, and in a block."""
 MAX_ASKED_TOKENS = 2**31 - 1
-"""That a caller sets as the limit of an answer."""
+"""Largest limit that a caller may set for a completion."""
 MAX_ARRIVAL_SECONDS = 1e10
 """On any clock, that of the time since 1970 included: floats are exact to microseconds there."""
 MAX_RATE = 1e9

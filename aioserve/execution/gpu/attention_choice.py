@@ -39,12 +39,12 @@ __all__ = ["AttentionChoice", "choose_attention", "trial_prompts"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 ROUNDS = 5
-"""That each is timed, in turns; the shortest counts."""
+"""How often each kernel is timed, in turns; the shortest time counts."""
 NEEDED_SHARE = 0.95
 """Share of Triton's time: what is hardly faster isn't worth that rows depend on their batch."""
 MAX_TRIAL_TOKENS = 8192
 ROUNDINGS = 4
-"""By how many units of the last place of a dtype two results may differ, or of 1 below 1."""
+"""Largest difference of two results, in units of the last place of their dtype; below 1, of 1."""
 
 
 class AttentionChoice(NamedTuple):
@@ -190,7 +190,7 @@ class _Trial:
         self._slots = backend.allocate_slots(1)
 
     def difference(self, attention: PromptAttention) -> str | None:
-        """By how much results differ beyond rounding, for any kind of layer."""
+        """A sentence about results that differ beyond rounding in some kind of layer, or None."""
         batch = self._batch()
         for kind in dict.fromkeys(self._kinds):
             got, expected = (

@@ -53,7 +53,7 @@ class GraphKey(NamedTuple):
     """Which steps are one graph."""
 
     size: int
-    """To how many sequences they are padded."""
+    """Number of sequences that the steps are padded to."""
     variant: Hashable
     """Variant of `PackedStep`."""
 
@@ -71,7 +71,7 @@ class DecodeGraphs:
         """None: it could not be captured."""
 
     def size_for(self, step: HostStep) -> int | None:
-        """To what a step is padded; None for one that runs as it is."""
+        """Number of sequences that a step is padded to; None where it runs as it is."""
         size = len(step.samples)
         if not self.sizes or size > self.sizes[-1] or not is_decode(step):
             return None

@@ -33,7 +33,7 @@ class MemoryUse(NamedTuple):
     free: int
     """What no process has."""
     held: int
-    """By tensors of this process."""
+    """Bytes that tensors of this process take."""
     peak: int
     """The most that was held since `reset_peak`."""
 

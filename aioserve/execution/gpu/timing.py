@@ -28,7 +28,7 @@ class StepTime(NamedTuple):
     idle_seconds: float | None
     """From the end of the step before to that. None: no step before it was timed."""
     graph_size: int | None
-    """To how many sequences it was padded, to run as a graph; None: it ran eagerly."""
+    """Number of sequences that the step was padded to, to run as a graph; None: it ran eagerly."""
 
 
 class StepEvents:
@@ -63,7 +63,7 @@ class StepTimer:
         return timed
 
     def end(self, timed: StepEvents, main: Stream) -> None:
-        """Behind all of it."""
+        """Record that all work of the step has been launched."""
         main.record(timed.ended)
         self._last = timed
 

@@ -46,8 +46,8 @@ _BY_MODEL_TYPE = {
 
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
 SEEING = ("Gemma3ForConditionalGeneration",)
-"""Those of `SUPPORTED_ARCHITECTURES` that take images as well, of which the text decoder alone is
-served."""
+"""Architectures among `SUPPORTED_ARCHITECTURES` that take images as well. Their text decoder alone
+is served."""
 
 
 def read_family(config: Fields) -> tuple[str, Fields, Architecture]:

@@ -148,7 +148,7 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False):
 class Content(msgspec.Struct, frozen=True, gc=False):
     text: str
     tokens: tuple[Token, ...] = ()
-    """That wrote it, with those before it that wrote nothing."""
+    """Tokens that wrote the text, with the ones before it that wrote nothing."""
 
 
 class CallBegun(msgspec.Struct, frozen=True, gc=False):

@@ -95,7 +95,7 @@ class ResponseFormat(Strict, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[Structure] | None = None
-    """Of a structural tag, as `triggers` and `at_least_one`."""
+    """Parts of a structural tag, as `triggers` and `at_least_one` are."""
     triggers: list[str] | None = None
     at_least_one: bool | None = None
 

@@ -64,7 +64,7 @@ class Turns:
             self._add("user", place, content=text)
 
     def text(self, text: str, place: str) -> None:
-        """That the assistant wrote."""
+        """Add text that the assistant wrote."""
         self._assistant(place)
         self._join("content", text, "\n")
 

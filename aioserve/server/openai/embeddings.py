@@ -54,7 +54,7 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     """The first so many of the model's, as models of Matryoshka representations are trained for."""
     pooling: Pooling | None = None
     normalize: bool | None = None
-    """To the Euclidean length 1."""
+    """Whether vectors are scaled to the Euclidean length 1."""
     stream: Any = None
 
 

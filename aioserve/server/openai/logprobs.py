@@ -103,7 +103,7 @@ class TextOffsets:
         """`chars` are those of the tokens before."""
         self._texts = texts
         self.chars: int = chars
-        """That have begun."""
+        """Characters of the tokens so far, one that has only begun included."""
 
     def logprobs_of(
         self, tokens: Iterable[tuple[int, Logprobs | None]]
@@ -266,7 +266,7 @@ class GatheredLogprobs:
         self._parts: list[bytes] = []
 
     def add(self, tokens: Iterable[Token]) -> list[TokenLogprob]:
-        """Those of the next tokens."""
+        """Log-probabilities of the next tokens, one entry each."""
         found = chat_logprobs(self._texts, tokens, self._top)
         if found is None:
             return []
@@ -280,7 +280,7 @@ class GatheredLogprobs:
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """Of a token at one place of a prompt, as vLLM writes it."""
+    """Log-probability of a token at one place of a prompt, as vLLM writes it."""
 
     logprob: float
     rank: int | None

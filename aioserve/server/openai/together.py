@@ -84,7 +84,7 @@ class Merged:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """Usage of all streams together so far."""
         return sum_of([stream.usage for stream in self.streams])
 
     @property

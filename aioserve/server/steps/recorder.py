@@ -109,7 +109,7 @@ class EntryObserver(Observer, ABC):
 
     def __init__(self) -> None:
         self._open: dict[int, OpenRequest] = {}
-        """By number."""
+        """Requests that have not ended, by their number."""
         self._num_arrived = 0
         self._by_id: dict[str, OpenRequest] = {}
         """The last of several with one id: the others have no part in a step any more."""

@@ -110,9 +110,9 @@ def _seconds_of_windows(run: PolicyRun) -> Times:
 def _most_covered(
     spans: Sequence[tuple[Times, Times]], starts: Times, seconds: float
 ) -> Window | None:
-    """Of windows that begin at `starts`, in ascending order, and take so many seconds, the first
-    one in which most of `spans` are, summed over its time; None where none is in any. A span is
-    two arrays, begins and ends; one that ends before it begins is none."""
+    """The first window that has the most of `spans` in it, summed over its time; None where no
+    window has any. Windows begin at `starts`, which ascend, and take `seconds`. A span is two
+    arrays, begins and ends; one that ends before it begins is none."""
     begins = np.concatenate([begin for begin, end in spans])
     ends = np.concatenate([end for begin, end in spans])
     begins, ends = begins[ends > begins], ends[ends > begins]

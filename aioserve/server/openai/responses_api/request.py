@@ -171,7 +171,8 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Of this request alone: a response that goes on from it has its own."""
+    """Arguments of the chat template for this request alone. A response that continues it has its
+    own."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
@@ -181,7 +182,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     prompt: Any = None
     prompt_cache_retention: Any = None
     top_logprobs: int | None = None
-    """Of the most likely tokens that are told at each place of a message's text."""
+    """How many of the most likely tokens are told at each place of a message's text."""
 
     def check(self, call: Call) -> None:
         super().check(call)
