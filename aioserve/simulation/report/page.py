@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aioserve.simulation.figures import GROUPS, unanswered
+from aioserve.simulation.figures import unanswered
 from aioserve.simulation.metrics import targets_of
 from aioserve.simulation.report.gantt import MOST_SPANS, Gantt, gantt_chart
 from aioserve.simulation.report.layout import PolicyRun, legend_of, rendered, requests_file
@@ -14,6 +14,7 @@ from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_ch
 from aioserve.simulation.report.summary import (
     figures_table,
     group_chart,
+    group_parts,
     slowest_table,
     summary_rows,
     targets_chart,
@@ -58,16 +59,12 @@ def report_page(
     found = {run.name: run.metrics for run in runs}
     targets = targets_of(record.request for record in runs[0].result.requests)
     by_target = targets_chart(runs)
-    groups = [
-        {"key": group, "title": group.capitalize(), "chart": chart}
-        for group in GROUPS
-        if (chart := group_chart(runs, group)) is not None
-    ]
+    groups = group_parts(lambda group: group_chart(runs, group))
     contents = [
         ("figures", "Figures"),
         *([("latency", "How long requests took")] if ran else []),
         *([("targets", "Targets")] if by_target else []),
-        *((group["key"], group["title"]) for group in groups),
+        *((part.key, part.title) for part in groups),
         *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),
     ]

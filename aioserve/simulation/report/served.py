@@ -21,6 +21,7 @@ from aioserve.simulation.report.layout import (
 from aioserve.simulation.report.summary import (
     P99_TTFT,
     group_dots,
+    group_parts,
     slowest_table,
     targets_chart,
 )
@@ -80,18 +81,14 @@ def served_page(
     """
     metrics, targets = run.metrics, targets_of(record.request for record in run.requests)
     by_target = targets_chart([run], "refused, or failed")
-    groups = [
-        {"key": group, "title": group.capitalize(), "chart": chart}
-        for group in GROUPS
-        if (chart := _groups_chart(run, group)) is not None
-    ]
+    groups = group_parts(lambda group: _groups_chart(run, group))
     failures = _failures_table(metrics)
     contents = [
         ("figures", "Figures"),
         *([("failures", "Failures")] if failures.rows else []),
         *([("latency", "How long requests took")] if run.requests else []),
         *([("targets", "Targets")] if by_target else []),
-        *((group["key"], group["title"]) for group in groups),
+        *((part.key, part.title) for part in groups),
         ("requests", "Requests"),
     ]
     return rendered(

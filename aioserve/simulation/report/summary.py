@@ -33,6 +33,7 @@ __all__ = [
     "figures_table",
     "group_chart",
     "group_dots",
+    "group_parts",
     "group_table",
     "short",
     "slowest_table",
@@ -211,6 +212,23 @@ def targets_chart(
         "What is written over a bar is of the good requests, those that met their targets.",
         Table(f"Requests that met their targets {runs[0].each}", head, tuple(table)),
     )
+
+
+class GroupPart(msgspec.Struct, frozen=True):
+    """Part of a page about tenants, or about classes."""
+
+    key: Group
+    title: str
+    chart: Chart
+
+
+def group_parts(chart_of: Callable[[Group], Chart | None]) -> list[GroupPart]:
+    """Parts for the groups that there is a chart of."""
+    return [
+        GroupPart(group, group.capitalize(), chart)
+        for group in GROUPS
+        if (chart := chart_of(group)) is not None
+    ]
 
 
 def group_chart(runs: Sequence[PolicyRun], group: Group = "tenants") -> Chart | None:
