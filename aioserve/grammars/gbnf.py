@@ -38,6 +38,8 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}
 _PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in "\"'\\[]-^/"}
 MAX_DEPTH = 64
 """Depth of brackets."""
+MAX_TIMES = 8
+"""Most repeats in a row: each repeats what the one before it does."""
 
 
 def is_gbnf(grammar: str) -> bool:
@@ -115,6 +117,7 @@ class _Reader:
             if part.group("rule") is not None or part.group("mark") in ("|", ")"):
                 break
             node = self._one(part, depth)
+            num_times = 0
             while (part := self._next()) is not None:
                 if part.group("mark") in ("*", "+", "?"):
                     times = part[0]
@@ -123,6 +126,9 @@ class _Reader:
                 else:
                     break
                 self._at += 1
+                num_times += 1
+                if num_times > MAX_TIMES:
+                    raise ValueError(f"more than {MAX_TIMES} repeats stand in a row")
                 node = _Node("times", times, [node])
             nodes.append(node)
         return nodes[0] if len(nodes) == 1 else _Node("sequence", inner=nodes)

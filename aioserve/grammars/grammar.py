@@ -12,6 +12,7 @@ from aioserve.grammars.calls import CallsOutput, calls_source
 from aioserve.grammars.gbnf import is_gbnf, lark_of
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import json_spacing, sound_lark, sound_schema
+from aioserve.grammars.sizes import bounded_source, of_lark
 from aioserve.grammars.structural_tag import structural_tag_source
 from aioserve.grammars.vocabulary import Vocabulary, llguidance
 from aioserve.structured_output import StructuredOutput
@@ -73,9 +74,8 @@ def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGramm
     library = llguidance()
     argument = "tools" if isinstance(output, CallsOutput) else output.kind
     try:
-        prototype = library.LLMatcher(
-            vocabulary.library, _source(output), log_level=0, limits=_limits()
-        )
+        source = bounded_source(_source(output), argument)
+        prototype = library.LLMatcher(vocabulary.library, source, log_level=0, limits=_limits())
     except InvalidSamplingError:
         raise
     except ValueError as error:
@@ -109,26 +109,25 @@ def _limits() -> object:
     )
 
 
-def _source(output: StructuredOutput) -> Any:
+def _source(output: StructuredOutput) -> str:
     """Source of the grammar, as llguidance takes it."""
-    matcher = llguidance().LLMatcher
     if isinstance(output, CallsOutput):
-        return matcher.grammar_from_lark(calls_source(output))
+        return of_lark(calls_source(output))
     if output.structural_tag is not None:
-        return matcher.grammar_from_lark(structural_tag_source(output))
+        return of_lark(structural_tag_source(output))
     if output.json_schema is not None:
         return _json_source(sound_schema(str(output.json_schema), "json_schema"), output)
     if output.json_object:
         return _json_source('{"type":"object"}', output)
     if output.regex is not None:
-        return matcher.grammar_from_regex(output.regex)
+        return llguidance().LLMatcher.grammar_from_regex(output.regex)
     if output.choice is not None:
         # A terminal, which the lexer reads as one: alternatives of a rule would each be an item of
         # the parser's, which has fewer than there may be choices.
         choices = " | ".join(map(json.dumps, output.choice))
-        return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+        return of_lark(f"start: CHOICE\nCHOICE: {choices}")
     grammar = output.grammar or ""
-    return matcher.grammar_from_lark(sound_lark(lark_of(grammar) if is_gbnf(grammar) else grammar))
+    return of_lark(sound_lark(lark_of(grammar) if is_gbnf(grammar) else grammar))
 
 
 def _json_source(schema: str, output: StructuredOutput) -> str:

@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.sizes import NOT_BARE
 
 __all__ = ["check_ends", "json_rule", "json_spacing", "sound_lark", "sound_schema"]
 
@@ -112,7 +113,7 @@ def sound_schema(text: str, argument: str) -> str:
 def sound_lark(text: str) -> str:
     """The grammar with the schemas in it made sound. Raises `InvalidSamplingError` for one that is
     refused."""
-    bare = _NOT_BARE.sub(lambda match: " " * len(match[0]), text)
+    bare = NOT_BARE.sub(lambda match: " " * len(match[0]), text)
     sound: list[str] = []
     done = 0
     num_rules = _num_rules(bare)
@@ -132,7 +133,7 @@ def sound_lark(text: str) -> str:
         done = end
     if num_rules > MAX_RULES:
         raise _refused("grammar", f"has {num_rules} rules and brackets", MAX_RULES)
-    bare = _NOT_BARE.sub("", text)
+    bare = NOT_BARE.sub("", text)
     if (joined := bare.count("&")) > MAX_JOINED - 1:
         raise _refused("grammar", f"joins {joined + 1} expressions by &", MAX_JOINED)
     return "".join([*sound, text[done:]])
@@ -149,7 +150,7 @@ def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]
     names = {special_names[i] for i in end_ids if special_names.get(i, "").startswith("<")}
     ids = set(map(str, end_ids))
     of_tokens = [*map(re.escape, sorted(names)), r"<\[[0-9,-]*\]>"]
-    for match in re.finditer("|".join([*of_tokens, _NOT_BARE.pattern]), grammar):
+    for match in re.finditer("|".join([*of_tokens, NOT_BARE.pattern]), grammar):
         named = match[0]
         listed = named.startswith("<[") and set(named[2:-2].split(",")) <= ids
         if named in names or listed:
@@ -158,10 +159,6 @@ def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]
                 f"names {named}, which ends a completion wherever it is valid, and is no part of "
                 "it",
             )
-
-
-_NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?|//[^\n]*')
-"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
 
 
 def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> None:

@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an escape": (r'root ::= "\d"', "no escape of GBNF"),
     "half a character": (r'root ::= "\ud800"', "no character is"),
     "brackets": (f"root ::= {'(' * (MAX_DEPTH + 1)}", "nested more than"),
-    "repetitions": (f'root ::= "a"{"*" * 30_000}', "nested too deep"),
+    "repetitions": (f'root ::= "a"{"*" * 30_000}', "more than 8 repeats stand in a row"),
     "rules": ("\n".join(f"r{n} ::= root" for n in range(MAX_RULES + 1)), "more than 1000 rules"),
     "nothing": (r"root ::= root", "nothing that the tokenizer can write"),
 }

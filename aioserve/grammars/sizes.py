@@ -1,0 +1,373 @@
+r"""Bounds the texts that a grammar asks for, before llguidance looks ahead in it.
+
+Where a grammar leaves one way to go on, llguidance follows it to its end at once, and keeps each
+byte. Counted repeats multiply: `((a{1000}){1000}){1000}` has a thousand million bytes, and so has
+`A: B B`, `B: C C`, thirty times. Nothing in the library ends that. So
+
+- a terminal, which is read as one, has a text of at most `MAX_TERMINAL_BYTES`: more than that many
+  states of its lexer end a completion in any case,
+- and a grammar that could force more than `MAX_FORCED_BYTES` in a row is not looked ahead in.
+
+The size of an expression is at least the length of what it can force: that of a concatenation is
+the sum of its parts', that of alternatives the largest, and a repeat counts as often as it must
+come, or once. Expressions that are joined or excluded count as if they followed each other: whether
+any text is left of them the library finds out itself, within a bound.
+
+A grammar whose rules lead back to themselves can force as many terminals as the library follows at
+once, each as long as the longest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from aioserve.errors import InvalidSamplingError
+
+__all__ = ["NOT_BARE", "bounded_source", "expression_size", "of_lark"]
+
+MAX_TERMINAL_BYTES = 50_000
+MAX_FORCED_BYTES = 2_000_000
+"""They take some 4 seconds, and 400 MB, with a token for each byte."""
+MAX_FORCED_TERMINALS = 25_000
+"""Most terminals that the library follows at once: two of its items each (`STEP_MAX_ITEMS`)."""
+_MAX_SIZE = 10**12
+"""Sizes from here on are not told apart."""
+
+NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\]|\\.)+/?|(?://|#)[^\n]*')
+"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+
+
+def bounded_source(source: str, argument: str) -> str:
+    """A grammar as llguidance takes it, made one that is not looked ahead in where that takes too
+    much. Raises `InvalidSamplingError` for a terminal that is too large; `argument` names what it
+    came in."""
+    grammars = json.loads(source)["grammars"]
+    sizes: list[_Size] = []
+    for grammar in grammars:
+        lark, schema = grammar.get("lark_grammar"), grammar.get("json_schema")
+        sizes.append(_lark_size(lark) if lark is not None else _schema_size(schema))
+    if (largest := max(size.terminal for size in sizes)) > MAX_TERMINAL_BYTES:
+        at_least = "" if largest < _MAX_SIZE else "at least "
+        raise InvalidSamplingError(
+            f"{argument} must be one that can be kept: it asks for {at_least}{largest} bytes in "
+            f"one piece; {MAX_TERMINAL_BYTES} are taken at most",
+            argument=argument,
+            value=largest,
+            limit=MAX_TERMINAL_BYTES,
+        )
+    if max(size.forced for size in sizes) <= MAX_FORCED_BYTES:
+        return source
+    for grammar in grammars:
+        lark, schema = grammar.get("lark_grammar"), grammar.get("json_schema")
+        grammar["json_schema"] = None
+        grammar["lark_grammar"] = (
+            f"start: %json {json.dumps(schema)}\n{_NO_FORCING}\n"
+            if lark is None
+            else f"{lark}\n{_NO_FORCING}\n"
+        )
+    return json.dumps({"grammars": grammars})
+
+
+def of_lark(text: str) -> str:
+    """A grammar in Lark as llguidance takes it. Text alone it would take for a grammar in its own
+    JSON where that begins with a brace."""
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+class _Size:
+    """What a grammar, or a part of one, may force, in bytes."""
+
+    def __init__(self, forced: int, longest: int = 0, terminal: int = 0) -> None:
+        self.forced = min(forced, _MAX_SIZE)
+        self.longest = longest
+        """The most that one terminal of it does."""
+        self.terminal = min(max(terminal, longest), _MAX_SIZE)
+        """Size of its largest terminal, of which a part may not be forced."""
+
+
+class _Total:
+    """Adds up an expression while it is read: brackets open and close, parts follow each other."""
+
+    def __init__(self) -> None:
+        self._outer: list[tuple[int, int]] = []
+        self._most = 0
+        """Size of the largest alternative before this one."""
+        self._sum = 0
+        """Size of this alternative without its last part."""
+        self._last = 0
+
+    def add(self, size: int) -> None:
+        self._sum += self._last
+        self._last = size
+
+    def times(self, count: int) -> None:
+        """Repeat the last part."""
+        self._last = min(self._last * max(count, 1), _MAX_SIZE)
+
+    def open(self) -> None:
+        self._outer.append((self._most, self._sum + self._last))
+        self._most = self._sum = self._last = 0
+
+    def either(self) -> None:
+        """Begin another alternative."""
+        self._most = max(self._most, min(self._sum + self._last, _MAX_SIZE))
+        self._sum = self._last = 0
+
+    def close(self) -> None:
+        if self._outer:
+            self.either()
+            size = self._most
+            self._most, self._sum = self._outer.pop()
+            self._last = size
+
+    def all(self) -> int:
+        while self._outer:
+            self.close()
+        self.either()
+        return self._most
+
+
+_EXPRESSION_PART = re.compile(
+    r"""
+    (?P<escape> \\ (?: [pPxuU]\{[^}]*\} | . ) )
+  | (?P<flags> \(\? [A-Za-z-]+ \) )
+  | (?P<open> \( (?: \? (?: P?<[A-Za-z_][^>]*> | [A-Za-z-]*: ) )? )
+  | (?P<mark> [)|] )
+  | \{ \s* (?P<count> [0-9]+ ) \s* (?: , \s* [0-9]* \s* )? \}
+  | (?P<class> \[ )
+  | (?P<char> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_CLASS_PART = re.compile(r"\\.|\[\^?\]?|\]|[^\\\[\]]+", re.DOTALL)
+_SPACED = re.compile(r"\(\?[A-Za-z]*x")
+"""Flags by which white space and comments may stand anywhere, in numbers too."""
+
+
+def expression_size(expression: str) -> int:
+    """Size of a regular expression, in bytes: the length of any text that it forces at most."""
+    total = _Total()
+    at = 0
+    while (part := _EXPRESSION_PART.match(expression, at)) is not None:
+        at = part.end()
+        if _SPACED.match(part[0]) and "{" in expression:
+            return _MAX_SIZE
+        match part.lastgroup:
+            case "flags":
+                pass
+            case "open":
+                total.open()
+            case "mark":
+                (total.close if part[0] == ")" else total.either)()
+            case "count":
+                total.times(_count(part["count"]))
+            case "class":
+                at = _end_of_class(expression, part.start())
+                total.add(1)
+            case "char" if part[0] in "*+?":
+                pass
+            case "escape":
+                total.add(4 if part[0][1] in "xuU" else 1)
+            case _:
+                total.add(len(part[0].encode(errors="replace")))
+    return total.all()
+
+
+def _end_of_class(expression: str, at: int) -> int:
+    """Where a class ends that begins at `at`, and may have others within."""
+    depth = 0
+    while (part := _CLASS_PART.match(expression, at)) is not None:
+        at = part.end()
+        depth += (part[0][0] == "[") - (part[0] == "]")
+        if depth == 0:
+            break
+    return at
+
+
+def _count(digits: str) -> int:
+    return int(digits) if len(digits) < 10 else _MAX_SIZE
+
+
+_LARK_PART = re.compile(
+    rf"""
+    (?P<json> %(?:json|regex|llguidance)\b )
+  | (?P<name> !?[_?]?[A-Za-z][A-Za-z0-9_-]* )
+  | (?P<quoted> {NOT_BARE.pattern.replace("#", "[#]")} )
+  | (?P<token> <[^<>\s]+> )
+  | [{{~] [ \t]* \+? (?P<count> [0-9]+ )
+  | (?P<line> \r?\n )
+  | (?P<mark> [:()|\[\]] )
+  | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FLAGS = re.compile(r"[imslux]+")
+_Part = tuple[str, Any]
+"""Of Lark: "size" of a text or an expression, "name", "schema", "times" and what marks say."""
+_EITHER: _Part = ("either", None)
+_MARKS: Mapping[str, _Part] = {
+    "(": ("open", None),
+    "[": ("open", None),
+    ")": ("close", None),
+    "]": ("close", None),
+    "|": _EITHER,
+    ":": ("colon", None),
+}
+
+
+def _lark_size(text: str) -> _Size:
+    """Size of a grammar in Lark. Raises `ValueError` for what can't be read."""
+    bodies: dict[str, list[_Part]] = {}
+    for name, parts in _definitions(text):
+        bodies.setdefault(name, []).extend((*parts, _EITHER))
+    sizes: dict[str, int] = {}
+    refs = {
+        name: {ref for ref in _of("name", body) if ref in bodies} for name, body in bodies.items()
+    }
+    order = TopologicalSorter(refs)
+    with contextlib.suppress(CycleError):  # what leads to no cycle comes out of it all the same
+        order.prepare()
+    while ready := order.get_ready():
+        for name in ready:
+            sizes[name] = _body_size(bodies[name], sizes)
+            order.done(name)
+    terminals = [size for name, size in sizes.items() if _is_terminal(name)]
+    for name, body in bodies.items():
+        if name not in sizes and _is_terminal(name):
+            raise ValueError(f"the terminal {name[:99]!r} leads to itself")
+        terminals += _of("size", body)
+    schemas = [size for body in bodies.values() for size in _of("schema", body)]
+    longest = max([0, *terminals, *[size.longest for size in schemas]])
+    forced = max(sizes.values(), default=0)
+    if len(sizes) < len(bodies):
+        forced = longest * MAX_FORCED_TERMINALS
+    return _Size(forced, longest, max([0, *[size.terminal for size in schemas]]))
+
+
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _of(kind: str, parts: Sequence[_Part]) -> Iterator[Any]:
+    return (value for of_kind, value in parts if of_kind == kind)
+
+
+def _body_size(parts: Sequence[_Part], sizes: Mapping[str, int]) -> int:
+    total = _Total()
+    for kind, value in parts:
+        match kind:
+            case "size":
+                total.add(value)
+            case "name":
+                total.add(sizes.get(value, 1))
+            case "schema":
+                total.add(value.forced)
+            case "times":
+                total.times(value)
+            case "open":
+                total.open()
+            case "close":
+                total.close()
+            case _:
+                total.either()
+    return total.all()
+
+
+def _definitions(text: str) -> Iterator[tuple[str, list[_Part]]]:
+    """Names that are defined and what stands in their definitions, heads included; and statements,
+    without a name."""
+    name, parts = "", []
+    is_start = True
+    for kind, value in _lark_parts(text):
+        if kind == "line":
+            is_start = True
+            continue
+        if is_start and (kind, value) != _EITHER:
+            yield name, parts
+            name, parts = "", []
+        if kind == "colon":
+            name = next(_of("name", parts), "")
+            parts = [part for part in parts if part[0] in ("size", "schema")]
+        else:
+            parts.append((kind, value))
+        is_start = False
+    yield name, parts
+
+
+def _lark_parts(text: str) -> Iterator[_Part]:
+    at = 0
+    while (part := _LARK_PART.match(text, at)) is not None:
+        at = part.end()
+        match part.lastgroup:
+            case "json":
+                start = re.compile(r"\s*").match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
+                value, at = json.JSONDecoder().raw_decode(text, start)
+                yield "schema", _schema_size(value)
+            case "name":
+                yield "name", part[0].lstrip("!?")
+            case "quoted" if part[0][0] == '"':
+                yield "size", _text_size(part[0])
+            case "quoted" if part[0][0] == "/" and part[0][:2] != "//":
+                flags = _FLAGS.match(text, at)
+                at = at if flags is None else flags.end()
+                spaced = "(?x)" if flags is not None and "x" in flags[0] else ""
+                yield "size", expression_size(spaced + part[0][1:-1])
+            case "count":
+                yield "times", _count(part["count"])
+            case "line":
+                yield "line", None
+            case "mark":
+                yield _MARKS[part[0]]
+            case _:
+                pass
+
+
+def _text_size(quoted: str) -> int:
+    try:
+        return len(json.loads(quoted).encode(errors="replace"))
+    except ValueError:  # the library says what is wrong with it
+        return len(quoted.encode(errors="replace"))
+
+
+def _schema_size(schema: Any) -> _Size:
+    """Size of a schema of JSON: of its patterns, and of all texts in it."""
+    waiting = [schema]
+    longest = least = patterns = 0
+    is_repeated = False
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            longest = max(longest, len(json.dumps(value)))
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            texts = [value["pattern"]] if isinstance(value.get("pattern"), str) else []
+            if isinstance(by_pattern := value.get("patternProperties"), dict):
+                texts += by_pattern
+            sizes = [expression_size(text) for text in texts]
+            longest = max([longest, *sizes])
+            patterns += sum(sizes)
+            least = max([least, *_numbers(value, "minLength")])
+            is_repeated |= "$ref" in value or any(n > 1 for n in _numbers(value, "minItems"))
+            for name, inner in value.items():
+                if name not in _NOTES and not (name == "pattern" and isinstance(inner, str)):
+                    waiting += (name, inner)
+    forced = len(json.dumps(schema)) + patterns
+    if is_repeated:
+        forced = longest * MAX_FORCED_TERMINALS
+    return _Size(forced, longest, least)
+
+
+_NOTES = frozenset(["title", "description", "default", "examples", "$comment"])
+"""Keywords whose text is nowhere in what a schema takes."""
+
+
+def _numbers(schema: Mapping[str, Any], keyword: str) -> list[int]:
+    value = schema.get(keyword)
+    return [int(min(value, _MAX_SIZE))] if isinstance(value, int | float) else []
