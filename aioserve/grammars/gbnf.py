@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aioserve.grammars.schema import MAX_RULES
 
@@ -72,60 +72,61 @@ class _Node:
     """ "either", "sequence" and "times" have `inner`; "ref" and "atom" a `value`: a name, and an
     expression of Lark."""
     value: str = ""
-    inner: list[_Node] = field(default_factory=list)
+    inner: Sequence[_Node] = ()
 
 
 class _Reader:
-    """Reads rules."""
+    """Reads rules. Keeps no part that was read: many objects would have the collector stop the
+    process."""
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
-        self._parts = list(_parts(grammar))
-        self._at = 0
+        self._parts = _parts(grammar)
+        self._part = next(self._parts, None)
+        """The part that comes next."""
 
     def rules(self) -> dict[str, _Node]:
         found: dict[str, _Node] = {}
-        while (part := self._next()) is not None:
+        while (part := self._part) is not None:
             name = part.group("name")
             if part.group("rule") is None or name in found:
                 raise self._unread("a rule of another name")
             if len(found) == MAX_RULES:
                 raise ValueError(f"it has more than {MAX_RULES} rules")
-            self._at += 1
+            self._step()
             found[name] = self._either(0)
         return found
 
-    def _next(self) -> re.Match[str] | None:
-        return self._parts[self._at] if self._at < len(self._parts) else None
+    def _step(self) -> None:
+        self._part = next(self._parts, None)
 
     def _mark(self) -> str | None:
-        part = self._next()
-        return None if part is None else part.group("mark")
+        return None if self._part is None else self._part.group("mark")
 
     def _either(self, depth: int) -> _Node:
         if depth > MAX_DEPTH:
             raise ValueError(f"brackets are nested more than {MAX_DEPTH} deep")
         sequences = [self._sequence(depth)]
         while self._mark() == "|":
-            self._at += 1
+            self._step()
             sequences.append(self._sequence(depth))
         return sequences[0] if len(sequences) == 1 else _Node("either", inner=sequences)
 
     def _sequence(self, depth: int) -> _Node:
         nodes: list[_Node] = []
-        while (part := self._next()) is not None:
+        while (part := self._part) is not None:
             if part.group("rule") is not None or part.group("mark") in ("|", ")"):
                 break
             node = self._one(part, depth)
             num_times = 0
-            while (part := self._next()) is not None:
+            while (part := self._part) is not None:
                 if part.group("mark") in ("*", "+", "?"):
                     times = part[0]
                 elif part.group("times") is not None:
                     times = re.sub(r"\s", "", part[0])
                 else:
                     break
-                self._at += 1
+                self._step()
                 num_times += 1
                 if num_times > MAX_TIMES:
                     raise ValueError(f"more than {MAX_TIMES} repeats stand in a row")
@@ -134,7 +135,9 @@ class _Reader:
         return nodes[0] if len(nodes) == 1 else _Node("sequence", inner=nodes)
 
     def _one(self, part: re.Match[str], depth: int) -> _Node:
-        self._at += 1
+        if part.group("mark") not in (None, ".", "(") or part.group("times") is not None:
+            raise self._unread("a rule's name, a text, a class or a bracket")
+        self._step()
         if part.group("ref") is not None:
             return _Node("ref", part[0])
         if part.group("text") is not None:
@@ -143,17 +146,14 @@ class _Reader:
             return _Node("atom", _class(part[0][1:-1]))
         if part[0] == ".":
             return _Node("atom", "/(?s:.)/")
-        if part[0] == "(":
-            node = self._either(depth + 1)
-            if self._mark() != ")":
-                raise self._unread("a closing bracket")
-            self._at += 1
-            return node
-        self._at -= 1
-        raise self._unread("a rule's name, a text, a class or a bracket")
+        node = self._either(depth + 1)
+        if self._mark() != ")":
+            raise self._unread("a closing bracket")
+        self._step()
+        return node
 
     def _unread(self, wanted: str) -> ValueError:
-        part = self._next()
+        part = self._part
         got = "the end" if part is None else repr(self._grammar[part.start() :][:20])
         return ValueError(f"{wanted} was expected at {got}")
 
@@ -273,7 +273,7 @@ class _Writer:
             case _:
                 return self._text(node)
 
-    def _joined(self, nodes: list[_Node]) -> Iterator[_Node]:
+    def _joined(self, nodes: Sequence[_Node]) -> Iterator[_Node]:
         """Neighbours without a rule as one."""
         run: list[_Node] = []
         for node in nodes:

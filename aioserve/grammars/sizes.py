@@ -35,6 +35,9 @@ MAX_FORCED_BYTES = 2_000_000
 """They take some 4 seconds, and 400 MB, with a token for each byte."""
 MAX_FORCED_TERMINALS = 25_000
 """Most terminals that the library follows at once: two of its items each (`STEP_MAX_ITEMS`)."""
+MAX_ALTERNATIVES = 4000
+"""Most alternatives of all rules. The library compares each with each, without letting other
+threads run: these take some 50 ms. Alternatives of terminals cost nothing."""
 _MAX_SIZE = 10**12
 """Sizes from here on are not told apart."""
 
@@ -226,6 +229,12 @@ def _lark_size(text: str) -> _Size:
     bodies: dict[str, list[_Part]] = {}
     for name, parts in _definitions(text):
         bodies.setdefault(name, []).extend((*parts, _EITHER))
+    rules = [body for name, body in bodies.items() if not _is_terminal(name)]
+    if (number := sum(body.count(_EITHER) for body in rules)) > MAX_ALTERNATIVES:
+        raise ValueError(
+            f"its rules have {number} alternatives; {MAX_ALTERNATIVES} are taken at most, and more "
+            "in a terminal"
+        )
     sizes: dict[str, int] = {}
     refs = {
         name: {ref for ref in _of("name", body) if ref in bodies} for name, body in bodies.items()

@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "a closed one": ('root ::= "a")', "was expected at"),
     "nothing to repeat": ("root ::= *", "was expected at"),
     "an open text": ('root ::= "a', "no part of GBNF begins with"),
-    "a look-ahead": ('root ::= "a" (?= "b")', "no part of GBNF begins with"),
+    "a look-ahead": ('root ::= "a" (?= "b")', "was expected at '\\?= "),
     "an empty class": ("root ::= []", "must not be empty"),
     "a range backwards": ("root ::= [z-a]", "ends before it begins"),
     "an escape": (r'root ::= "\d"', "no escape of GBNF"),

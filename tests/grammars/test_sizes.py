@@ -14,7 +14,12 @@ from aioserve import InvalidSamplingError, StructuredOutput
 from aioserve.grammars import sizes
 from aioserve.grammars.gbnf import MAX_TIMES
 from aioserve.grammars.grammar import compile_grammar
-from aioserve.grammars.sizes import MAX_FORCED_BYTES, MAX_TERMINAL_BYTES, expression_size
+from aioserve.grammars.sizes import (
+    MAX_ALTERNATIVES,
+    MAX_FORCED_BYTES,
+    MAX_TERMINAL_BYTES,
+    expression_size,
+)
 from aioserve.grammars.vocabulary import Vocabulary
 from tests.grammars.walks import ids_in, single_bytes
 
@@ -239,3 +244,14 @@ def test_repeats_in_a_row_are_bounded_in_gbnf(vocabulary: Vocabulary, times: str
     compile_grammar(vocabulary, StructuredOutput(grammar=f'root ::= "a"{row}'))
     with pytest.raises(InvalidSamplingError, match=f"more than {MAX_TIMES} repeats"):
         compile_grammar(vocabulary, StructuredOutput(grammar='root ::= "a"' + times * 20_000))
+
+
+def test_alternatives_of_rules_are_bounded_and_those_of_terminals_are_not(
+    vocabulary: Vocabulary,
+) -> None:
+    many = " | ".join(['"ab"'] * (MAX_ALTERNATIVES + 1))
+    compile_grammar(vocabulary, StructuredOutput(grammar=f"start: T\nT: {many}"))
+    compile_grammar(vocabulary, StructuredOutput(grammar=f"root ::= {many}"))
+    for grammar in (f"start: {many}", f'start: "b" | (r)\nr: {many[:9000]}\n  | {many[9000:]}'):
+        with pytest.raises(InvalidSamplingError, match="alternatives; 4000 are taken at most"):
+            compile_grammar(vocabulary, StructuredOutput(grammar=grammar))
