@@ -63,7 +63,7 @@ MOST_PROMPTS = 8
 LONE_REQUESTS = 32
 LONE_PROMPT = 64
 SHORT_PAUSE_SECONDS = 0.002
-"""In which whatever the request before has left to be done is done."""
+"""Pause in which what the request before has left to do is done."""
 IDLE_SECONDS = 0.03
 """Pause after which a processor has turned to other things, or to none."""
 COMING = 2

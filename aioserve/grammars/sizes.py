@@ -212,7 +212,7 @@ _LARK_PART = re.compile(
 )
 _FLAGS = re.compile(r"[imslux]+")
 _Part = tuple[str, Any]
-"""Of Lark: "size" of a text or an expression, "name", "schema", "times" and what marks say."""
+"""Part of Lark: "size" of a text or an expression, "name", "schema", "times" and what marks say."""
 _EITHER: _Part = ("either", None)
 _MARKS: Mapping[str, _Part] = {
     "(": ("open", None),

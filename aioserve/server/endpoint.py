@@ -106,7 +106,7 @@ class ErrorShape:
     event_kind: str | None = None
     """What the last event of a stream says it is, if events do."""
     id_header: bytes | None = None
-    """In which clients of the API look for what a call goes by, beside `x-request-id`."""
+    """Header in which clients of the API look for the id of a call, beside `x-request-id`."""
     is_line: bool = False
     """Streams are lines of JSON, and no events."""
 
