@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import EngineConfig
-from aioserve.engine.held_answers import HeldAnswers, check_marked, has_tools
+from aioserve.engine.held_answers import (
+    HeldAnswers,
+    check_marked,
+    form_beside_calls,
+    has_tools,
+    held_answers,
+)
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream
 from aioserve.errors import InvalidRequestError, InvariantError
@@ -25,6 +31,7 @@ from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
@@ -156,6 +163,37 @@ class ChatFormat:
     def has_reasoning(self) -> bool:
         """Whether reasoning is told from content."""
         return self._reasoning is not None
+
+    @classmethod
+    def asked(
+        cls,
+        model: LoadedModel,
+        config: EngineConfig,
+        structured_output: StructuredOutput | None,
+        tools: object,
+        *,
+        tool_parser: object,
+        reasoning_parser: object,
+        strict_tools: object,
+        parallel_tool_calls: object,
+        max_whitespace: object,
+    ) -> ChatFormat:
+        """Return the format of completions for which a caller gave these. Where all of a completion
+        is `structured_output`, "auto" reads neither calls nor reasoning. Raises
+        `InvalidRequestError`."""
+        is_structured = structured_output is not None
+        form = form_beside_calls(structured_output, tools, tool_parser, config)
+        if is_structured and form is None:
+            tool_parser = "none" if tool_parser == "auto" else tool_parser
+            reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
+        held = held_answers(
+            strict_tools,
+            parallel_tool_calls,
+            max_whitespace,
+            is_structured=is_structured,
+            form=form,
+        )
+        return cls.of(model, config, tools, tool_parser, reasoning_parser, held)
 
     @classmethod
     def of(

@@ -26,25 +26,18 @@ from aioserve.config import (
 from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import EarlyStopping, beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream
-from aioserve.engine.held_answers import form_beside_calls, held_answers
-from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
+from aioserve.engine.engine_arguments import DEFAULT_POLICY, EngineArguments
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
-    DEFAULT_POLICY,
     STREAM_DEFAULTS,
     BeamSearchOptions,
     EmbedOptions,
     EncodeOptions,
     PromptOnlyOptions,
     StreamOptions,
-    check_chat_template,
-    check_listener,
     check_names,
-    check_policy_name,
     checked_deadline,
-    checked_model,
-    checked_plugins,
-    checked_policy,
     takes,
 )
 from aioserve.engine.prompt_only import (
@@ -111,13 +104,14 @@ class Engine(EnteredByAsync):
         if isinstance(template := given.get("chat_template"), Path):
             given["chat_template"] = str(template)
         self.config: EngineConfig = EngineConfig(**given)
-        policy, plugins = checked_policy(policy), checked_plugins(plugins)
-        check_policy_name(policy, plugins)
-        model = checked_model(model)
-        check_chat_template(self.config.chat_template, model)
-        check_listener("progress", progress, model)
-        check_listener("capture_progress", capture_progress, model)
-        arguments = EngineArguments(model, policy, plugins, progress, capture_progress)
+        arguments = EngineArguments.checked(
+            model,
+            policy,
+            plugins,
+            progress,
+            capture_progress,
+            chat_template=self.config.chat_template,
+        )
         self._lifecycle = EngineLifecycle(self.config, arguments)
 
     # -- lifecycle
@@ -337,20 +331,16 @@ class Engine(EnteredByAsync):
         wanted = None
         if params is not None and issubclass(type(params), SamplingParams):
             wanted = params.structured_output
-        form = form_beside_calls(wanted, options.get("tools"), tool_parser, self.config)
-        if wanted is not None and form is None:
-            # All of the completion is what was asked for.
-            tool_parser = "none" if tool_parser == "auto" else tool_parser
-            reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
-        held = held_answers(
-            strict_tools,
-            parallel_tool_calls,
-            max_whitespace,
-            is_structured=wanted is not None,
-            form=form,
-        )
-        chat_format = ChatFormat.of(
-            live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held
+        chat_format = ChatFormat.asked(
+            live.model,
+            self.config,
+            wanted,
+            options.get("tools"),
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            strict_tools=strict_tools,
+            parallel_tool_calls=parallel_tool_calls,
+            max_whitespace=max_whitespace,
         )
         return ChatStream(
             live.intake.submit(messages, params, chat_format=chat_format, **options), chat_format

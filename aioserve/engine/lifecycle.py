@@ -23,6 +23,7 @@ import msgspec
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
+from aioserve.engine.engine_arguments import EngineArguments
 from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
 from aioserve.engine.intake import Intake
 from aioserve.errors import (
@@ -33,7 +34,7 @@ from aioserve.errors import (
     WrongLoopError,
 )
 from aioserve.execution import loading
-from aioserve.execution.runner import LoadedModel, ModelSource
+from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
@@ -41,23 +42,13 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
 
-__all__ = ["EngineArguments", "EngineLifecycle"]
+__all__ = ["EngineLifecycle"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _tasks: set[asyncio.Task[None]] = set()
 """Tasks of all engines. A loop holds its tasks weakly, and these outlive an engine that was dropped
 unclosed, to be ended and not destroyed."""
-
-
-class EngineArguments(msgspec.Struct, frozen=True):
-    """What an engine is made of, as its caller gave it: checked, and neither found nor loaded."""
-
-    model: str | Path | ModelSource
-    policy: str | SchedulingPolicy
-    plugins: tuple[object, ...]
-    progress: Callable[[int, int], None] | None
-    capture_progress: Callable[[int, int], None] | None
 
 
 class Plugins(msgspec.Struct, frozen=True):

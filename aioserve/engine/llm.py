@@ -25,8 +25,8 @@ from aioserve.config import ENGINE_DEFAULTS, EngineOptions
 from aioserve.engine.batches import Progress
 from aioserve.engine.chat import ChatCompletion
 from aioserve.engine.engine import Engine
+from aioserve.engine.engine_arguments import DEFAULT_POLICY
 from aioserve.engine.options import (
-    DEFAULT_POLICY,
     STREAM_DEFAULTS,
     StreamOptions,
     takes,

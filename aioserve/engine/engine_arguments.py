@@ -1,0 +1,135 @@
+"""What an engine is made of, as its caller gave it: objects that are checked, and neither found nor
+loaded."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aioserve.errors import ConfigError
+from aioserve.execution.runner import ModelSource
+from aioserve.isolation import blamed, shown
+from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.plugins.installed import installed_plugins
+from aioserve.scheduling.policy import SchedulingPolicy
+
+__all__ = ["DEFAULT_POLICY", "EngineArguments"]
+
+DEFAULT_POLICY = "fcfs"
+MAX_POLICY_CHARS = 1000
+MAX_PLUGINS = 1000
+"""Most plugins that one engine is given."""
+
+
+class EngineArguments(msgspec.Struct, frozen=True):
+    """Arguments of `Engine` beside the fields of its configuration."""
+
+    model: str | Path | ModelSource
+    policy: str | SchedulingPolicy
+    plugins: tuple[object, ...]
+    progress: Callable[[int, int], None] | None
+    capture_progress: Callable[[int, int], None] | None
+
+    @classmethod
+    def checked(
+        cls,
+        model: str | Path | ModelSource,
+        policy: str | SchedulingPolicy,
+        plugins: Sequence[object],
+        progress: Callable[[int, int], None] | None,
+        capture_progress: Callable[[int, int], None] | None,
+        *,
+        chat_template: str | None,
+    ) -> EngineArguments:
+        """Check what a caller gave; `chat_template` is the file that the configuration names.
+
+        Raises `ConfigError`, and `UnknownPolicyError` where none but the bundled plugins could
+        offer the policy.
+        """
+        policy, listed = _checked_policy(policy), _checked_plugins(plugins)
+        _check_policy_name(policy, listed)
+        model = _checked_model(model)
+        _check_chat_template(chat_template, model)
+        _check_listener("progress", progress, model)
+        _check_listener("capture_progress", capture_progress, model)
+        return cls(model, policy, listed, progress, capture_progress)
+
+
+def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
+    """Text becomes plain, whatever a subclass makes of it."""
+    if not isinstance(policy, str):
+        check_policy_object(policy)
+        return policy
+    policy = str.__str__(policy)
+    if len(policy) > MAX_POLICY_CHARS:
+        raise ConfigError(
+            f"policy must be a name of at most {MAX_POLICY_CHARS} characters, options included, "
+            f"got {len(policy)}"
+        )
+    return policy
+
+
+def _check_policy_name(policy: str | SchedulingPolicy, plugins: Sequence[object]) -> None:
+    """Raise `UnknownPolicyError` for a name that no plugin offers, and `ConfigError` for options
+    that its policy doesn't take, where no plugin but the bundled ones could offer it: others are
+    imported when the engine is entered, in a thread, and that raises it then."""
+    if not isinstance(policy, str) or policy == DEFAULT_POLICY or plugins:
+        return
+    if all(plugin.bundled for plugin in installed_plugins()):
+        PluginRegistry().policy(policy)
+
+
+def _checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:
+    """Text becomes plain, as that of a policy."""
+    if isinstance(model, str):
+        return str.__str__(model)
+    if not isinstance(model, Path) and not callable(getattr(model, "load", None)):
+        raise ConfigError(
+            f"model must be a name, a directory or an object that loads, got {shown(model)}",
+            argument="model",
+            value=model,
+        )
+    return model
+
+
+def _check_listener(name: str, listener: object, model: object) -> None:
+    if listener is None:
+        return
+    if not callable(listener) or inspect.iscoroutinefunction(listener):
+        raise ConfigError(
+            f"{name} must be callable and not async, got {shown(listener)}",
+            argument=name,
+            value=listener,
+        )
+    if not isinstance(model, str | Path):
+        raise _without_effect(name, listener, model, "loads as it likes and reports nothing")
+
+
+def _check_chat_template(file: str | None, model: object) -> None:
+    """Raise `ConfigError` for a file that isn't read."""
+    if file is not None and not isinstance(model, str | Path):
+        raise _without_effect("chat_template", file, model, "brings a template of its own")
+
+
+def _without_effect(name: str, value: object, model: object, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name}={shown(value)} has no effect with model={shown(model)}: such an object {why}, so "
+        f"leave {name} out",
+        argument=name,
+        value=value,
+    )
+
+
+def _checked_plugins(plugins: object) -> tuple[object, ...]:
+    """A tuple of them, not endless."""
+    with blamed("plugins can't be listed", ConfigError):
+        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
+            raise ConfigError(f"plugins must be a sequence of plugin objects, got {shown(plugins)}")
+        listed = tuple(itertools.islice(plugins, MAX_PLUGINS + 1))
+    if len(listed) > MAX_PLUGINS:
+        raise ConfigError(f"plugins must be at most {MAX_PLUGINS} objects, got {shown(plugins)}")
+    return listed
