@@ -271,6 +271,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pooled: range | None = None
     """Positions of the prompt, at least one and with step 1: the sum of the model's hidden states
     there is wanted."""
+    beam_from: int | None = None
+    """The prompt's tokens from this position on, maybe none, are a beam: they are the answer's to
+    what changes its logits. This changes log-probabilities then, and those of the next token are
+    told as they are after that."""
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
     namespace: bytes = b""

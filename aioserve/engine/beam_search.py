@@ -23,24 +23,30 @@ Which beams go on is bookkeeping over log-probabilities, with the rules and scor
 
 A stop string ends a beam with the token that completes it: which one does, an assembler of the
 beam's own text says, as in every other answer.
+
+Penalties and all else that changes logits change the log-probabilities of each beam's next token,
+where they are computed: a round says how much of its prompt is the beam (`Request.beam_from`), and
+is told the most likely tokens after that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
 from operator import attrgetter, itemgetter
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from aioserve.arguments import boolean_or, check, integer, number
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.params_intake import end_ids_of
 from aioserve.engine.prompts import Prompt
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import DeadlineExceededError, InvalidSamplingError
-from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.execution.runner import ModelLimits
 from aioserve.hints import checked_hints
 from aioserve.request import MAX_LOGPROBS, Beam, FinishReason, SamplingParams, TopLogprob
 from aioserve.text.assembler import TextAssembler
@@ -55,25 +61,19 @@ NO_TIME_SECONDS = 1e-9
 """Deadline of a request whose search has no time left: it ends as any that is late."""
 
 
-class Submit(Protocol):
-    def __call__(
-        self, prompt: Prompt, params: SamplingParams, *, deadline_seconds: float | None
-    ) -> TokenStream: ...
-
-
 async def beam_search(
-    model: LoadedModel,
-    submit: Submit,
+    engine: EngineLifecycle,
     prompt: Prompt,
     params: SamplingParams,
     *,
     beam_width: object,
     length_penalty: object,
     early_stopping: object,
-    deadline_seconds: object,
+    deadline_seconds: object = None,
+    **options: Any,
 ) -> tuple[Beam, ...]:
     """Return the beams that ended best, the best first. Whatever ends the call ends the requests.
-    Of `params` it uses `max_tokens` and what ends an answer.
+    Of `params` it uses `max_tokens`, what ends an answer and what changes logits.
 
     Raises `InvalidSamplingError` for an argument outside its range, `InvalidRequestError` for such
     a deadline, and `DeadlineExceededError` where it has passed."""
@@ -83,14 +83,11 @@ async def beam_search(
     penalty = check(error, "length_penalty", length_penalty, penalties)
     stopping = check(error, "early_stopping", early_stopping, boolean_or("never"))
     seconds = checked_hints({"deadline_seconds": deadline_seconds}).deadline_seconds
+    model = engine.usable().model
     end_ids = end_ids_of(model.limits, params)
-    one_token = msgspec.structs.replace(
-        params,
-        max_tokens=1,
-        ignore_eos=True,
-        logprobs=_num_candidates(model.limits, width, end_ids, params),
-    )
-    rounds = _Rounds(submit, one_token, seconds)
+    count = _num_candidates(model.limits, width, end_ids, params)
+    asked = msgspec.structs.replace(params, temperature=0, logprobs=count)
+    rounds = _Rounds(engine, asked, seconds, options)
     try:
         prompt_ids, candidates = await rounds.next([prompt])
         # Checked with the first round: without a tokenizer there are no stop strings.
@@ -159,9 +156,18 @@ def _with_text(
 class _Rounds:
     """The requests of one search, each with what is left until its deadline, counted from here."""
 
-    def __init__(self, submit: Submit, params: SamplingParams, seconds: float | None) -> None:
-        self._submit = submit
+    def __init__(
+        self,
+        engine: EngineLifecycle,
+        params: SamplingParams,
+        seconds: float | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._engine = engine
         self._params = params
+        self._options = options
+        self._beam_from: int | None = None
+        """Tokens of the prompt, once it is encoded."""
         self._loop = asyncio.get_running_loop()
         self._ends_at = None if seconds is None else self._loop.time() + seconds
 
@@ -174,9 +180,7 @@ class _Rounds:
             left = max(self._ends_at - self._loop.time(), NO_TIME_SECONDS)
         with ExitStack() as streams_left:
             streams = [
-                streams_left.enter_context(
-                    closing(self._submit(prompt, self._params, deadline_seconds=left))
-                )
+                streams_left.enter_context(closing(self._submit(prompt, left)))
                 for prompt in prompts
             ]
             tokens = [token for stream in streams async for token in stream]
@@ -184,6 +188,22 @@ class _Rounds:
             token.logprobs.top for token in tokens if token.logprobs is not None
         ]
         return streams[0].prompt_token_ids, tops
+
+    def _submit(self, prompt: Prompt, seconds: float | None) -> TokenStream:
+        mailbox = self._engine.usable().intake.submit(
+            prompt,
+            self._params,
+            prompt_fields=self._fields,
+            deadline_seconds=seconds,
+            **self._options,
+        )
+        return TokenStream(mailbox)
+
+    def _fields(self, prompt_tokens: int) -> dict[str, Any]:
+        """One token, behind a prompt of which the first round's is the search's own."""
+        if self._beam_from is None:
+            self._beam_from = prompt_tokens
+        return {"beam_from": self._beam_from, "max_length": prompt_tokens + 1}
 
 
 class RunningBeam(msgspec.Struct, frozen=True):
@@ -207,9 +227,11 @@ class Beams:
 
     `max_tokens`, at least 1, is the most that one may have; an id of `end_ids` ends one, and so
     does one with which `assembler`, which has taken no token, finds a stop string. Without it there
-    are none. The search is over when `max_tokens` is reached, or no candidate goes on, and before
-    that as soon as `width` beams have ended and `early_stopping` is True, or the best running beam
-    can't come in any more: with False, if it ended as it is; with "never", if it ended at the most
+    are none. A token of log-probability -inf is no candidate.
+
+    The search is over when `max_tokens` is reached, or no candidate goes on, and before that as
+    soon as `width` beams have ended and `early_stopping` is True, or the best running beam can't
+    come in any more: with False, if it ended as it is; with "never", if it ended at the most
     favourable length, `max_tokens` where `length_penalty` is above 0.
     """
 
@@ -238,13 +260,14 @@ class Beams:
     def advance(self, candidates: Sequence[Iterable[TopLogprob]]) -> None:
         """One token more. `candidates[i]` are the most likely tokens behind `running[i]`: at least
         `width`, and one more for every id that ends a beam, where the vocabulary has so many. Where
-        stop strings end more of them, fewer beams go on."""
+        stop strings end more of them, or fewer of them may come, fewer beams go on."""
         self.num_tokens += 1
         is_last = self.num_tokens >= self._max_tokens
         grown = [
             (beam.cumulative_logprob + token.logprob, beam, token.id)
             for beam, tokens in zip(self.running, candidates, strict=True)
             for token in tokens
+            if token.logprob > -math.inf
         ]
         grown.sort(key=itemgetter(0), reverse=True)
         self.running = []

@@ -7,7 +7,6 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
@@ -30,6 +29,7 @@ from aioserve.engine.engine_arguments import DEFAULT_POLICY, EngineArguments
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
+    BEAM_DEFAULTS,
     STREAM_DEFAULTS,
     BeamSearchOptions,
     EmbedOptions,
@@ -248,7 +248,7 @@ class Engine(EnteredByAsync):
         stream = self.stream(cast("Prompt", prompt), with_best_of(wanted), **options)
         return await collect(stream, wanted)
 
-    @takes(BeamSearchOptions, STREAM_DEFAULTS)
+    @takes(BeamSearchOptions, STREAM_DEFAULTS | BEAM_DEFAULTS)
     async def beam_search(
         self,
         prompt: Prompt,
@@ -257,41 +257,30 @@ class Engine(EnteredByAsync):
         max_tokens: int | None = None,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
-        ignore_eos: bool = False,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        include_stop_str_in_output: bool = False,
         **options: Unpack[BeamSearchOptions],
     ) -> tuple[Beam, ...]:
         """The `beam_width` answers that a beam search finds, best first: those of transformers'
         `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
 
         A stop string or id ends a beam as an end-of-sequence id does, and its text as that of any
-        answer (`SamplingParams`). `deadline_seconds` is that of the whole search.
+        answer (`SamplingParams`). Penalties, biases, processors and what forbids tokens change a
+        beam's log-probabilities, as they do there. `deadline_seconds` is that of the whole search.
 
         Each token of the answers takes a round of up to `beam_width` requests of one token, which
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
         check_names("beam_search", options, BeamSearchOptions)
-        deadline_seconds = options.pop("deadline_seconds", None)
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=ignore_eos,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            include_stop_str_in_output=include_stop_str_in_output,
-        )
+        own = {name: value for name, value in options.items() if name in BEAM_DEFAULTS}
+        others = {name: value for name, value in options.items() if name not in BEAM_DEFAULTS}
         return await beam_search(
-            self._lifecycle.usable().model,
-            partial(self.stream, **options),
+            self._lifecycle,
             prompt,
-            params,
+            SamplingParams(max_tokens=max_tokens, **own),
             beam_width=beam_width,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            deadline_seconds=deadline_seconds,
+            **others,
         )
 
     @takes(StreamOptions, STREAM_DEFAULTS)

@@ -52,11 +52,11 @@ from aioserve.request import (
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.conversation import Conversation, conversation_of
 
-__all__ = ["Intake", "PromptOnly"]
+__all__ = ["Intake", "PromptFields"]
 
-PromptOnly = Callable[[int], dict[str, Any]]
-"""What a request that generates nothing wants of its prompt: fields of the `Request`, by the number
-of the prompt's tokens."""
+PromptFields = Callable[[int], dict[str, Any]]
+"""What a request wants of its prompt beside an answer, or in place of one: fields of the `Request`,
+by the number of the prompt's tokens."""
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
@@ -75,7 +75,7 @@ class _Checked(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """Fields of the `Request` that it becomes."""
     chat_format: ChatFormat | None = None
-    prompt_only: PromptOnly | None = None
+    prompt_fields: PromptFields | None = None
     truncation: Truncation | None = None
     thinks_in: ChatFormat | None = None
     """The format of reasoning that has a budget."""
@@ -113,11 +113,11 @@ class Intake:
         cache_salt: str | None = None,
         *,
         chat_format: ChatFormat | None = None,
-        prompt_only: PromptOnly | None = None,
+        prompt_fields: PromptFields | None = None,
         **options: Any,
     ) -> Mailbox:
         """Check and queue a request. `chat_format` is how completions of messages are read,
-        `prompt_only` what is wanted where no completion is; `options` are the others of
+        `prompt_fields` what is wanted of the prompt; `options` are the others of
         `StreamOptions`. A `ContinuedPrompt` was checked. Raises what `Engine.stream` says, and has
         then changed nothing."""
         if self._asking:
@@ -160,7 +160,7 @@ class Intake:
             "logits_processors": processors,
             "hints": hints,
         }
-        checked = _Checked(live, params, fields, chat_format, prompt_only, truncation, thinks_in)
+        checked = _Checked(live, params, fields, chat_format, prompt_fields, truncation, thinks_in)
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, hints.deadline_seconds)
         try:
@@ -367,24 +367,23 @@ class Intake:
     def _queue_ready(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_ids = ids
-        wanted: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
-        if checked.prompt_only is not None:
-            wanted = checked.prompt_only(len(ids))
-        elif params.prompt_logprobs is not None:
-            live.mailbox.prompt_logprobs = [None]
-        max_length = limits.max_model_len
+        most = limits.max_model_len
         if params.max_tokens is not None:
-            max_length = min(max_length, len(ids) + params.max_tokens)
+            most = min(most, len(ids) + params.max_tokens)
+        fields: dict[str, Any] = {"max_length": most, **checked.fields}
+        if checked.prompt_fields is not None:
+            fields |= checked.prompt_fields(len(ids))
+        elif params.prompt_logprobs is not None:
+            fields["score_from"] = 1
+            live.mailbox.prompt_logprobs = [None]
         request = Request(
             request_id=live.request_id,
             prompt_ids=ids,
-            max_length=max_length,
             params=params,
             end_ids=self._params.end_ids(params),
             bad_word_ids=self._params.bad_word_ids(params),
             arrival_seconds=live.mailbox.started_seconds,
-            **checked.fields,
-            **wanted,
+            **fields,
         )
         self._asking = True
         self._core.table.ask(live, len(ids))

@@ -15,6 +15,7 @@ from aioserve.request import SamplingParams
 from aioserve.text.conversation import conversation_of
 
 __all__ = [
+    "BEAM_DEFAULTS",
     "MESSAGE_DEFAULTS",
     "STREAM_DEFAULTS",
     "TRUNCATION_DEFAULTS",
@@ -31,14 +32,37 @@ __all__ = [
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
+_WITH_PARAMS = ("stream", "generate", "chat")
+"""Calls that have an argument `params`."""
 
-class BeamSearchOptions(SearchHintOptions, total=False):
-    """What `Engine.beam_search` takes by name, beside the search: as `Engine.stream` does."""
 
+class SharingOptions(SearchHintOptions, total=False):
     cache_salt: str | None
 
 
-class PromptOnlyOptions(BeamSearchOptions, PromptHintOptions, total=False):
+class BeamParams(TypedDict, total=False):
+    """Fields of `SamplingParams` that are about beams."""
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str]
+    logits_processors: Sequence[str]
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+
+
+class BeamSearchOptions(BeamParams, SharingOptions, total=False):
+    """What `Engine.beam_search` takes by name, beside the search: as `SamplingParams` and
+    `Engine.stream` do."""
+
+
+class PromptOnlyOptions(SharingOptions, PromptHintOptions, total=False):
     """What calls that generate nothing take by name: as `Engine.stream` does."""
 
     request_id: str | None
@@ -82,6 +106,10 @@ TRUNCATION_DEFAULTS: dict[str, Any] = {"truncate_prompt_tokens": None, "truncati
 """Values of `TruncationOptions` by which nothing is cut."""
 STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, **TRUNCATION_DEFAULTS, "priority": 0}
 """Defaults of `StreamOptions` that aren't None."""
+BEAM_DEFAULTS: dict[str, Any] = {
+    name: getattr(SamplingParams(), name) for name in BeamParams.__optional_keys__
+}
+"""Defaults of `BeamParams`."""
 
 
 def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
@@ -108,7 +136,7 @@ def check_names(call: str, given: Mapping[str, Any], options: Any, *own: str) ->
     `own` are further names that may have been meant."""
     if unknown := given.keys() - options.__optional_keys__:
         name = min(unknown)
-        if call != "Engine" and name in SamplingParams.__struct_fields__:
+        if call in _WITH_PARAMS and name in SamplingParams.__struct_fields__:
             raise TypeError(
                 f"{call}() got an unexpected keyword argument {name!r}: it goes into "
                 f"SamplingParams({name}=...), which is the argument params"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from aioserve.arguments import boolean, check, choice, integer, name
 from aioserve.engine.encoding import BareText
-from aioserve.engine.intake import Intake, PromptOnly
+from aioserve.engine.intake import Intake, PromptFields
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.options import MESSAGE_DEFAULTS
@@ -233,7 +233,7 @@ def request_ids_of(request_id: Any, count: int | None) -> list[Any]:
 @asynccontextmanager
 async def _ended(
     engine: EngineLifecycle,
-    requests: Sequence[tuple[Any, str | None, PromptOnly]],
+    requests: Sequence[tuple[Any, str | None, PromptFields]],
     params: SamplingParams,
     options: Mapping[str, Any],
     several: str | None,
@@ -254,7 +254,7 @@ async def _ended(
             await engine.turns.take()
             with _noting_place(several, index):
                 mailbox = engine.usable().intake.submit(
-                    prompt, params, request_id, prompt_only=wanted, **options
+                    prompt, params, request_id, prompt_fields=wanted, **options
                 )
             mailboxes.append(mailbox)
             streams.append(TokenStream(mailbox))

@@ -164,6 +164,7 @@ class PlanReader:
             edits = SlotEdits(
                 params,
                 prompt_tokens=start.prompt_tokens,
+                of_logprobs=start.edits_logprobs,
                 known_ids=start.known_ids,
                 end_ids=start.end_ids,
                 bad_word_ids=start.bad_word_ids,

@@ -16,6 +16,7 @@ In this order, each over what the ones before have left:
 Where transformers has the same (`sequence_bias` of single tokens, `repetition_penalty`,
 `bad_words_ids`, `min_new_tokens`), that is its order. What is left out has a logit of -inf.
 Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
+Of a beam the same is done to log-probabilities, which aren't normalised again.
 
 A slot remembers the ids of its sequence on the device, since the host may not have seen the last
 one. Knows torch, on any device, and no backend; nothing is read back. On the CPU, masks are applied
@@ -49,7 +50,8 @@ class SlotEdits:
     """The edits of one slot, from its start to its end, and the ids that they depend on.
 
     `known_ids` int32 `[known tokens]` are those of the sequence when the slot starts, of which the
-    first `prompt_tokens` are the prompt. Made on any thread; used on that of the steps.
+    first `prompt_tokens` are the prompt. With `of_logprobs` they change log-probabilities. Made
+    on any thread; used on that of the steps.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SlotEdits:
         params: SamplingParams,
         *,
         prompt_tokens: int,
+        of_logprobs: bool = False,
         known_ids: npt.NDArray[np.int32] | None,
         end_ids: Collection[int],
         bad_word_ids: Sequence[Sequence[int]],
@@ -64,6 +67,7 @@ class SlotEdits:
     ) -> None:
         self._params = params
         self._prompt_tokens = prompt_tokens
+        self.of_logprobs: bool = of_logprobs
         self._known_ids = known_ids
         self._end_ids = sorted(end_ids)
         self._bad_word_ids = bad_word_ids
@@ -71,13 +75,16 @@ class SlotEdits:
         self._on: _Placed | None = None
 
     def apply(self, row: Tensor, position: int) -> str | None:
-        """Change `row`, float32 `[V]`, from which the token at `position` is drawn. Return what
-        went wrong in a processor, if anything did."""
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn: logits, which
+        become log-probabilities first where these are changed. Return what went wrong in a
+        processor, if anything did."""
         params, on = self._params, self._placed(row.device)
         if params.needs_history and position >= len(on.history):
             longer = on.history.new_zeros(position + SPARE_IDS)
             longer[: len(on.history)] = on.history
             on.history = longer
+        if self.of_logprobs:
+            row.copy_(torch.log_softmax(row, dim=0))
         if on.bias_ids is not None:
             row.index_add_(0, on.bias_ids, on.biases)
         if params.repetition_penalty != 1:
@@ -176,14 +183,19 @@ class RowEdits:
         masked: frozenset[int] = frozenset() if masks is None else masks.rows
         self.rows: frozenset[int] = masked.union([row for row, *_ in rows])
         """Indices of the rows that are changed."""
+        self.of_logprobs: frozenset[int] = frozenset(
+            [row for row, edits, _ in rows if edits.of_logprobs]
+        )
+        """Indices of the rows of beams."""
+
+    def apply_to_logprobs(self, logits: Tensor) -> None:
+        """Make changed log-probabilities of rows of beams of `logits`, float32 `[S, V]`, in
+        place."""
+        self._apply(logits, of_logprobs=True)
 
     def apply(self, logits: Tensor) -> None:
-        """Change rows of `logits`, float32 `[S, V]`, in place."""
-        self.failures.clear()  # those of a step that is computed again
-        for row, edits, position in self._rows:
-            failure = edits.apply(logits[row], position)
-            if failure is not None:
-                self.failures[row] = failure
+        """Change all other rows of `logits`, float32 `[S, V]`, in place."""
+        self._apply(logits, of_logprobs=False)
         if self.masks is None:
             return
         found = self.masks.found()
@@ -194,6 +206,15 @@ class RowEdits:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
             left_out = upload(bits == 0, np.bool_, logits.device)
             logits[row].masked_fill_(left_out, -math.inf)
+
+    def _apply(self, logits: Tensor, *, of_logprobs: bool) -> None:
+        for row, edits, position in self._rows:
+            if edits.of_logprobs is not of_logprobs:
+                continue
+            failure = edits.apply(logits[row], position)
+            self.failures.pop(row, None)  # that of a step that is computed again
+            if failure is not None:
+                self.failures[row] = failure
 
     @property
     def late(self) -> frozenset[int]:

@@ -3,6 +3,9 @@
     logits ──► edits ──► draw ──► tokens ──► each slot's history
        └────────────────────────────┴──────► log-probabilities
 
+    logits of a beam ──► log-probabilities ──► edits ──┬──► draw ──► tokens
+                                                       └──► log-probabilities that are told
+
 Steps in which no row asks for anything have none of this.
 """
 
@@ -27,7 +30,9 @@ class RowExtras:
 
     def before_draw(self, logits: Tensor, num_samples: int) -> StepExtras:
         """Prepare the extras of the model's `logits`, float32 `[S + N, V]`. All memory is taken
-        here."""
+        here. Rows of beams change in place."""
+        if self.edits is not None:
+            self.edits.apply_to_logprobs(logits[:num_samples])
         most_likely = None if self.logprobs is None else MostLikely(self.logprobs, logits)
         sampled = logits[:num_samples]
         if self.edits is not None:

@@ -1,12 +1,12 @@
 """Log-probabilities of tokens, from the logits that the model gave.
 
 Natural logarithms of the softmax over the whole vocabulary, before anything that a request asks for
-changes it. Knows torch, on any device, and no backend.
+changes it; of beams, what that has made of them. Knows torch, on any device, and no backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ class LogprobRows:
 
     Sampled rows come first: `sampled` are their indices among the rows of the step. Then, from row
     `first_scored` on, comes one for each of `target_ids`, int64, which are known. `tops[i]` of the
-    most likely tokens are wanted of the `i`-th row.
+    most likely tokens are wanted of the `i`-th row. Sampled rows with an index in `edited` are
+    log-probabilities already, whatever they sum to.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class LogprobRows:
         *,
         first_scored: int,
         target_ids: npt.NDArray[np.int64],
+        edited: Collection[int] = (),
     ) -> None:
         self.sampled: list[int] = list(sampled)
         self.target_ids = target_ids
@@ -44,6 +46,8 @@ class LogprobRows:
         self.rows: list[int] = [*self.sampled, *scored]
         self.width: int = max(tops, default=0)
         """K: the most tokens wanted of any row."""
+        self.edited: list[int] = [at for at, row in enumerate(self.sampled) if row in edited]
+        """Places of theirs in `rows`."""
         self._tops = list(tops)
 
     def __len__(self) -> int:
@@ -65,7 +69,8 @@ class LogprobRows:
 
 class MostLikely:
     """Log-probabilities of one step, on its device, of `logits`, float32 `[S + N, V]`, V at least
-    K, which are the model's own and stay unchanged. All memory is taken when it is made."""
+    K, which stay unchanged and are the model's own, but for rows that are edited. All memory is
+    taken when it is made."""
 
     def __init__(self, wanted: LogprobRows, logits: Tensor) -> None:
         device, count, width = logits.device, len(wanted), wanted.width
@@ -88,8 +93,11 @@ class MostLikely:
             found = logits.index_select(0, rows[part])
             self._sums[part] = torch.logsumexp(found, dim=1)
             top = torch.topk(found, width, dim=1)
-            self.values[part, 1:] = top.values - self._sums[part, None]
+            self.values[part, 1:] = top.values
             self.ids[part] = top.indices
+        if wanted.edited:
+            self._sums.index_fill_(0, upload(wanted.edited, np.int64, device), 0.0)
+        self.values[:, 1:] -= self._sums[:, None]
 
     def note(self, token_ids: Tensor) -> None:
         """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""

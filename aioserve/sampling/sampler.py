@@ -137,6 +137,10 @@ class SlotTable:
                 tops += [top] * len(target_ids)
                 targets.append(target_ids.astype(np.int64))
             logprobs = LogprobRows(
-                sampled, tops, first_scored=len(slots), target_ids=np.concatenate(targets)
+                sampled,
+                tops,
+                first_scored=len(slots),
+                target_ids=np.concatenate(targets),
+                edited=() if edits is None else edits.of_logprobs,
             )
         return None if edits is None and logprobs is None else RowExtras(edits, logprobs)

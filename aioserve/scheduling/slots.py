@@ -48,12 +48,13 @@ class SlotPool:
     def acquire(self, request: Request, seed: int, known_ids: npt.NDArray[np.int32]) -> int:
         """Start a slot for a sequence of `request` that samples with `seed`. `known_ids`, int32
         `[known tokens]`, are never changed."""
-        slot, params = self._free.pop(), request.params
+        slot, params, beam_from = self._free.pop(), request.params, request.beam_from
         self.started[slot] = SlotStart(
             slot=slot,
             params=params,
             seed=seed,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=request.prompt_tokens if beam_from is None else beam_from,
+            edits_logprobs=beam_from is not None,
             known_ids=known_ids if params.needs_history else None,
             end_ids=request.end_ids,
             bad_word_ids=request.bad_word_ids,

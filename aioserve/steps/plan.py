@@ -61,6 +61,9 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Key of the sequence's noise; with the sampled position it decides every random draw."""
     prompt_tokens: int = 0
     """Where the answer begins."""
+    edits_logprobs: bool = False
+    """The parameters change log-probabilities in place of logits, and those that are told are what
+    is left then."""
     known_ids: npt.NDArray[np.int32] | None = None
     """int32 `[known tokens]`: prompt, and what was generated before the slot started, where the
     parameters need them."""

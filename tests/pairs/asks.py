@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aioserve import Beam, Engine, FinishReason, Logprobs, SamplingParams, Token
+from aioserve.engine.options import BEAM_DEFAULTS
 
 __all__ = ["BEAM_WIDTH", "POOLINGS", "Ask", "Brought", "Moments", "give"]
 
@@ -132,7 +133,7 @@ async def _whole(engine: Engine, ask: Ask) -> Brought:
             list(ask.prompt),
             beam_width=BEAM_WIDTH,
             max_tokens=ask.params.max_tokens,
-            ignore_eos=True,
+            **{name: getattr(ask.params, name) for name in BEAM_DEFAULTS},
             **few,
         )
         return Brought(beams=beams)

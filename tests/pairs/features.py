@@ -13,6 +13,7 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 from aioserve import LogitsProcessor, LogitsProcessorSpec, StructuredOutput, hookimpl
+from aioserve.engine.options import BEAM_DEFAULTS
 
 if TYPE_CHECKING:
     from tests.pairs.scene import Seen
@@ -172,7 +173,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "beams": Feature(
         ways=("beams", "beams"),
-        params=({"max_tokens": 8}, {"max_tokens": 8}),
+        params=({"max_tokens": 12}, {"max_tokens": 12}),
         happened=lambda seen: any(len(each.beams) > 1 for each in seen.brought("beams")),
     ),
     "structured_output": Feature(
@@ -265,11 +266,17 @@ def why_not_one_request(one: Feature, other: Feature) -> str | None:
     if not (one.changes_requests and other.changes_requests) or one is other:
         return "only one of them changes requests"
     for each, beside in ((one, other), (other, one)):
-        if each.ways and (beside.params or beside.ways):
-            return "a beam search and an embedding take no sampling parameters"
+        if each.ways and not _takes(each, beside):
+            return "a beam search and an embedding don't take these sampling parameters"
         if each.ways and beside.late:
             return "a beam search and an embedding are given in one piece"
     return None
+
+
+def _takes(one: Feature, beside: Feature) -> bool:
+    """Whether a request that goes another way than `stream` has what `beside` changes."""
+    known = BEAM_DEFAULTS.keys() if one.ways == ("beams", "beams") else set()
+    return not beside.ways and all(known >= changes.keys() for changes in beside.params or ())
 
 
 def pairs() -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """Beam search through the whole engine against transformers: ids and scores.
 
 With whole prompts and chunks, with and without the prefix cache, among neighbours, and with pages
-that run out; where some of the ids that beams like end them, and where none does.
+that run out; where some of the ids that beams like end them, and where none does; with penalties
+and all else that changes a beam's log-probabilities.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
-from aioserve import Beam, Engine, SamplingParams
+from aioserve import (
+    Beam,
+    Engine,
+    LogitsProcessor,
+    LogitsProcessorSpec,
+    SamplingParams,
+    hookimpl,
+)
 from tests.parity.tiny_models import VOCAB_SIZE
 
 MODELS = ("llama", "qwen3", "gemma3")
@@ -40,7 +49,53 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"beam_width": 5, "length_penalty": 2.0, "early_stopping": "never"},
     {"beam_width": 2, "length_penalty": -0.5, "early_stopping": "never"},
 )
+EDITS: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 3.0},
+    {"repetition_penalty": 0.8, "presence_penalty": 0.9, "frequency_penalty": 0.4},
+    {"presence_penalty": -0.6, "logit_bias": {9: 3.0, 30: -8.0, 200: 1.5}, "min_tokens": 9},
+    {"allowed_token_ids": tuple(range(4, 80)), "frequency_penalty": 1.7, "min_tokens": 14},
+    {"logits_processors": ("by_history",), "repetition_penalty": 1.1},
+)
 TOLERANCE = 1e-4
+
+
+class ByHistory(LogitsProcessor):
+    """Tokens of prompt and answer each decide the next."""
+
+    def process(self, prompt_ids, answer_ids, logits):
+        logits[prompt_ids] -= 0.5
+        logits[answer_ids] -= 2.0
+        logits[int(prompt_ids.sum() + 7 * answer_ids.sum()) % len(logits)] += 1.5
+
+
+class Plugin:
+    @hookimpl
+    def aioserve_logits_processors(self):
+        return [LogitsProcessorSpec("by_history", ByHistory)]
+
+
+class AsDefined:
+    """What transformers has no processor for, as one of its own: of rows of ids and of
+    log-probabilities."""
+
+    def __init__(self, edits: dict[str, Any], prompt_tokens: int) -> None:
+        self._edits = edits
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        changed = scores.clone()
+        for ids, row in zip(input_ids, changed, strict=True):
+            prompt, answer = ids[: self._prompt_tokens], ids[self._prompt_tokens :]
+            counts = torch.bincount(answer, minlength=len(row))
+            row -= self._edits.get("presence_penalty", 0.0) * (counts > 0)
+            row -= self._edits.get("frequency_penalty", 0.0) * counts
+            if "logits_processors" in self._edits:
+                ByHistory().process(prompt, answer, row)
+            if allowed := self._edits.get("allowed_token_ids"):
+                left_out = torch.ones(len(row), dtype=torch.bool)
+                left_out[list(allowed)] = False
+                row[left_out] = -torch.inf
+        return changed
 
 
 def prompts() -> list[list[int]]:
@@ -76,10 +131,15 @@ def with_ends(
 
 @torch.inference_mode()
 def generated(
-    model: Any, prompt: list[int], search: dict[str, Any], eos: list[int]
+    model: Any,
+    prompt: list[int],
+    search: dict[str, Any],
+    eos: list[int],
+    edits: dict[str, Any] | None = None,
 ) -> list[tuple[float, list[int]]]:
     """transformers' beams."""
-    width = search["beam_width"]
+    width, edits = search["beam_width"], edits or {}
+    bias = {(token_id,): value for token_id, value in edits.get("logit_bias", {}).items()}
     told = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -89,6 +149,10 @@ def generated(
         max_new_tokens=MAX_TOKENS,
         length_penalty=search.get("length_penalty", 1.0),
         early_stopping=search.get("early_stopping", False),
+        repetition_penalty=edits.get("repetition_penalty", 1.0),
+        sequence_bias=bias or None,
+        min_new_tokens=edits.get("min_tokens"),
+        logits_processor=LogitsProcessorList([AsDefined(edits, len(prompt))] if edits else []),
         eos_token_id=eos or None,
         pad_token_id=0,
         return_dict_in_generate=True,
@@ -103,9 +167,10 @@ def generated(
     return beams
 
 
-def assert_beams(model: Any, prompt: list[int], search: Any, eos: list[int], beams: Any) -> int:
+def assert_beams(
+    expected: list[tuple[float, list[int]]], search: Any, eos: list[int], beams: Any
+) -> int:
     """How many of them ended before the longest."""
-    expected = generated(model, prompt, search, eos)
     assert [list(beam.token_ids) for beam in beams] == [ids for _, ids in expected]
     for beam, (score, ids) in zip(beams, expected, strict=True):
         if search["beam_width"] > 1:
@@ -138,7 +203,56 @@ async def test_beams_and_scores_are_those_of_transformers(
             assert len([token async for token in neighbour]) == 40
     ended = 0
     for (prompt, search), beams in zip(cases, answers[: len(cases)], strict=True):
-        ended += assert_beams(model, prompt, search, eos, beams)
+        ended += assert_beams(generated(model, prompt, search, eos), search, eos, beams)
     assert ended
     for (prompt, search), beams in zip(cases, answers[len(cases) :], strict=True):
-        assert_beams(model, prompt, search, [], beams)
+        assert_beams(generated(model, prompt, search, []), search, [], beams)
+
+
+@pytest.fixture(scope="module")
+def edited(with_ends: Callable[[str], Path], oracle: Any) -> Callable[[str], list[Any]]:
+    """Prompts, searches, edits, and what transformers finds with them, and without."""
+
+    @cache
+    def find(name: str) -> list[Any]:
+        eos = json.loads((with_ends(name) / "config.json").read_text())["eos_token_id"]
+        model, found = oracle(name), []
+        # A single beam is drawn from logits there.
+        searches = [search for search in SEARCHES if search["beam_width"] > 1]
+        for index, edits in enumerate(EDITS):
+            for prompt in (prompts()[index], prompts()[(index + 3) % len(EDITS)]):
+                search = searches[len(found) % len(searches)]
+                both = [generated(model, prompt, search, eos, some) for some in (edits, {})]
+                found.append((prompt, search, edits, *both))
+        return found
+
+    return find
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.asyncio
+async def test_edited_beams_are_those_of_transformers_with_the_same_processors(
+    name, settings, with_ends, edited, backend
+):
+    directory, cases = with_ends(name), edited(name)
+    eos = json.loads((directory / "config.json").read_text())["eos_token_id"]
+    options = {**SETTINGS[settings], "backend": backend.name, "dtype": "float32"}
+    noise = SamplingParams(max_tokens=40, seed=1, ignore_eos=True, logprobs=2, presence_penalty=1)
+    async with Engine(str(directory), plugins=[Plugin()], **options) as engine:
+        neighbours = [engine.stream(prompt, noise) for prompt in prompts()[:3]]
+        answers = await asyncio.gather(
+            *(
+                engine.beam_search(prompt, max_tokens=MAX_TOKENS, **search, **edits)
+                for prompt, search, edits, *_ in cases
+            )
+        )
+        for neighbour in neighbours:
+            assert len([token async for token in neighbour]) == 40
+    ended, changed = 0, set()
+    for (_, search, edits, expected, unchanged), beams in zip(cases, answers, strict=True):
+        ended += assert_beams(expected, search, eos, beams)
+        if [ids for _, ids in expected] != [ids for _, ids in unchanged]:
+            changed.add(EDITS.index(edits))
+    assert ended
+    assert changed == set(range(len(EDITS)))

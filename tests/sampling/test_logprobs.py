@@ -69,3 +69,65 @@ def test_they_are_those_of_the_model_whatever_the_row_is_edited_to():
     assert asked.most_likely is not None
     expected = torch.log_softmax(before[0], dim=0)
     torch.testing.assert_close(asked.most_likely.values[0], expected[[0, 3, 2]])
+
+
+@given(
+    beams=st.lists(st.booleans(), min_size=1, max_size=40),
+    penalty=st.sampled_from([0.5, 1.3, 2.0]),
+    presence=st.sampled_from([-1.0, 0.0, 0.7]),
+    others=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_of_beams_they_are_what_edits_leave_of_them_and_no_row_changes_another(
+    beams, penalty, presence, others, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    count = len(beams)
+    logits = torch.randn(count + 2, VOCAB, generator=generator) * 4
+    before = logits.clone()
+    known = torch.randint(0, VOCAB, (count, 8), generator=generator).numpy().astype(np.int32)
+    params = SamplingParams(repetition_penalty=penalty, presence_penalty=presence)
+    rows = [
+        (
+            row,
+            SlotEdits(
+                params,
+                prompt_tokens=5,
+                of_logprobs=is_beam,
+                known_ids=known[row],
+                end_ids=(),
+                bad_word_ids=(),
+            ),
+            8,
+        )
+        for row, is_beam in enumerate(beams)
+        if is_beam or others
+    ]
+    edits = RowEdits(rows)
+    wanted = LogprobRows(
+        range(count),
+        [7] * (count + 2),
+        first_scored=count,
+        target_ids=np.array([3, 4], np.int64),
+        edited=edits.of_logprobs,
+    )
+    asked = RowExtras(edits, wanted).before_draw(logits, count)
+    drawn = asked.sampled.argmax(dim=1)
+    asked.after_draw(drawn)
+    assert asked.most_likely is not None
+    told, _ = wanted.read(asked.most_likely.values.numpy(), asked.most_likely.ids.numpy())
+
+    of_model = torch.log_softmax(before, dim=1)
+    for row, is_beam in enumerate(beams):
+        expected = of_model[row].clone()
+        if is_beam:
+            ids = sorted(set(known[row].tolist()))
+            below = expected[ids] < 0
+            expected[ids] = torch.where(below, expected[ids] * penalty, expected[ids] / penalty)
+            expected[sorted(set(known[row, 5:].tolist()))] -= presence
+            torch.testing.assert_close(asked.sampled[row], expected)
+        assert abs(told[row].logprob - expected[drawn[row]].item()) < 1e-4
+        values = [top.logprob for top in told[row].top]
+        assert np.allclose(values, expected.topk(7).values, atol=1e-4)
+    kept = [row for row, is_beam in enumerate([*beams, False, False]) if not is_beam]
+    assert torch.equal(logits[kept], before[kept])

@@ -22,6 +22,12 @@ OF_THE_ENGINE = (
     "stop",
     "stop_token_ids",
     "include_stop_str_in_output",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
 )
 PLAIN: dict[str, Any] = {
     "temperature": 0,
@@ -43,6 +49,10 @@ PLAIN: dict[str, Any] = {
         {"stop": "e", "include_stop_str_in_output": True},
         {"stop_token_ids": [*range(40)], "include_stop_str_in_output": False},
         PLAIN,
+        {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"allowed_token_ids": [*range(97, 123)], "frequency_penalty": 2},
+        {"bad_words": ["e", " "], "min_tokens": 6, "stop": "o"},
+        {"logit_bias": {"101": -5, "115": 4}},
     ],
 )
 async def test_choices_are_the_beams_of_the_engine(path: str, more: dict[str, Any]) -> None:
@@ -51,6 +61,8 @@ async def test_choices_are_the_beams_of_the_engine(path: str, more: dict[str, An
         answer = await post(client, path, body)
         prompt: Any = ASK if path == CHAT else "import json"
         options = {name: more[name] for name in OF_THE_ENGINE if name in more}
+        if bias := more.get("logit_bias"):
+            options["logit_bias"] = {int(id): value for id, value in bias.items()}
         expected = await engine.beam_search(prompt, beam_width=3, max_tokens=6, **options)
         ids = await engine.encode(prompt)
         assert not engine.stats().pages_held_by_requests
@@ -112,12 +124,7 @@ REFUSED: list[dict[str, Any]] = [
     {"stream": True},
     {"temperature": 0.5},
     {"top_p": 0.5},
-    {"presence_penalty": 1},
-    {"repetition_penalty": 1.1},
-    {"min_tokens": 1},
-    {"bad_words": ["a"]},
-    {"logit_bias": {"1": 1}},
-    {"allowed_token_ids": [1]},
+    {"thinking_token_budget": 3},
     {"prompt_logprobs": 1},
     {"regex": "a"},
     {"structured_outputs": {"regex": "a"}},
@@ -142,13 +149,19 @@ async def test_what_a_search_cannot_do_is_refused_by_name(path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_what_is_wrong_is_named_as_the_api_names_it(path: str) -> None:
-    async with served(ServerSettings(max_n=64), num_pages=64, max_num_seqs=64) as (_, client):
+    async with served(ServerSettings(max_n=64), num_pages=64, max_num_seqs=64) as (engine, client):
+        letter = await engine.encode("e", add_special_tokens=False)
         for wrong, param in (
             ({"n": 33}, "n"),
             ({"n": 0}, "n"),
             ({"length_penalty": 11}, "length_penalty"),
             ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty"),
             ({"max_tokens": -1}, "max_tokens"),
+            ({"min_tokens": 7}, "min_tokens"),
+            ({"presence_penalty": 2.5}, "presence_penalty"),
+            ({"logit_bias": {"x": 1}}, "logit_bias"),
+            ({"allowed_token_ids": []}, "allowed_token_ids"),
+            ({"allowed_token_ids": letter, "bad_words": ["e"]}, "allowed_token_ids"),
             ({"use_beam_search": 1}, "use_beam_search"),
             ({"truncate_prompt_tokens": -1, "max_tokens": 10**6}, "max_tokens"),
         ):

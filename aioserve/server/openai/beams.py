@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.engine.options import BEAM_DEFAULTS
 from aioserve.request import Beam, Usage
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of
@@ -29,13 +30,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "min_p": (0.0,),
     "typical_p": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
+    "thinking_token_budget": (),
     "prompt_logprobs": (),
     "ttft_target_seconds": (),
     "tpot_target_seconds": (),
@@ -43,9 +38,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "response_format": (ResponseFormat(type="text"),),
 }
 """Values, beside none, by which a field asks for nothing that a search doesn't do."""
-
-_ENDS = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
-"""Fields of what ends a beam, as the engine takes them."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -75,14 +67,15 @@ async def beams_of(
     refuse_unsupported(body, {**_HARMLESS, **harmless}, " with use_beam_search")
     if (asked := body.asked_form) is not None:
         raise refuse(asked.field, "isn't supported with use_beam_search", "unsupported_parameter")
-    cut = _truncation(call, body, max_tokens)
+    with as_named(names):
+        params = body.params(call.engine.default_params, max_tokens=max_tokens)
+    cut = _truncation(call, body, params.max_tokens)
     options = {name: value for name, value in body.options(call).items() if name not in cut}
-    ends = {name: getattr(body, name) for name in _ENDS}
-    options |= {name: value for name, value in ends.items() if value is not None}
+    options |= {name: getattr(params, name) for name in BEAM_DEFAULTS}
     search = partial(
         call.engine.beam_search,
         beam_width=1 if body.n is None else body.n,
-        max_tokens=max_tokens,
+        max_tokens=params.max_tokens,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         **options,
     )
