@@ -271,8 +271,8 @@ class Engine(EnteredByAsync):
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
         check_names("beam_search", options, BeamSearchOptions)
-        own = {name: value for name, value in options.items() if name in BEAM_DEFAULTS}
-        others = {name: value for name, value in options.items() if name not in BEAM_DEFAULTS}
+        given: dict[str, Any] = dict(options)
+        own = {name: given.pop(name) for name in BEAM_DEFAULTS if name in given}
         return await beam_search(
             self._lifecycle,
             prompt,
@@ -280,7 +280,7 @@ class Engine(EnteredByAsync):
             beam_width=beam_width,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            **others,
+            **given,
         )
 
     @takes(StreamOptions, STREAM_DEFAULTS)

@@ -116,8 +116,10 @@ PARAMS = [
     SamplingParams(temperature=0.0, frequency_penalty=1.5, repetition_penalty=0.7),
     SamplingParams(temperature=0.7, allowed_token_ids=[1, 2, 30, 59], logprobs=5),
     SamplingParams(temperature=0.7, seed=4),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.9, logprobs=4),
 ]
 """Of a slot each."""
+BEAM_SLOT = 6
 PROMPTS = [[slot + 1, 9, *range(slot, 3 * slot, 2)] for slot in range(len(PARAMS))]
 BAD_WORDS = ((7,), (30, 11), (3, 3), (41, 3, 41))
 
@@ -129,6 +131,7 @@ def starts(known: Sequence[Sequence[int]] = PROMPTS) -> tuple[SlotStart, ...]:
             params=params,
             seed=100 + slot,
             prompt_tokens=len(PROMPTS[slot]),
+            edits_logprobs=slot == BEAM_SLOT,
             known_ids=np.array(known[slot], np.int32) if params.needs_history else None,
             end_ids=frozenset((5, 41)),
             bad_word_ids=BAD_WORDS if params.needs_history else (),
@@ -184,13 +187,13 @@ async def test_a_mixed_batch_is_that_of_the_reference() -> None:
         check_equal(outcome, await reference.launch(plan))
     assert len(outcomes[0].scored) == 1
     assert len(outcomes[1].scored) == len(PROMPTS[2]) - 2
-    assert all(list(outcome.logprobs) == [1, 2, 4] for outcome in outcomes[2:])
+    assert all(list(outcome.logprobs) == [1, 2, 4, BEAM_SLOT] for outcome in outcomes[2:])
     assert all(outcome.token_ids[4] in (1, 2, 30, 59) for outcome in outcomes[2:])
     assert (device.captured, device.replays) == (1, len(plans) - 3)
     # Without those that ask for something the rest of them run as another one.
     plain = [decode(slot, len(PROMPTS[slot]) + 6) for slot in (0, 5)]
     for step in (8, 9):
-        plan = placed_plan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4))
+        plan = placed_plan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4, 6))
         check_equal(await runner.launch(plan), await reference.launch(plan))
         plain = [decode(slot, len(PROMPTS[slot]) + 7) for slot in (0, 5)]
     assert (device.captured, device.replays) == (2, len(plans) - 2)
@@ -235,7 +238,7 @@ async def test_a_slot_that_starts_anew_brings_its_history() -> None:
     plans = plans_of(4)
     outcomes = [await runner.launch(plan) for plan in plans]
     await runner.aclose()
-    rows = [0, 2, 1, 3, 4, 5]  # of the second step: slot 2 is its second item, as in the others
+    rows = [0, 2, 1, 3, 4, 5, 6]  # of the second step: slot 2 is its second item, as in the others
     assert [work.slot for work in plans[1].items] == rows
     known = [list(ids) for ids in PROMPTS]
     for outcome in outcomes[1:4]:
