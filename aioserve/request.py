@@ -453,7 +453,7 @@ class Beam(msgspec.Struct, frozen=True):
     """Generated ids up to the one that ended the answer, which is one of them, as in a `Sample`."""
     finish_reason: FinishReason
     cumulative_logprob: float
-    """Sum of the log-probabilities of its tokens."""
+    """Sum of the log-probabilities of its tokens, as penalties and the like have left them."""
     score: float
     """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
     stop_reason: int | str | None = None

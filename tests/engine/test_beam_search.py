@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -240,6 +241,12 @@ async def test_what_ends_one_of_its_requests_ends_the_search():
         ({"stop_token_ids": range(40, 61)}, "at most 3 with 61 ids that end an answer"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output must be a bool, got 1"),
         ({"ignore_eos": None}, "ignore_eos must be a bool, got None"),
+        ({"presence_penalty": 3}, r"presence_penalty must be a number in \[-2, 2\], got 3"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number in"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens = 4, got 5"),
+        ({"logit_bias": {256: 1}}, "logit_bias must be below the vocabulary size 256, got 256"),
+        ({"allowed_token_ids": []}, "allowed_token_ids must"),
+        ({"logits_processors": ["none"]}, r"logits_processors\[0\]: "),
         ({"beam_width": 25}, "beam_width must be at most 24 with 40 ids that end an answer"),
     ],
 )
@@ -253,3 +260,49 @@ async def test_arguments_are_checked_by_name(arguments, message):
         assert len(most) == 24
         widest = await engine.beam_search(PROMPT, beam_width=32, max_tokens=1, ignore_eos=True)
         assert len(widest) == 32
+
+
+@pytest.mark.parametrize(
+    "argument", ["temperature", "seed", "logprobs", "structured_output", "thinking_token_budget"]
+)
+async def test_what_a_search_does_not_do_is_refused_by_name(argument):
+    async with Engine(FakeModel()) as engine:
+        other: dict[str, Any] = {argument: 1}
+        with pytest.raises(TypeError, match=rf"argument '{argument}'") as refused:
+            await engine.beam_search(PROMPT, **other)
+    assert "params" not in str(refused.value)
+
+
+async def test_of_few_tokens_all_beams_are_found_and_of_none_it_is_said():
+    async with Engine(num_pages=256) as engine:
+        prompt, ids = "import os", await engine.encode("ab", add_special_tokens=False)
+        allowed = sorted({*ids, *await engine.encode("(", add_special_tokens=False)})
+        options: dict[str, Any] = {"max_tokens": 2, "length_penalty": 0, "ignore_eos": True}
+        beams = await engine.beam_search(
+            prompt, beam_width=16, allowed_token_ids=allowed, **options
+        )
+        every = list(product(allowed, repeat=2))
+        scores = {ids: (await engine.score(prompt, ids)).logprob for ids in every}
+        assert [beam.token_ids for beam in beams] == sorted(every, key=lambda ids: -scores[ids])
+        assert [beam.score for beam in beams] == pytest.approx(sorted(scores.values())[::-1])
+        with pytest.raises(InvalidSamplingError, match="allowed_token_ids and bad_words must"):
+            await engine.beam_search(prompt, allowed_token_ids=ids, bad_words=["ab"], **options)
+        assert await all_given_back(engine)
+
+
+async def test_no_beam_has_a_bad_word():
+    options: dict[str, Any] = {"beam_width": 4, "max_tokens": 12, "ignore_eos": True}
+    async with Engine(num_pages=256) as engine:
+        tokenizer = engine.tokenizer
+        free = await engine.beam_search("import json", **options)
+        texts = {tokenizer.token_text(id).strip() for beam in free for id in beam.token_ids}
+        bad = sorted(text for text in texts if text.isalnum())[:3]
+        beams = await engine.beam_search("import json", bad_words=bad, **options)
+    spelled = [tuple(ids) for word in bad for ids in tokenizer.spellings(word)]
+
+    def num_bad(ids: tuple[int, ...]) -> int:
+        return sum(ids[at:][: len(one)] == one for one in spelled for at in range(len(ids)))
+
+    assert sum(num_bad(beam.token_ids) for beam in free)
+    assert [len(beam.token_ids) for beam in beams] == [12] * 4
+    assert not sum(num_bad(beam.token_ids) for beam in beams)

@@ -183,3 +183,24 @@ def test_a_single_beam_is_the_greedy_answer(toy: Toy, max_tokens: int) -> None:
     options = {"end_ids": frozenset(), "length_penalty": 1.0, "early_stopping": False}
     (beam,) = searched(toy, 1, {"max_tokens": max_tokens, **options})
     assert beam.token_ids == greedy
+
+
+@given(
+    toy=toys,
+    allowed=st.sets(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=2),
+    max_tokens=st.integers(1, 3),
+)
+def test_where_few_tokens_may_come_there_are_as_many_beams_as_they_make(
+    toy: Toy, allowed: set[int], max_tokens: int
+) -> None:
+    beams = Beams(8, max_tokens=max_tokens, end_ids=(), length_penalty=1.0, early_stopping=False)
+    while beams.running:
+        told = [toy.top(beam.token_ids, VOCAB_SIZE) for beam in beams.running]
+        beams.advance(
+            [
+                [TopLogprob(one.id, one.logprob if one.id in allowed else -math.inf) for one in top]
+                for top in told
+            ]
+        )
+    every = sorted(itertools.product(allowed, repeat=max_tokens), key=toy.total, reverse=True)
+    assert [beam.token_ids for beam in beams.ended] == every

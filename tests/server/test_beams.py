@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aioserve import Engine, SamplingParams
 from aioserve.server import ServerSettings
 from tests.engine.idle import all_given_back
 from tests.server.serving import served
@@ -168,3 +169,19 @@ async def test_what_is_wrong_is_named_as_the_api_names_it(path: str) -> None:
             answer = await client.post(path, json=BEAMS | ASKED[path] | wrong)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, param), error
+
+
+async def test_what_is_not_asked_is_as_the_makers_of_the_model_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own: dict[str, Any] = {"repetition_penalty": 2.5, "presence_penalty": 1.0, "min_tokens": 5}
+    monkeypatch.setattr(Engine, "default_params", SamplingParams(max_tokens=5, **own))
+    async with served(num_pages=256) as (engine, client):
+        body: dict[str, Any] = {**BEAMS, "prompt": "import json", "max_tokens": None}
+        answer = await post(client, COMPLETIONS, body)
+        own |= {"beam_width": 3, "max_tokens": 5}
+        expected = await engine.beam_search("import json", **own)
+        assert [one["text"] for one in answer["choices"]] == [beam.text for beam in expected]
+        answer = await post(client, COMPLETIONS, body | {"repetition_penalty": 1})
+        expected = await engine.beam_search("import json", **{**own, "repetition_penalty": 1})
+        assert [one["text"] for one in answer["choices"]] == [beam.text for beam in expected]
