@@ -33,7 +33,7 @@ from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
-from aioserve.text.messages import FIELDS, FIELDS_OF
+from aioserve.text.messages import FIELDS, FIELDS_OF, MAX_MESSAGES
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.parts import (
@@ -52,6 +52,7 @@ from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
+    "MAX_MESSAGES",
     "MESSAGE_FIELDS",
     "ChatAnswer",
     "ChatCompletion",

@@ -315,3 +315,43 @@ async def test_beside_tools_an_answer_is_calls_or_of_the_format(said: str) -> No
     message, is_call = answer["message"], said == CALL
     assert bool(message.get("tool_calls")) is is_call
     assert message["content"] == ("" if is_call else said)
+
+
+async def test_results_answer_the_first_open_call_of_their_tool_or_else_the_first() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "a", "c", "b")]
+    results = [("b", 2), ("x", 1), ("a", 3), ("b", 5), (None, 4)]
+    turns = [
+        *ASK,
+        {"role": "assistant", "tool_calls": calls},
+        *[
+            {"role": "tool", "content": f"{i}"} | ({"tool_name": n} if n else {})
+            for n, i in results
+        ],
+    ]
+    template = (
+        "{{ tools }}<tool_call>{% for m in messages %}"
+        "{% if m.role == 'tool' %}{{ m.tool_call_id }} {{ m.content }};{% endif %}{% endfor %}"
+    )
+    async with scripted("Rain.", template=template) as (engine, client):
+        prompts: list[str] = []
+        chat = engine.chat
+
+        def noted(messages: Any, *args: Any, **options: Any) -> Any:
+            prompts.extend([f"{m.get('tool_call_id')} {m['content']}" for m in messages[-5:]])
+            return chat(messages, *args, **options)
+
+        engine.chat = noted
+        await whole(client, "/api/chat", CHAT | {"messages": turns})
+        assert prompts == [f"call0000{i} {i}" for _, i in results]
+        refused = await client.post("/api/chat", json=CHAT | {"messages": [*turns, turns[-1]]})
+    assert refused.status_code == 400
+    assert "messages[7] must have a call before it" in refused.json()["error"]
+
+
+async def test_more_messages_than_are_read_are_refused_before_each_is_looked_at() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}] * 10_001}
+    async with served() as (_, client):
+        for path in ("/api/chat", "/v1/chat/completions"):
+            answer = await client.post(path, json=body | {"model": "pyhelp"})
+            assert answer.status_code == 400
+            assert "messages must have at most 10000 messages" in answer.text

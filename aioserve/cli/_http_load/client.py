@@ -27,11 +27,15 @@ __all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base
 
 REFUSALS = (429, 503)
 MAX_ERROR_BYTES = 2000
+MAX_ANSWER_BYTES = 2**24
+"""Longest answer of a server that is asked for its model, or for token ids."""
 IDLE_SECONDS = 4.0
 """After which a connection isn't used again: servers end idle ones, uvicorn after 5 s, and what
 is sent at that moment has no answer."""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 EVENT_STREAM = "text/event-stream"
+MAX_TOKEN_ID = 2**31
+_UNREADABLE = (msgspec.MsgspecError, LookupError, TypeError, RecursionError)
 
 
 class ServerError(AioserveError):
@@ -136,7 +140,7 @@ class CompletionClient:
         try:
             models = msgspec.json.decode(body)["data"]
             name = models[0]["id"]
-        except (msgspec.MsgspecError, LookupError, TypeError):
+        except _UNREADABLE:
             name = None
         if status != 200 or not isinstance(name, str):
             raise ServerError(
@@ -151,8 +155,8 @@ class CompletionClient:
         status, body = await self._asked("POST", base_url + "/tokenize", asked)
         try:
             ids = msgspec.json.decode(body)["tokens"]
-            found = sorted({one for one in ids if type(one) is int})
-        except (msgspec.MsgspecError, LookupError, TypeError):
+            found = sorted({one for one in ids if type(one) is int and 0 <= one < MAX_TOKEN_ID})
+        except _UNREADABLE:
             found = []
         if status != 200 or len(found) < 2:
             raise ServerError(
@@ -161,11 +165,20 @@ class CompletionClient:
             )
         return found
 
-    async def _asked(self, method: str, url: str, body: object = None) -> tuple[int, bytes]:
-        data = None if body is None else msgspec.json.encode(body)
+    async def _asked(self, method: str, url: str, asked: object = None) -> tuple[int, bytes]:
+        data = None if asked is None else msgspec.json.encode(asked)
         try:
-            async with self._session.request(method, url, data=data) as response:
-                return response.status, await response.read()
+            async with self._session.request(
+                method, url, data=data, allow_redirects=False
+            ) as response:
+                body = bytearray()
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise ServerError(
+                            f"{url}: the answer has more than {MAX_ANSWER_BYTES} bytes"
+                        )
+                return response.status, bytes(body) or _elsewhere(response)
         except TimeoutError:
             raise ServerError(f"{url}: no answer in {self._timeout_seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -186,9 +199,12 @@ class CompletionClient:
         served.is_sent = True
         record.request = replace(record.request, arrival_seconds=clock())
         try:
-            async with self._session.post(endpoint.url, data=body) as response:
+            async with self._session.post(
+                endpoint.url, data=body, allow_redirects=False
+            ) as response:
                 if response.status != 200:
-                    text = _text_of(await response.content.read(MAX_ERROR_BYTES))
+                    error = await response.content.read(MAX_ERROR_BYTES)
+                    text = _text_of(error or _elsewhere(response))
                     kind = f"status {response.status}"
                     is_refusal = response.status in REFUSALS
                     reading.fail(kind, text, Ending.REFUSED if is_refusal else Ending.FAILED)
@@ -284,11 +300,17 @@ class StreamReading:
             self._served.record.ending = ending
 
 
+def _elsewhere(response: aiohttp.ClientResponse) -> bytes:
+    """Where a server says that it is, which isn't followed: another one would be measured."""
+    where = response.headers.get("location", "")
+    return f"it redirects to {where}".encode(errors="replace") if where else b""
+
+
 def _text_of(body: bytes) -> str:
     """The message of an error, or what there is in its place, in one line."""
     try:
         return _message_of(msgspec.json.decode(body)["error"])
-    except (msgspec.MsgspecError, LookupError, TypeError):
+    except _UNREADABLE:
         return " ".join(body[:MAX_ERROR_BYTES].decode(errors="replace").split())
 
 

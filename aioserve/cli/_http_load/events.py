@@ -6,13 +6,18 @@ Of a chunk only what a measurement needs is decoded. Knows neither clocks nor co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 __all__ = ["DONE", "Choice", "Chunk", "EventLines", "Usage", "decoded_chunk"]
 
 DONE = b"[DONE]"
+MAX_LINE_BYTES = 2**23
+"""Longest line of a stream: a chunk has some hundred bytes."""
+MAX_TOKENS = 10**12
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class _Delta(msgspec.Struct):
@@ -46,14 +51,14 @@ class Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct):
     """Counts of a request, as the server has them."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
     @property
@@ -73,19 +78,29 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 def decoded_chunk(data: bytes) -> Chunk:
     """Raises `msgspec.MsgspecError` for what is no chunk of a completion."""
-    return _decode(data)
+    try:
+        return _decode(data)
+    except RecursionError:
+        raise msgspec.DecodeError("a chunk is nested too deep") from None
 
 
 class EventLines:
     """Takes pieces of a stream, and gives the data of each line that has some."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def of(self, piece: bytes) -> Iterator[bytes]:
-        """Data of the lines that the piece completes, the rest of the pieces before included."""
-        lines = (self._rest + piece).split(b"\n")
-        self._rest = lines.pop()
+        """Data of the lines that the piece completes, the rest of the pieces before included.
+        Raises `msgspec.DecodeError` for a line of more than `MAX_LINE_BYTES`."""
+        first, *others = piece.split(b"\n")
+        self._rest += first
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise msgspec.DecodeError(f"a line has more than {MAX_LINE_BYTES} bytes")
+        if not others:
+            return
+        lines = [bytes(self._rest), *others]
+        self._rest = bytearray(lines.pop())
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()

@@ -10,11 +10,12 @@ can be told nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import msgspec
 
+from aioserve.engine.chat import MAX_MESSAGES
 from aioserve.engine.engine import Engine
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
 from aioserve.server.errors import refuse
@@ -134,6 +135,11 @@ def check_limits(body: Limited, settings: ServerSettings) -> None:
         elif value is not None:
             size = 1 if isinstance(value, str) else len(value)
             check_at_most(field, "have at most {} entries", size, limit)
+
+
+def check_messages(messages: Sequence[object]) -> None:
+    """Raise `ApiError` for more messages than the engine reads, before each is looked at."""
+    check_at_most("messages", "have at most {} messages", len(messages), MAX_MESSAGES)
 
 
 def check_chars(field: str, text: str, most: int, of: str = "") -> None:

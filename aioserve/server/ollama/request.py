@@ -6,6 +6,7 @@ the first call before it that is open. Unknown fields of messages are dropped, a
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from aioserve.server.chat_parts.plan import (
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_limits,
+    check_messages,
     sampling_params,
     variables_of,
 )
@@ -201,6 +203,7 @@ def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
         plan = plan_of(call, body)
         if isinstance(body, ChatBody):
             check_limits(body, call.settings)
+            check_messages(body.messages or ())
             messages = _messages(call, body.messages or ())
         else:
             system = [{"role": "system", "content": body.system}] if body.system else []
@@ -242,7 +245,9 @@ def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
 def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     unknown = UnknownFields()
     messages: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []
+    open_calls: OrderedDict[str, str] = OrderedDict()
+    """Names of functions by the ids of calls that have no result yet."""
+    by_name: defaultdict[str | None, deque[str]] = defaultdict(deque)
     num_calls = 0
     for index, each in enumerate(given):
         place = f"messages[{index}]"
@@ -257,16 +262,16 @@ def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any
         for one in message.tool_calls or ():
             num_calls += 1
             call_id = f"call{num_calls:05}"  # as every template takes one
-            open_calls.append((call_id, one.function.name))
+            open_calls[call_id] = one.function.name
+            by_name[one.function.name].append(call_id)
             function = {"name": one.function.name, "arguments": one.function.arguments}
             plain["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         if message.role == "tool":
-            found = [each for each in open_calls if each[1] == message.tool_name] or open_calls
-            if not found:
+            if not open_calls:
                 raise refuse(place, "must have a call before it that has no result yet")
-            answered = found[0]
-            open_calls.remove(answered)
-            plain["tool_call_id"], plain["name"] = answered
+            named = by_name[message.tool_name] or by_name[next(iter(open_calls.values()))]
+            plain["tool_call_id"] = named.popleft()
+            plain["name"] = open_calls.pop(plain["tool_call_id"])
         messages.append(plain)
     unknown.tell(call.call_log)
     return messages

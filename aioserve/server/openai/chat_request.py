@@ -24,6 +24,7 @@ from aioserve.server.chat_parts.plan import (
 )
 from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
+    check_messages,
     check_metadata,
     variables_of,
 )
@@ -220,6 +221,7 @@ class ChatRequest(ChatFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
+        check_messages(self.messages)
         check_results(self.messages[:-1] if self.continue_final_message else self.messages)
 
     @property

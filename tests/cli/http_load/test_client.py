@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
@@ -262,3 +263,49 @@ async def test_an_address_may_end_in_the_version(url: str) -> None:
 @pytest.mark.parametrize("url", ["https://gate.example/models/one", "http://[::1]:8000"])
 async def test_an_address_may_have_a_path_or_be_of_ipv6(url: str) -> None:
     assert base_url_of(f"{url}/v1") == url
+
+
+HOSTILE: dict[str, tuple[tuple[bytes | Then, ...], str]] = {
+    "a line without an end": ((b"data: " + b"x" * 2**20,) * 9, "a line has more than 8388608"),
+    "counts below 0": ((event({"usage": {"completion_tokens": -5}}),), ">= 0"),
+    "counts beyond bounds": ((b'data: {"usage": {"prompt_tokens": 1' + b"0" * 400 + b"}}\n",), ""),
+    "nests": ((b'data: {"error":' + b"[" * 10**5 + b"]" * 10**5 + b"}\n\n",), "nested too deep"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_stream_that_is_no_stream_of_chunks_is_unreadable(case: str) -> None:
+    pieces, reason = HOSTILE[case]
+    async with answering(*pieces, *TOKENS, DONE) as (url, _):
+        served = await sent_to(url)
+    assert (served.failure, served.record.ending) == ("unreadable", Ending.FAILED)
+    assert reason in served.detail
+
+
+async def test_a_redirection_is_told_and_not_followed() -> None:
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 302 Found\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        served = await sent_to(url)
+        async with CompletionClient() as client:
+            with pytest.raises(ServerError, match="status 302: it redirects to /x"):
+                await client.served_model(url)
+    assert (served.failure, served.detail) == ("status 302", "it redirects to /x")
+
+
+async def test_answers_about_the_server_are_read_up_to_a_bound_and_an_odd_one_is_no_answer() -> (
+    None
+):
+    async with CompletionClient() as client:
+        async with answering(*[b"[" * 2**20] * 20, content_type="application/json") as (url, _):
+            with pytest.raises(ServerError, match="more than 16777216 bytes"):
+                await client.served_model(url)
+        deep = b'{"tokens": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"
+        for answer in (deep, json.dumps({"tokens": [10**30, -5, 2**31]}).encode()):
+            async with answering(answer, content_type="application/json") as (url, _):
+                with pytest.raises(ServerError, match="gives no token ids"):
+                    await client.ordinary_token_ids(url, "m")
