@@ -29,9 +29,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
-from aioserve.grammars.sizes import NOT_BARE
 
-__all__ = ["check_ends", "json_rule", "json_spacing", "sound_lark", "sound_schema"]
+__all__ = [
+    "NOT_BARE",
+    "check_ends",
+    "json_rule",
+    "json_spacing",
+    "referred",
+    "sound_lark",
+    "sound_schema",
+]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
@@ -142,6 +149,10 @@ def sound_lark(text: str) -> str:
 def _num_rules(bare: str) -> int:
     """Number of rules of a part of a grammar, and of its brackets."""
     return sum(map(bare.count, ":([{"))
+
+
+NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\]|\\.)+/?|(?://|#)[^\n]*')
+"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
 
 
 def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:
@@ -288,21 +299,27 @@ class _Joined:
 
     def _target(self, ref: str) -> Any:
         """The schema that is referred to."""
-        at = self._root
-        start, *parts = unquote(ref).split("/")
-        known = start == "#"
-        for part in parts if known else ():
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
-                at = at[int(name)]
-            elif isinstance(at, dict) and name in at:
-                at = at[name]
-            else:
-                known = False
-                break
-        if not known or not (isinstance(at, bool) or id(at) in self._checked):
+        at = referred(self._root, ref)
+        if not (isinstance(at, bool) or id(at) in self._checked):
             raise _refused(self._argument, f"refers to {ref[:100]}, which is no schema within it")
         return at
+
+
+def referred(root: Any, ref: str) -> Any:
+    """What a reference leads to by `#/...`; None where that is nothing."""
+    at = root
+    start, *parts = unquote(ref).split("/")
+    if start != "#":
+        return None
+    for part in parts:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+            at = at[int(name)]
+        elif isinstance(at, dict) and name in at:
+            at = at[name]
+        else:
+            return None
+    return at
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,8 +13,10 @@ the sum of its parts', that of alternatives the largest, and a repeat counts as 
 come, or once. Expressions that are joined or excluded count as if they followed each other: whether
 any text is left of them the library finds out itself, within a bound.
 
-A grammar whose rules lead back to themselves can force as many terminals as the library follows at
-once, each as long as the longest.
+A grammar whose rules lead back to themselves has no size. What it forces is no longer than the
+shortest text with which a rule can end, and those of the rules around it, each of which a
+completion has begun. So such a grammar is looked ahead in where its rules have short texts, and
+short terminals, of which many may be around.
 """
 
 from __future__ import annotations
@@ -27,22 +29,24 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.schema import NOT_BARE, referred
 
-__all__ = ["NOT_BARE", "bounded_source", "expression_size", "of_lark"]
+__all__ = ["bounded_source", "expression_size", "of_lark"]
 
 MAX_TERMINAL_BYTES = 50_000
-MAX_FORCED_BYTES = 2_000_000
-"""They take some 4 seconds, and 400 MB, with a token for each byte."""
-MAX_FORCED_TERMINALS = 25_000
-"""Most terminals that the library follows at once: two of its items each (`STEP_MAX_ITEMS`)."""
+MAX_FORCED_BYTES = 200_000
+"""They take some 100 ms, in which no other thread runs."""
+MAX_RECURSIVE_BYTES = 80
+"""Longest terminal of a grammar whose rules lead to themselves and that is looked ahead in."""
+MAX_ROUNDS = 32
+MAX_LOOKS = 300_000
+"""Most parts that are looked at for the shortest texts; they take some 200 ms of a thread."""
 MAX_ALTERNATIVES = 4000
 """Most alternatives of all rules. The library compares each with each, without letting other
 threads run: these take some 50 ms. Alternatives of terminals cost nothing."""
 _MAX_SIZE = 10**12
 """Sizes from here on are not told apart."""
 
-NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\]|\\.)+/?|(?://|#)[^\n]*')
-"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
 _NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
@@ -95,12 +99,17 @@ class _Size:
 
 
 class _Total:
-    """Adds up an expression while it is read: brackets open and close, parts follow each other."""
+    """Adds up an expression while it is read: brackets open and close, parts follow each other.
+    `least`: the shortest text, for which the smallest alternative counts, and what may be left out
+    doesn't."""
 
-    def __init__(self) -> None:
-        self._outer: list[tuple[int, int]] = []
-        self._most = 0
-        """Size of the largest alternative before this one."""
+    def __init__(self, *, least: bool = False) -> None:
+        self.largest = 0
+        """The largest part, those that may be left out among them."""
+        self._least = least
+        self._outer: list[tuple[int | None, int]] = []
+        self._most: int | None = None
+        """Size of the largest alternative before this one, or of the smallest."""
         self._sum = 0
         """Size of this alternative without its last part."""
         self._last = 0
@@ -111,29 +120,38 @@ class _Total:
 
     def times(self, count: int) -> None:
         """Repeat the last part."""
-        self._last = min(self._last * max(count, 1), _MAX_SIZE)
+        self.largest = max(self.largest, min(self._last * max(count, 1), _MAX_SIZE))
+        self._last = min(self._last * max(count, not self._least), _MAX_SIZE)
 
     def open(self) -> None:
         self._outer.append((self._most, self._sum + self._last))
-        self._most = self._sum = self._last = 0
+        self._most = None
+        self._sum = self._last = 0
 
     def either(self) -> None:
         """Begin another alternative."""
-        self._most = max(self._most, min(self._sum + self._last, _MAX_SIZE))
+        size = min(self._sum + self._last, _MAX_SIZE)
+        if self._most is None:
+            self._most = size
+        else:
+            self._most = (min if self._least else max)(self._most, size)
+        self.largest = max(self.largest, size)
         self._sum = self._last = 0
 
     def close(self) -> None:
         if self._outer:
-            self.either()
-            size = self._most
+            size = self._ended()
             self._most, self._sum = self._outer.pop()
             self._last = size
 
     def all(self) -> int:
         while self._outer:
             self.close()
+        return self._ended()
+
+    def _ended(self) -> int:
         self.either()
-        return self._most
+        return self._most or 0
 
 
 _EXPRESSION_PART = re.compile(
@@ -205,7 +223,7 @@ _LARK_PART = re.compile(
   | (?P<token> <[^<>\s]+> )
   | [{{~] [ \t]* \+? (?P<count> [0-9]+ )
   | (?P<line> \r?\n )
-  | (?P<mark> [:()|\[\]] )
+  | (?P<mark> [:()|*?\[\]] )
   | (?P<other> . )
     """,
     re.VERBOSE | re.DOTALL,
@@ -218,7 +236,9 @@ _MARKS: Mapping[str, _Part] = {
     "(": ("open", None),
     "[": ("open", None),
     ")": ("close", None),
-    "]": ("close", None),
+    "]": ("maybe", None),
+    "*": ("times", 0),
+    "?": ("times", 0),
     "|": _EITHER,
     ":": ("colon", None),
 }
@@ -228,9 +248,9 @@ def _lark_size(text: str) -> _Size:
     """Size of a grammar in Lark. Raises `ValueError` for what can't be read."""
     bodies: dict[str, list[_Part]] = {}
     for name, parts in _definitions(text):
-        bodies.setdefault(name, []).extend((*parts, _EITHER))
+        bodies[name] = [*bodies[name], _EITHER, *parts] if name in bodies else parts
     rules = [body for name, body in bodies.items() if not _is_terminal(name)]
-    if (number := sum(body.count(_EITHER) for body in rules)) > MAX_ALTERNATIVES:
+    if (number := sum(body.count(_EITHER) + 1 for body in rules)) > MAX_ALTERNATIVES:
         raise ValueError(
             f"its rules have {number} alternatives; {MAX_ALTERNATIVES} are taken at most, and more "
             "in a terminal"
@@ -255,7 +275,7 @@ def _lark_size(text: str) -> _Size:
     longest = max([0, *terminals, *[size.longest for size in schemas]])
     forced = max(sizes.values(), default=0)
     if len(sizes) < len(bodies):
-        forced = longest * MAX_FORCED_TERMINALS
+        forced = _shortest(bodies) if longest <= MAX_RECURSIVE_BYTES else _MAX_SIZE
     return _Size(forced, longest, max([0, *[size.terminal for size in schemas]]))
 
 
@@ -268,7 +288,10 @@ def _of(kind: str, parts: Sequence[_Part]) -> Iterator[Any]:
 
 
 def _body_size(parts: Sequence[_Part], sizes: Mapping[str, int]) -> int:
-    total = _Total()
+    return _body_total(parts, sizes, _Total()).all()
+
+
+def _body_total(parts: Sequence[_Part], sizes: Mapping[str, int], total: _Total) -> _Total:
     for kind, value in parts:
         match kind:
             case "size":
@@ -281,11 +304,34 @@ def _body_size(parts: Sequence[_Part], sizes: Mapping[str, int]) -> int:
                 total.times(value)
             case "open":
                 total.open()
-            case "close":
+            case "close" | "maybe":
                 total.close()
+                total.times(kind == "close")
             case _:
                 total.either()
-    return total.all()
+    return total
+
+
+def _shortest(bodies: Mapping[str, Sequence[_Part]]) -> int:
+    """Length of the shortest text of each rule, and of each part of one: the largest of them.
+    Rules without any text, and those that take many rounds to find out, count as endless."""
+    known: dict[str, int] = {}
+    names = list(bodies)
+    largest = dict.fromkeys(names, 0)
+    rounds = min(MAX_ROUNDS, MAX_LOOKS // sum(map(len, bodies.values())))
+    for _ in range(rounds):
+        before = dict(known)
+        names.reverse()
+        for name in names:
+            sizes = {
+                ref: known.get(ref, _MAX_SIZE) for ref in _of("name", bodies[name]) if ref in bodies
+            }
+            total = _body_total(bodies[name], sizes, _Total(least=True))
+            known[name] = total.all()
+            largest[name] = total.largest
+        if known == before:
+            return max(largest.values())
+    return _MAX_SIZE
 
 
 def _definitions(text: str) -> Iterator[tuple[str, list[_Part]]]:
@@ -369,8 +415,64 @@ def _schema_size(schema: Any) -> _Size:
                     waiting += (name, inner)
     forced = len(json.dumps(schema)) + patterns
     if is_repeated:
-        forced = longest * MAX_FORCED_TERMINALS
+        forced = _shortest_json(schema) if longest <= MAX_RECURSIVE_BYTES else _MAX_SIZE
     return _Size(forced, longest, least)
+
+
+def _shortest_json(root: Any) -> int:
+    """As `_shortest`, of a schema and of those that are referred to in it."""
+    known: dict[str, int] = {}
+    sizes: list[int] = []
+    num_looks = 0
+
+    def within(schemas: Any) -> list[int]:
+        values = schemas.values() if isinstance(schemas, dict) else schemas
+        return [shortest(each) for each in values] if isinstance(schemas, dict | list) else []
+
+    def shortest(schema: Any) -> int:
+        nonlocal num_looks
+        if not isinstance(schema, dict):
+            return 4
+        num_looks += 1
+        if num_looks > MAX_LOOKS:
+            return _MAX_SIZE
+        size = sum([2, *_numbers(schema, "minLength"), *within(schema.get("allOf"))])
+        if isinstance(ref := schema.get("$ref"), str):
+            size += known.setdefault(ref, _MAX_SIZE)
+        if isinstance(pattern := schema.get("pattern"), str):
+            size += expression_size(pattern)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, list) and values:
+            num_looks += len(values)
+            size += min(len(json.dumps(value)) for value in values)
+        for keyword in ("anyOf", "oneOf"):
+            size += min(within(schema.get(keyword)), default=0)
+        others = max(within([schema.get("additionalProperties")]))
+        others = max([others, *within(schema.get("patternProperties"))])
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict):
+            lengths = dict(zip(properties, within(properties), strict=True))
+        else:
+            lengths = {}
+        for name in map(str, required) if isinstance(required, list) else ():
+            size += len(json.dumps(name)) + 4 + lengths.get(name, others)
+        items = max(within([schema.get("items"), schema.get("additionalItems")]))
+        size += sum(_numbers(schema, "minItems")) * (items + 2)
+        size = min(size + sum(within(schema.get("prefixItems"))), _MAX_SIZE)
+        sizes.append(size)
+        return size
+
+    for _ in range(MAX_ROUNDS):
+        before = dict(known)
+        sizes.clear()
+        shortest(root)
+        for ref in reversed(list(known)):
+            known[ref] = shortest(referred(root, ref))
+        if num_looks > MAX_LOOKS:
+            break
+        if known == before:
+            return max(sizes, default=0)
+    return _MAX_SIZE
 
 
 _NOTES = frozenset(["title", "description", "default", "examples", "$comment"])

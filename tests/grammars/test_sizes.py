@@ -109,6 +109,16 @@ def test_repeats_within_each_other_multiply(counts: list[int], within: str) -> N
     assert expression_size(f"x|({within})*|[{within}]") == min(size, 10**12)
 
 
+@given(parts=st.lists(st.tuples(expressions, st.integers(1, 5)), min_size=1, max_size=5))
+def test_what_follows_adds_up_and_of_alternatives_the_largest_counts(
+    parts: list[tuple[str, int]],
+) -> None:
+    sizes = [count * expression_size(part) for part, count in parts]
+    written = [f"({part}){{{count}}}" for part, count in parts]
+    assert expression_size("".join(written)) == sum(sizes)
+    assert expression_size("|".join(written)) == max(sizes)
+
+
 @given(expression=st.text(alphabet='ab()[]{}|*+?\\/"#~&:^-x1, \n', max_size=40))
 def test_what_is_no_expression_has_a_size_or_is_refused(expression: str) -> None:
     assert expression_size(expression) >= 0
@@ -182,6 +192,11 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "rule that never ends": {"grammar": "start: s\ns: T s\nT: /a{10000}/"},
     "rules that double": {"grammar": doubled("r", 60, '"aa"')},
     "repeats of a rule": {"grammar": 'start: (T{1000}){1000}\nT: "aaa"'},
+    "short texts without an end": {"grammar": 'start: "x" s\ns: T s | T s T\nT: "ab"'},
+    "rules that double, in another that leads to itself": {
+        "grammar": doubled("r", 60, '"aa"') + '\nmore: "(" more ")" | r0'
+    },
+    "short texts in schemas that double": {"json_schema": doubled_schema("a"), "max_whitespace": 0},
     "schemas that double": {"json_schema": doubled_schema("a" * 8000), "max_whitespace": 0},
     "items": {
         "json_schema": {"type": "array", "items": {"const": "a" * 8000}, "minItems": 10**5},
@@ -255,3 +270,23 @@ def test_alternatives_of_rules_are_bounded_and_those_of_terminals_are_not(
     for grammar in (f"start: {many}", f'start: "b" | (r)\nr: {many[:9000]}\n  | {many[9000:]}'):
         with pytest.raises(InvalidSamplingError, match="alternatives; 4000 are taken at most"):
             compile_grammar(vocabulary, StructuredOutput(grammar=grammar))
+
+
+def test_a_schema_with_references_is_looked_ahead_in(vocabulary: Vocabulary) -> None:
+    node = {"properties": {"next": {"$ref": "#"}, "value": {"const": "abc"}}, "required": ["value"]}
+    schema = {"type": "object", "additionalProperties": False} | node
+    form = StructuredOutput(json_schema=schema, max_whitespace=0)
+    matcher = compile_grammar(vocabulary, form).matcher({LAST})
+    assert matcher.accept_all(b'{"')
+    assert matcher.accept(ord("v"))
+    assert bytes(matcher.forced()) == b'alue":"abc"}'
+
+
+def test_sizes_of_what_refers_to_itself_in_many_ways_are_found_with_few_looks() -> None:
+    refs = [f"#/$defs/{name}" for name in ("a%61", "%61a", "%61%61", "aa")]
+    defs = {"aa": {"properties": {f"p{i}": {"$ref": refs[i % 4]} for i in range(2000)}}}
+    endless = {"required": [*defs["aa"]["properties"]]} | defs["aa"]
+    schema = {"$ref": refs[0], "$defs": {"aa": endless}}
+    assert sizes._schema_size(schema).forced == 10**12
+    rules = "\n".join([f"r{i}: r{(i * 7) % 900} r{i}{' r1' * 40}" for i in range(900)])
+    assert _lark(rules).forced == 10**12
