@@ -117,6 +117,12 @@ def test_what_follows_adds_up_and_of_alternatives_the_largest_counts(
     written = [f"({part}){{{count}}}" for part, count in parts]
     assert expression_size("".join(written)) == sum(sizes)
     assert expression_size("|".join(written)) == max(sizes)
+    text = "é" + "a" * len(parts)
+    assert expression_size(f"[{text}]{text}{{2}}") == len(parts) + 4
+
+
+def test_parts_of_a_terminal_add_up() -> None:
+    assert _lark('start: A\nA: "ab" "c" B~2 ["d" | "efg"]\nB: "h" "i"* /jk/').forced == 14
 
 
 @given(expression=st.text(alphabet='ab()[]{}|*+?\\/"#~&:^-x1, \n', max_size=40))
