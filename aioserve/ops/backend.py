@@ -72,7 +72,7 @@ class Backend(RowOps[Tensor]):
     """Whether `packed_linear` takes what a `_native.WeightReader` has packed."""
 
     def packed_linear(
-        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
+        self, packed: _native.LinearKernel, *, out_dtype: torch.dtype | None = None
     ) -> Linear:
         """Return the layer of an already packed weight and bias; otherwise like `linear`."""
         raise TypeError(f"the backend {self.name} has no use for a packed weight")

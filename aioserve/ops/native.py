@@ -71,7 +71,7 @@ class NativeBackend(Backend):
         return NativeLinear(weight, bias, out_dtype=out_dtype)
 
     def packed_linear(
-        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
+        self, packed: _native.LinearKernel, *, out_dtype: torch.dtype | None = None
     ) -> NativeLinear:
         return NativeLinear.of_packed(packed, out_dtype)
 

@@ -73,18 +73,18 @@ class NativeLinear(Linear):
         self._take(packed)
 
     @classmethod
-    def of_packed(cls, packed: _native.PackedWeight, out_dtype: torch.dtype | None = None) -> Self:
-        """The layer of a weight that was packed while it was read."""
+    def of_packed(cls, packed: _native.LinearKernel, out_dtype: torch.dtype | None = None) -> Self:
+        """The layer of a kernel whose weight is there already: packed while it was read, say."""
         layer = cls.__new__(cls)
         dtype = torch.bfloat16 if packed.bfloat16 else torch.float32
         layer._describe(packed.out_features, packed.in_features, dtype, out_dtype)
         layer._take(packed)
         return layer
 
-    def _take(self, packed: _native.PackedWeight) -> None:
+    def _take(self, packed: _native.LinearKernel) -> None:
         self._float32 = self.out_dtype is torch.float32
         self._item_bytes = self.dtype.itemsize
-        self.packed: _native.PackedWeight = packed
+        self.packed: _native.LinearKernel = packed
         self._apply = packed.apply
         self.num_bytes: int = packed.num_bytes
 

@@ -122,9 +122,9 @@ __attribute__((always_inline)) inline void run(const Tile& t, std::ptrdiff_t x_r
                                                std::ptrdiff_t x_chunk_bytes) {
     Tiles tiles;
     Sums<ROW_TILES> sums[kMaxPanels];
-    const int whole = t.steps / kSteps, last_steps = t.steps % kSteps;
+    const int whole = t.weight.steps / kSteps, last_steps = t.weight.steps % kSteps;
     const int chunks = whole + (last_steps > 0);
-    const std::ptrdiff_t panel_bytes = t.steps * std::ptrdiff_t{kStepPanelBytes};
+    const std::ptrdiff_t panel_bytes = t.weight.steps * std::ptrdiff_t{kStepPanelBytes};
     const int part = ROW_TILES == 2 ? kPartChunks : chunks;
     for (int begin = 0; begin < chunks; begin += part) {
         const int end = begin + part < chunks ? begin + part : chunks;
@@ -167,7 +167,8 @@ void run_tile(const Tile& t) {
 
 void run_plain(const Tile& t) { run<1>(t, 0, kChunkBytes); }
 
-inline void pack_row(const char* row, std::size_t num_bytes, char* to, int rows_in_block) {
+inline void pack_row(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+    int64_t num_bytes = weight.in_features * (weight.bfloat16 ? 2 : 4);
     for (; num_bytes >= kChunkBytes; num_bytes -= kChunkBytes) {
         __builtin_memcpy(to, row, kChunkBytes);
         to += rows_in_block * kChunkBytes;
@@ -184,8 +185,10 @@ constexpr TileSet amx_tiles() {
                 .row_unit = kTileRows,
                 .pass_bytes = 384 * 1024,
                 .min_pass_rows = 256,
+                .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = kStepBytes,
                 .plain_unit_bytes = kChunkBytes,
+                .packing_byte_ns = kPlainByte_ns,
                 .pack_row = pack_row,
                 .functions = {},
                 .plain = run_plain,

@@ -1,4 +1,4 @@
-// Python's view of packed weights. Arrays cross as addresses: `aioserve/ops/linear.py`, the only
+// Python's view of the kernels of linear layers. Arrays cross as addresses: `aioserve/ops/linear.py`, the only
 // caller, checks shapes, dtypes and layout, so that a call costs little more than its product.
 
 #include <nanobind/nanobind.h>
@@ -7,6 +7,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aioserve::linear::LinearKernel;
 using aioserve::linear::PackedWeight;
 
 namespace {
@@ -24,34 +25,36 @@ void pack(PackedWeight* self, Address weight, int64_t out_features, int64_t in_f
                             reinterpret_cast<const char*>(bias), bfloat16);
 }
 
-void apply(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
+void apply(const LinearKernel& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
            bool y_is_float32) {
     self.apply(reinterpret_cast<const char*>(x), rows, x_row_bytes, reinterpret_cast<char*>(y),
                y_is_float32);
 }
 
-void argmax(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
+void argmax(const LinearKernel& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
             Address kept, Address largest, Address columns) {
     self.argmax(reinterpret_cast<const char*>(x), rows, x_row_bytes,
-                {reinterpret_cast<float*>(y), reinterpret_cast<const uint8_t*>(kept)},
-                reinterpret_cast<float*>(largest), reinterpret_cast<int64_t*>(columns));
+                {reinterpret_cast<float*>(y), self.out_features() * 4,
+                 reinterpret_cast<const uint8_t*>(kept)},
+                {reinterpret_cast<float*>(largest), reinterpret_cast<int64_t*>(columns)});
 }
 
-void gather(const PackedWeight& self, Address ids, int64_t count, Address out) {
+void gather(const LinearKernel& self, Address ids, int64_t count, Address out) {
     self.gather(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<char*>(out));
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-    nb::class_<PackedWeight>(m, "PackedWeight", "The weight and bias of one linear layer.")
-        .def("__init__", &pack, "weight"_a, "out_features"_a, "in_features"_a, "row_bytes"_a,
-             "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil())
+    nb::class_<LinearKernel>(m, "LinearKernel", "How one linear layer is multiplied.")
         .def("apply", &apply, ReleaseGil())
         .def("argmax", &argmax, ReleaseGil())
         .def("gather", &gather, ReleaseGil())
-        .def_prop_ro("out_features", &PackedWeight::out_features)
-        .def_prop_ro("in_features", &PackedWeight::in_features)
-        .def_prop_ro("bfloat16", &PackedWeight::bfloat16)
-        .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
+        .def_prop_ro("out_features", &LinearKernel::out_features)
+        .def_prop_ro("in_features", &LinearKernel::in_features)
+        .def_prop_ro("bfloat16", &LinearKernel::bfloat16)
+        .def_prop_ro("num_bytes", &LinearKernel::num_bytes);
+    nb::class_<PackedWeight, LinearKernel>(m, "PackedWeight", "A weight of floats, and a bias.")
+        .def("__init__", &pack, "weight"_a, "out_features"_a, "in_features"_a, "row_bytes"_a,
+             "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil());
 }

@@ -1,12 +1,11 @@
-// The product with a packed weight, as phases: rows are packed, then tiles multiply.
+// The product with a weight in panels, as phases: rows are packed, then tiles multiply.
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "common/thread_pool.h"
-#include "dispatch.h"
-#include "linear/packed_weight.h"
+#include "linear/panels.h"
+#include "linear/weight_memory.h"
 
 namespace aioserve::linear {
 namespace {
@@ -20,9 +19,8 @@ constexpr std::ptrdiff_t kOutputsRowBytes = kMaxPanels * kPanelColumns * sizeof(
 constexpr double kBytesPerNanosecond = 40;
 constexpr double kMultipliesPerNanosecond = 60;
 constexpr double kWorthSharing_ns = 6'000;
-constexpr double kNanosecondsPerPlainByte = 1.0 / 16;
-constexpr double kNanosecondsPerMadeByte = 1.0 / 4;  // norms, activations
-constexpr double kPackingWorthSharing_ns = 2'000;    // the threads are awake for the product
+constexpr double kMadeByte_ns = 1.0 / 4;           // of norms, activations
+constexpr double kPackingWorthSharing_ns = 2'000;  // the threads are awake for the product
 
 std::size_t round_up(std::size_t value, std::size_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -30,54 +28,31 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
-// A thread's own, kept between calls.
-class AlignedMemory {
-  public:
-    char* at_least(std::size_t bytes) {
-        if (size_ < bytes) {
-            memory_.reset();
-            size_ = 0;
-            memory_.reset(static_cast<char*>(::operator new[](bytes, kAlignment)));
-            size_ = bytes;
-        }
-        return memory_.get();
-    }
-
-  private:
-    static constexpr std::align_val_t kAlignment{64};
-    struct Free {
-        void operator()(char* p) const { ::operator delete[](p, kAlignment); }
-    };
-    std::unique_ptr<char[], Free> memory_;
-    std::size_t size_ = 0;
-};
-
 }  // namespace
 
-// The first of the largest of a row's outputs so far; the first NaN, once there is one.
-struct PackedWeight::Best {
-    float value;
-    int32_t column;
+PanelKernel::PanelKernel(int64_t out_features, const WeightShape& shape)
+    : LinearKernel(out_features, shape.in_features, shape.bfloat16),
+      shape_(shape),
+      num_panels_(divide_up(out_features, kPanelColumns)),
+      panels_(allocate_weights(PanelKernel::num_bytes())) {}
 
-    bool yields_to(float other) const { return !(other <= value) && value == value; }
-
-    // One that comes after all so far.
-    void take(const Best& next) {
-        if (yields_to(next.value)) *this = next;
+void PanelKernel::set_bias(const char* bias) {
+    bias_.resize(static_cast<std::size_t>(num_panels_ * kPanelColumns));
+    for (int64_t i = 0; i < out_features(); ++i) {
+        std::uint32_t bits = 0;
+        if (bfloat16()) {
+            std::uint16_t half;
+            std::memcpy(&half, bias + 2 * i, 2);
+            bits = static_cast<std::uint32_t>(half) << 16;
+        } else {
+            std::memcpy(&bits, bias + 4 * i, 4);
+        }
+        std::memcpy(&bias_[static_cast<std::size_t>(i)], &bits, 4);
     }
-
-    // The same for outputs in a row. Most hold none that is larger.
-    void take(const float* outputs, int count, int32_t first_column) {
-        bool any = false;
-        for (int i = 0; i < count; ++i) any |= !(outputs[i] <= value);
-        if (!any) return;
-        for (int i = 0; i < count; ++i)
-            if (yields_to(outputs[i])) *this = {outputs[i], first_column + i};
-    }
-};
+}
 
 // How the tasks of a pass share its work.
-struct PackedWeight::Split {
+struct PanelKernel::Split {
     int64_t threads;
     int64_t panels;  // of a task
     int64_t groups;  // of so many panels
@@ -85,10 +60,10 @@ struct PackedWeight::Split {
 };
 
 // A pass over the panels: consecutive rows of x, cut into blocks of nearly equal size.
-struct PackedWeight::Pass {
+struct PanelKernel::Pass {
     const char* x;  // packed blocks, one after the other; or, if `is_plain`, one row as it stands
     bool is_plain;
-    char* y;     // of its first row; unused where the largest of each row are kept in `best`
+    Rows y;      // from its first row on; a task's own where the largest are kept in `best`
     Best* best;  // [rows][groups of panels]
     KeptRows kept;  // beside `best`, of all passes
     int64_t first_row;
@@ -97,8 +72,6 @@ struct PackedWeight::Pass {
     int64_t units;
     int64_t num_blocks;
     std::size_t packed_row_bytes;
-    std::ptrdiff_t y_row_bytes;
-    bool y_is_float32;
 
     int64_t first_of(int64_t block) const { return units * block / num_blocks * unit; }
     int64_t room_of(int64_t block) const { return first_of(block + 1) - first_of(block); }
@@ -108,18 +81,18 @@ struct PackedWeight::Pass {
     int64_t block_of(int64_t row) const { return ((row / unit + 1) * num_blocks - 1) / units; }
 };
 
-std::size_t PackedWeight::packed_row_bytes(const TileSet& tiles) const {
-    return round_up(static_cast<std::size_t>(steps_ * tiles.packed_step_bytes), kChunkBytes);
+std::size_t PanelKernel::packed_row_bytes(const TileSet& tiles) const {
+    return round_up(static_cast<std::size_t>(shape_.steps * tiles.packed_step_bytes), kChunkBytes);
 }
 
-int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
+int64_t PanelKernel::most_rows_of_a_pass(const TileSet& tiles) const {
     const auto bytes = static_cast<std::size_t>(tiles.pass_bytes);
     const auto fitting = static_cast<int64_t>(bytes / packed_row_bytes(tiles));
     return std::max<int64_t>(tiles.min_pass_rows, fitting / tiles.max_rows * tiles.max_rows);
 }
 
-std::size_t PackedWeight::packed_bytes(int64_t rows) const {
-    const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
+std::size_t PanelKernel::packed_bytes(int64_t rows) const {
+    const TileSet& tiles = this->tiles();
     const int64_t most = most_rows_of_a_pass(tiles);
     return round_up(static_cast<std::size_t>(std::min(rows, most)),
                     static_cast<std::size_t>(tiles.row_unit)) *
@@ -129,14 +102,15 @@ std::size_t PackedWeight::packed_bytes(int64_t rows) const {
 // `fn(tiles, pass)` for passes whose results have no place yet. One row that needs no padding is a
 // block as it stands.
 template <class Fn>
-void PackedWeight::for_each_pass(int64_t rows, const RowSource& x, char* packed,
+void PanelKernel::for_each_pass(int64_t rows, const RowSource& x, char* packed,
                                  const Fn& fn) const {
-    const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
+    const TileSet& tiles = this->tiles();
     const int64_t passes = divide_up(rows, most_rows_of_a_pass(tiles));
-    const bool whole_units = in_features_ * element_bytes_ % tiles.plain_unit_bytes == 0;
+    const bool may_be_plain =
+        tiles.plain && in_features() * element_bytes() % tiles.plain_unit_bytes == 0;
     for (int64_t i = 0; i < passes; ++i) {
         Pass pass{};
-        pass.is_plain = rows == 1 && whole_units && !x.row;
+        pass.is_plain = rows == 1 && may_be_plain && !x.row;
         pass.x = pass.is_plain ? x.at(0, nullptr) : packed;
         pass.unit = tiles.row_unit;
         pass.packed_row_bytes = packed_row_bytes(tiles);
@@ -148,67 +122,43 @@ void PackedWeight::for_each_pass(int64_t rows, const RowSource& x, char* packed,
     }
 }
 
-void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
-                         bool y_is_float32) const {
-    thread_local Phases phases;
-    thread_local AlignedMemory packed;
-    phases.clear();
-    append(phases, RowSource::plain(x, x_row_bytes), rows, packed.at_least(packed_bytes(rows)), y,
-           y_is_float32);
-    phases.run();
-}
-
-void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes,
-                          const KeptRows& kept, float* largest, int64_t* columns) const {
-    thread_local Phases phases;
-    thread_local AlignedMemory packed, partial;
-    phases.clear();
-    append_argmax(phases, RowSource::plain(x, x_row_bytes), rows,
-                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)), kept,
-                  largest, columns);
-    phases.run();
-}
-
-void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char* packed, char* y,
-                          bool y_is_float32) const {
-    const std::ptrdiff_t y_row_bytes = out_features_ * (y_is_float32 ? 4 : 2);
+void PanelKernel::append(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                         const Rows& y) const {
     for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
-        pass.y = y + pass.first_row * y_row_bytes;
-        pass.y_row_bytes = y_row_bytes;
-        pass.y_is_float32 = y_is_float32;
+        pass.y = y;
+        pass.y.data += pass.first_row * y.row_bytes;
         if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
         append_product(phases, tiles, pass);
     });
 }
 
-void PackedWeight::append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
-                                 char* partial, const KeptRows& kept, float* largest,
-                                 int64_t* columns) const {
+void PanelKernel::append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                                char* partial, const KeptRows& kept,
+                                const Largest& largest) const {
     for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
         pass.best = reinterpret_cast<Best*>(partial);
         pass.kept = kept;
-        pass.y_row_bytes = kOutputsRowBytes;
-        pass.y_is_float32 = true;
+        pass.y = {nullptr, kOutputsRowBytes, true};
         if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
         append_product(phases, tiles, pass);
         const int64_t groups = split(pass).groups;
         const double nanoseconds = static_cast<double>(pass.count * groups);
         const bool alone = nanoseconds < kPackingWorthSharing_ns;
         const int64_t pieces = alone ? 1 : std::min<int64_t>(pass.count, num_threads());
-        phases.add(pieces, [pass, groups, pieces, largest, columns](int64_t piece) {
+        phases.add(pieces, [pass, groups, pieces, largest](int64_t piece) {
             const int64_t end = pass.count * (piece + 1) / pieces;
             for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
                 Best best = pass.best[row * groups];
                 for (int64_t group = 1; group < groups; ++group)
                     best.take(pass.best[row * groups + group]);
-                largest[pass.first_row + row] = best.value;
-                columns[pass.first_row + row] = best.column;
+                largest.values[pass.first_row + row] = best.value;
+                largest.columns[pass.first_row + row] = best.column;
             }
         });
     });
 }
 
-std::size_t PackedWeight::argmax_bytes(int64_t rows) const {
+std::size_t PanelKernel::argmax_bytes(int64_t rows) const {
     int64_t most = 0;
     for_each_pass(rows, RowSource{}, nullptr, [&](const TileSet&, Pass& pass) {
         most = std::max(most, pass.count * split(pass).groups);
@@ -216,24 +166,24 @@ std::size_t PackedWeight::argmax_bytes(int64_t rows) const {
     return static_cast<std::size_t>(most) * sizeof(Best);
 }
 
-bool PackedWeight::is_worth_sharing(int64_t rows) const {
+bool PanelKernel::is_worth_sharing(int64_t rows) const {
     const double bytes = static_cast<double>(num_bytes());
-    const double multiplies = bytes / element_bytes_ * static_cast<double>(rows);
+    const double multiplies = static_cast<double>(out_features() * in_features() * rows);
     return std::max(bytes / kBytesPerNanosecond, multiplies / kMultipliesPerNanosecond) >=
            kWorthSharing_ns;
 }
 
 // A piece is some rows, wherever blocks begin: few rows give work to many threads too.
-void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const RowSource& x,
+void PanelKernel::append_packing(Phases& phases, const TileSet& tiles, const RowSource& x,
                                   const Pass& pass, char* packed) const {
     const std::size_t bytes = static_cast<std::size_t>(pass.count) * pass.packed_row_bytes;
-    const double per_byte = x.row ? kNanosecondsPerMadeByte : kNanosecondsPerPlainByte;
+    const double per_byte = tiles.packing_byte_ns + (x.row ? kMadeByte_ns : 0);
     const bool alone = !is_worth_sharing(pass.count) ||
                        static_cast<double>(bytes) * per_byte < kPackingWorthSharing_ns;
     const int64_t pieces = std::min<int64_t>(pass.count, alone ? 1 : 2 * num_threads());
     phases.add(pieces, [this, &tiles, x, pass, packed, pieces](int64_t piece) {
         thread_local AlignedMemory made;
-        const auto row_bytes = static_cast<std::size_t>(in_features_ * element_bytes_);
+        const auto row_bytes = static_cast<std::size_t>(in_features() * element_bytes());
         char* memory = x.row ? made.at_least(row_bytes) : nullptr;
         const int64_t end = pass.count * (piece + 1) / pieces;
         for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
@@ -241,8 +191,8 @@ void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const Ro
             const int64_t top = pass.first_of(block);
             const int room = static_cast<int>(pass.room_of(block));
             char* to = packed + static_cast<std::size_t>(top) * pass.packed_row_bytes;
-            tiles.pack_row(x.at(pass.first_row + row, memory), row_bytes,
-                           to + (row - top) * kChunkBytes, room);
+            tiles.pack_row(shape_, x.at(pass.first_row + row, memory),
+                           to + (row - top) * tiles.chunk_bytes, room);
         }
     });
 }
@@ -250,12 +200,12 @@ void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const Ro
 // A task is a few neighbouring panels, which stay in the cache while blocks of rows pass, and all
 // blocks; or, where there are many threads for few panels, some of the blocks. One thread alone
 // takes them all.
-PackedWeight::Split PackedWeight::split(const Pass& pass) const {
+PanelKernel::Split PanelKernel::split(const Pass& pass) const {
     Split split{};
     split.threads = is_worth_sharing(pass.count) ? num_threads() : 1;
     split.panels = kMaxPanelsPerTask;
     if (pass.num_blocks > 1) {
-        const auto fitting = static_cast<int64_t>(kPanelCacheBytes / panel_bytes_);
+        const auto fitting = static_cast<int64_t>(kPanelCacheBytes / shape_.panel_bytes);
         split.panels = std::clamp<int64_t>(fitting, 1, kMaxPanelsPerTask);
     }
     while (split.panels > 1 && num_panels_ < 2 * split.threads * split.panels) split.panels /= 2;
@@ -264,7 +214,7 @@ PackedWeight::Split PackedWeight::split(const Pass& pass) const {
     return split;
 }
 
-void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const {
+void PanelKernel::append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const {
     const Split split = this->split(pass);
     const auto task = [this, &tiles, pass, split](int64_t index) {
         const int64_t slice = index % split.slices;
@@ -284,29 +234,28 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
     }
 }
 
-void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_t block,
+void PanelKernel::multiply_block(const TileSet& tiles, const Pass& pass, int64_t block,
                                   int64_t group, const Split& split) const {
     alignas(64) float outputs[kMaxRows][kMaxPanels * kPanelColumns];
     Best best[kMaxRows];
     const int64_t top = pass.first_of(block);
-    Tile tile;
+    Tile tile{.weight = shape_};
     tile.rows = static_cast<int>(pass.size_of(block));
     tile.x = pass.x + static_cast<std::size_t>(top) * pass.packed_row_bytes;
-    tile.steps = steps_;
-    tile.y_row_bytes = pass.y_row_bytes;
-    tile.y_is_float32 = pass.y_is_float32;
+    tile.y_row_bytes = pass.y.row_bytes;
+    tile.y_is_float32 = pass.y.float32;
     const TileFunction multiply = pass.is_plain ? tiles.plain : tiles.functions[tile.rows - 1];
     const int64_t first_panel = group * split.panels;
     const int64_t end_panel = std::min(first_panel + split.panels, num_panels_);
     for (int64_t panel = first_panel; panel < end_panel; panel += tile.panels) {
         tile.panels = static_cast<int>(std::min<int64_t>(tiles.max_panels, end_panel - panel));
         const int64_t column = panel * kPanelColumns;
-        tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
+        tile.panel = panel_at(panel);
         tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
         tile.columns = static_cast<int>(
-            std::min<int64_t>(tile.panels * kPanelColumns, out_features_ - column));
-        const std::ptrdiff_t from_y = top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
-        tile.y = pass.best ? reinterpret_cast<char*>(outputs) : pass.y + from_y;
+            std::min<int64_t>(tile.panels * kPanelColumns, out_features() - column));
+        const std::ptrdiff_t from_y = top * pass.y.row_bytes + column * (pass.y.float32 ? 4 : 2);
+        tile.y = pass.best ? reinterpret_cast<char*>(outputs) : pass.y.data + from_y;
         multiply(tile);
         if (!pass.best) continue;
         for (int row = 0; row < tile.rows; ++row) {
@@ -314,7 +263,7 @@ void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_
             best[row].take(outputs[row], tile.columns, static_cast<int32_t>(column));
             const int64_t at = pass.first_row + top + row;
             if (pass.kept.has(at))
-                std::memcpy(pass.kept.y + at * out_features_ + column, outputs[row],
+                std::memcpy(pass.kept.at(at) + column * 4, outputs[row],
                             static_cast<std::size_t>(tile.columns) * sizeof(float));
         }
     }

@@ -24,13 +24,22 @@ constexpr int kChunkBytes = 64;
 constexpr int kStepPanelBytes = kPanelColumns * kStepBytes;
 constexpr int kMaxRows = 32;   // of any instruction set
 constexpr int kMaxPanels = 4;  // likewise
+constexpr double kPlainByte_ns = 1.0 / 16;  // copied to a block
+
+// What is the same of all panels of a weight.
+struct WeightShape {
+    int64_t in_features;
+    bool bfloat16;  // rows of x; else float32
+    int steps;
+    std::size_t panel_bytes;
+};
 
 struct Tile {
+    const WeightShape& weight;
     const char* x;  // block of rows
     int rows;
     const char* panel;
     int panels;  // up to `TileSet::max_panels`
-    int steps;
     const float* bias;  // of the panels' columns, 32 of each; null for none
     char* y;            // first row, the first panel's first column
     std::ptrdiff_t y_row_bytes;
@@ -46,12 +55,14 @@ struct TileSet {
     int row_unit;           // blocks have room for a multiple of it; divides max_rows
     int pass_bytes;         // packed rows that pass all panels together, and stay in the second cache
     int min_pass_rows;      // or so many: fewer would take less time than the panels take to come
+    int chunk_bytes;        // of a row in a block, before the same chunk of the next row
     int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
     int plain_unit_bytes;   // a row as it stands is a block of one if its size is a multiple
-    // Writes one row, `num_bytes` of it, into its place in a block; zeros to its last chunk's end.
-    void (*pack_row)(const char* row, std::size_t num_bytes, char* to, int rows_in_block);
+    double packing_byte_ns;  // about what a thread takes to pack a byte
+    // Writes one row into its place in a block; zeros to its last chunk's end.
+    void (*pack_row)(const WeightShape& weight, const char* row, char* to, int rows_in_block);
     TileFunction functions[kMaxRows];  // [rows - 1], up to max_rows
-    TileFunction plain;                // one row as it stands
+    TileFunction plain;                // one row as it stands; null where it always has to be packed
     // What a thread calls before its first tile and after its last one; null for nothing.
     void (*begin)();
     void (*end)();

@@ -83,7 +83,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
     constexpr int kChunkSteps = kChunkBytes / P::kPackedStepBytes;
     const char* x = t.x;
     const char* panel = t.panel + column * kStepBytes;
-    for (int left = t.steps; left > 0; left -= kChunkSteps, x += ROWS * kChunkBytes) {
+    for (int left = t.weight.steps; left > 0; left -= kChunkSteps, x += ROWS * kChunkBytes) {
         const int steps = left < kChunkSteps ? left : kChunkSteps;
         for (int s = 0; s < steps; ++s, panel += kStepPanelBytes) {
             const char* at = x + s * P::kPackedStepBytes;
@@ -120,7 +120,8 @@ void run_tile(const Tile& t) {
         multiply_columns<P, ROWS, kAtOnce>(t, v * Vec::kWidth);
 }
 
-inline void pack_steps(const char* row, std::size_t num_bytes, char* to, int rows_in_block) {
+inline void pack_steps(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+    int64_t num_bytes = weight.in_features * (weight.bfloat16 ? 2 : 4);
     for (; num_bytes >= kChunkBytes; num_bytes -= kChunkBytes) {
         __builtin_memcpy(to, row, kChunkBytes);
         to += rows_in_block * kChunkBytes;
@@ -131,17 +132,18 @@ inline void pack_steps(const char* row, std::size_t num_bytes, char* to, int row
     __builtin_memcpy(to, row, num_bytes);
 }
 
-inline void pack_widened(const char* row, std::size_t num_bytes, char* to, int rows_in_block) {
+inline void pack_widened(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
     constexpr int64_t kChunk = kChunkBytes / sizeof(float);
     const bf16* from = reinterpret_cast<const bf16*>(row);
-    auto left = static_cast<int64_t>(num_bytes / sizeof(bf16));
-    for (; left > 0; left -= kChunk, from += kChunk, to += rows_in_block * kChunkBytes) {
+    for (int64_t left = weight.in_features; left > 0; left -= kChunk) {
         float* chunk = reinterpret_cast<float*>(to);
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kChunk; i += Vec::kWidth) {
             const Vec part = left > i ? load_some(from + i, left - i) : Vec::zero();
             part.store(chunk + i);
         }
+        from += kChunk;
+        to += rows_in_block * kChunkBytes;
     }
 }
 
@@ -160,8 +162,10 @@ constexpr TileSet tiles() {
                 .row_unit = 1,
                 .pass_bytes = widened ? 512 * 1024 : 1024 * 1024,
                 .min_pass_rows = MAX_ROWS,
+                .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = P::kPackedStepBytes,
                 .plain_unit_bytes = kStepBytes,
+                .packing_byte_ns = kPlainByte_ns,
                 .pack_row = widened ? pack_widened : pack_steps,
                 .functions = {},
                 .plain = run_tile<PLAIN, 1>,

@@ -9,7 +9,6 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace aioserve::program;
-using aioserve::linear::PackedWeight;
 using aioserve::ops::DType;
 using aioserve::ops::HeldBatch;
 using aioserve::ops::KVPages;

@@ -76,7 +76,7 @@ void PickPackedTokens::append(const Frame& frame) const {
     const int64_t* ids = frame.inputs.token_ids;
     char* out = frame.at<char>(writes[0]);
     const int64_t count = frame.rows(writes[0]);
-    const linear::PackedWeight* from = &table;
+    const linear::LinearKernel* from = &table;
     frame.phases.add(1, [=](int64_t) { from->gather(ids, count, out); });
 }
 
@@ -197,15 +197,16 @@ linear::RowSource Linear::rows(const Frame& frame) const {
 
 void Linear::append(const Frame& frame) const {
     const ValueId y = writes[0];
-    weight.append(frame.phases, rows(frame), frame.rows(y), frame.scratch, frame.at<char>(y),
-                  float32);
+    weight.append(frame.phases, rows(frame), frame.rows(y), frame.scratch,
+                  {frame.at<char>(y), frame.values[y].row_bytes, float32});
 }
 
 void Linear::append_argmax(const Frame& frame, const Outputs& outputs) const {
     const int64_t count = frame.rows(writes[0]);
     char* partial = frame.scratch + round_up(weight.packed_bytes(count));
     weight.append_argmax(frame.phases, rows(frame), count, frame.scratch, partial,
-                         {outputs.logits, outputs.kept}, outputs.largest, outputs.columns);
+                         {outputs.logits, frame.values[writes[0]].row_bytes, outputs.kept},
+                         {outputs.largest, outputs.columns});
 }
 
 void Linear::fuse(std::unique_ptr<Op> before) {

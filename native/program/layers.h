@@ -17,12 +17,12 @@ struct PickTokens : Op {
     const void* table;
 };
 
-// Rows of a packed weight, by token id.
+// Rows of a linear layer's weight, by token id.
 struct PickPackedTokens : Op {
-    PickPackedTokens(ValueId to, const linear::PackedWeight& table_)
+    PickPackedTokens(ValueId to, const linear::LinearKernel& table_)
         : Op(Kind::rowwise, {}, {to}), table(table_) {}
     void append(const Frame& frame) const override;
-    const linear::PackedWeight& table;
+    const linear::LinearKernel& table;
 };
 
 struct AddPositions : Op {
@@ -92,7 +92,7 @@ struct Gelu : Op {
 };
 
 struct Linear : Op {
-    Linear(ValueId x, ValueId y, const linear::PackedWeight& weight_, bool float32_)
+    Linear(ValueId x, ValueId y, const linear::LinearKernel& weight_, bool float32_)
         : Op(Kind::linear, {x}, {y}), weight(weight_), float32(float32_) {}
     std::size_t scratch_bytes(const Frame& frame) const override;
     void append(const Frame& frame) const override;
@@ -101,7 +101,7 @@ struct Linear : Op {
     linear::RowSource rows(const Frame& frame) const;
     // The op that computes x from now on.
     void fuse(std::unique_ptr<Op> before);
-    const linear::PackedWeight& weight;
+    const linear::LinearKernel& weight;
     bool float32;
     std::unique_ptr<Op> source;
 };

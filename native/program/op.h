@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/phases.h"
-#include "linear/packed_weight.h"
+#include "linear/kernel.h"
 #include "ops/batch.h"
 #include "ops/types.h"
 

@@ -55,7 +55,7 @@ ValueId Program::embedding(const void* table, int64_t vocab, int64_t columns) {
     return to;
 }
 
-ValueId Program::packed_embedding(const linear::PackedWeight& table, int64_t vocab,
+ValueId Program::packed_embedding(const linear::LinearKernel& table, int64_t vocab,
                                   int64_t columns) {
     vocab_ = vocab;
     const ValueId to = add_value(false, columns);
@@ -74,7 +74,7 @@ void Program::scale(ValueId x, float factor) {
     ops_.push_back(std::make_unique<Scale>(x, factor));
 }
 
-ValueId Program::linear(ValueId x, const linear::PackedWeight& weight, int64_t in_features,
+ValueId Program::linear(ValueId x, const linear::LinearKernel& weight, int64_t in_features,
                         int64_t out_features, bool float32) {
     if (check(x).columns != in_features)
         refuse("a linear layer of " + std::to_string(in_features) + " inputs reads a value of " +

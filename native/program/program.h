@@ -26,10 +26,10 @@ class Program {
     // Recording. Each returns its result; addresses must outlive the program. Throws
     // std::invalid_argument for values that don't exist or don't fit.
     ValueId embedding(const void* table, int64_t vocab, int64_t columns);
-    ValueId packed_embedding(const linear::PackedWeight& table, int64_t vocab, int64_t columns);
+    ValueId packed_embedding(const linear::LinearKernel& table, int64_t vocab, int64_t columns);
     void add_positions(ValueId x, const void* table, int64_t positions);
     void scale(ValueId x, float factor);
-    ValueId linear(ValueId x, const linear::PackedWeight& weight, int64_t in_features,
+    ValueId linear(ValueId x, const linear::LinearKernel& weight, int64_t in_features,
                    int64_t out_features, bool float32);
     // `residual`: added to in place first, unless kNoValue.
     ValueId rms_norm(ValueId x, ValueId residual, const void* weight, float eps,

@@ -1,0 +1,64 @@
+// Kernels whose weight lies in panels that tiles multiply: what they share, whatever the numbers in
+// the panels are. `tile.h` says how panels and rows lie; `product.cpp` cuts the work.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "linear/kernel.h"
+#include "linear/tile.h"
+
+namespace aioserve::linear {
+
+class PanelKernel : public LinearKernel {
+  public:
+    int64_t num_panels() const { return num_panels_; }
+    std::size_t num_bytes() const override {
+        return shape_.panel_bytes * static_cast<std::size_t>(num_panels_);
+    }
+    // Copies `bias` [out], dense in the kernel's dtype.
+    void set_bias(const char* bias);
+
+    void append(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                const Rows& y) const override;
+    std::size_t packed_bytes(int64_t rows) const override;
+    void append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                       char* partial, const KeptRows& kept, const Largest& largest) const override;
+    std::size_t argmax_bytes(int64_t rows) const override;
+
+  protected:
+    // Zeros: columns past the last, and inputs that fill up a step, stay so.
+    PanelKernel(int64_t out_features, const WeightShape& shape);
+
+    // The tiles of the instruction set in use.
+    virtual const TileSet& tiles() const = 0;
+
+    const WeightShape& shape() const { return shape_; }
+    char* panel_at(int64_t panel) const {
+        return panels_.get() + static_cast<std::size_t>(panel) * shape_.panel_bytes;
+    }
+
+  private:
+    struct Pass;
+    struct Split;
+
+    std::size_t packed_row_bytes(const TileSet& tiles) const;
+    int64_t most_rows_of_a_pass(const TileSet& tiles) const;
+    bool is_worth_sharing(int64_t rows) const;
+    void append_packing(Phases& phases, const TileSet& tiles, const RowSource& x, const Pass& pass,
+                        char* packed) const;
+    template <class Fn>
+    void for_each_pass(int64_t rows, const RowSource& x, char* packed, const Fn& fn) const;
+    Split split(const Pass& pass) const;
+    void append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const;
+    void multiply_block(const TileSet& tiles, const Pass& pass, int64_t block, int64_t group,
+                        const Split& split) const;
+
+    WeightShape shape_;
+    int64_t num_panels_;
+    std::shared_ptr<char> panels_;
+    std::vector<float> bias_;  // to the last panel's end; empty for none
+};
+
+}  // namespace aioserve::linear
