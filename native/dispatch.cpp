@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "linear/tile.h"
+#include "linear/grouped/tile.h"
 #include "ops/types.h"
 
 #if defined(__x86_64__)
@@ -17,7 +17,7 @@
 
 namespace aioserve {
 
-// Defined in `ops/kernels_*.cpp` and `linear/tile_*.cpp`.
+// Defined in `ops/kernels_*.cpp`, `linear/tile_*.cpp` and `linear/grouped/tile_*.cpp`.
 namespace ops {
 extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16, kAvx512Bf16Emulated, kAmxBf16,
     kAmxBf16Emulated;
@@ -26,6 +26,9 @@ namespace linear {
 extern const TileSet kPortableFloat32, kPortableBfloat16, kAvx2Float32, kAvx2Bfloat16,
     kAvx512Float32, kAvx512Bfloat16, kAvx512Bf16Bfloat16, kAvx512Bf16EmulatedBfloat16,
     kAmxBf16Bfloat16, kAmxBf16EmulatedBfloat16;
+}
+namespace linear::grouped {
+extern const IntegerTiles kPortable, kAvx2, kAvx2Vnni, kAvx512, kAvx512Vnni;
 }
 
 namespace {
@@ -37,6 +40,7 @@ struct Isa {
     const ops::Table* ops;
     const linear::TileSet* float32_tiles;
     const linear::TileSet* bfloat16_tiles;
+    const linear::grouped::IntegerTiles* integer_tiles;
 };
 
 #if defined(__x86_64__)
@@ -66,26 +70,36 @@ bool may_use_amx_bf16() {
 std::vector<Isa> isas_of_this_machine() {
     using namespace ops;
     using namespace linear;
-    std::vector<Isa> all{
-        {"portable", true, false, &kPortable, &kPortableFloat32, &kPortableBfloat16}};
+    namespace ints = linear::grouped;
+    std::vector<Isa> all{{"portable", true, false, &kPortable, &kPortableFloat32,
+                          &kPortableBfloat16, &ints::kPortable}};
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2_vnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");
+    const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     const bool amx_bf16 = avx512_bf16 && may_use_amx_bf16();
-    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16});
-    all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16});
+    const auto* best_ints = avx512_vnni ? &ints::kAvx512Vnni : &ints::kAvx512;
+    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2});
+    all.push_back({"avx2_vnni", avx2_vnni, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16,
+                   &ints::kAvx2Vnni});
+    all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
+                   &ints::kAvx512});
+    all.push_back({"avx512_vnni", avx512_vnni, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
+                   &ints::kAvx512Vnni});
     all.push_back({"avx512_bf16", avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
-                   &kAvx512Bf16Bfloat16});
-    all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16});
+                   &kAvx512Bf16Bfloat16, best_ints});
+    all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
+                   best_ints});
     all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
-                   &kAvx512Bf16EmulatedBfloat16});
+                   &kAvx512Bf16EmulatedBfloat16, best_ints});
 #endif
     all.push_back({"amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
-                   &kAmxBf16EmulatedBfloat16});
+                   &kAmxBf16EmulatedBfloat16, &ints::kPortable});
     return all;
 }
 
@@ -130,6 +144,11 @@ const ops::Kernels& kernels(ops::DType dtype) {
 
 const linear::TileSet& tiles_in_use(bool bfloat16) {
     return bfloat16 ? *used().bfloat16_tiles : *used().float32_tiles;
+}
+
+const linear::TileSet& integer_tiles_in_use(int bits) {
+    const linear::grouped::IntegerTiles& tiles = *used().integer_tiles;
+    return bits == 8 ? tiles.bits8 : tiles.bits4;
 }
 
 std::vector<std::string> supported_isas() {

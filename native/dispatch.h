@@ -17,9 +17,10 @@ namespace linear {
 struct TileSet;
 }
 
-// The kernels in use. Both throw std::invalid_argument where AIOSERVE_ISA is unknown or unsupported.
+// The kernels in use. All throw std::invalid_argument where AIOSERVE_ISA is unknown or unsupported.
 const ops::Kernels& kernels(ops::DType dtype);
 const linear::TileSet& tiles_in_use(bool bfloat16);
+const linear::TileSet& integer_tiles_in_use(int bits);
 
 // Names from the plainest to the best that this machine supports, and the one in use.
 std::vector<std::string> supported_isas();

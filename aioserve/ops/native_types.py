@@ -47,10 +47,11 @@ class NativeLinear(Linear):
     """C++ on the ops' own thread pool and instruction set, one layout for decode and prefill alike.
 
     The packed copy is all that is kept. A row's result depends on that row alone, to the last bit:
-    not on how many rows there are, its place among them, threads, or other rows' NaNs. Every output
-    is one chain of additions in the order of the inputs: of their products, or with AMX of the sums
-    of 32 products each. float32 results are the sums as they are. `benchmarks/linear.py` prints how
-    it compares with torch.
+    not on how many rows there are, its place among them, threads, or other rows' NaNs. float32
+    results are the sums as they are. Every output of a weight of floats is one chain of additions
+    in the order of the inputs: of their products, or with AMX of the sums of 32 products each;
+    `GroupedWeight` says what an output of integers is. `benchmarks/linear.py` prints how both
+    compare with torch.
     """
 
     __slots__ = ("_apply", "_float32", "_item_bytes", "packed")

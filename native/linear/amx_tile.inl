@@ -181,12 +181,14 @@ inline void pack_row(const WeightShape& weight, const char* row, char* to, int r
 
 constexpr TileSet amx_tiles() {
     TileSet set{.max_rows = 2 * kTileRows,
+                .block_rows = 2 * kTileRows,
                 .max_panels = kMaxPanels,
                 .row_unit = kTileRows,
                 .pass_bytes = 384 * 1024,
                 .min_pass_rows = 256,
                 .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = kStepBytes,
+                .packed_group_bytes = 0,
                 .plain_unit_bytes = kChunkBytes,
                 .packing_byte_ns = kPlainByte_ns,
                 .pack_row = pack_row,

@@ -3,10 +3,14 @@
 
 #include <nanobind/nanobind.h>
 
+#include "linear/grouped/weight.h"
+#include "linear/joined.h"
 #include "linear/packed_weight.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aioserve::linear::GroupedWeight;
+using aioserve::linear::JoinedKernel;
 using aioserve::linear::LinearKernel;
 using aioserve::linear::PackedWeight;
 
@@ -43,6 +47,22 @@ void gather(const LinearKernel& self, Address ids, int64_t count, Address out) {
     self.gather(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<char*>(out));
 }
 
+void set_rows(GroupedWeight& self, int64_t first, int64_t count, Address values, Address scales,
+              Address minimums) {
+    self.set_rows(first, count, reinterpret_cast<const int8_t*>(values),
+                  reinterpret_cast<const float*>(scales), reinterpret_cast<const float*>(minimums));
+}
+
+void set_bias(GroupedWeight& self, Address bias) {
+    self.set_bias(reinterpret_cast<const char*>(bias));
+}
+
+void join(JoinedKernel* self, const nb::tuple& parts) {
+    std::vector<const LinearKernel*> kernels;
+    for (nb::handle part : parts) kernels.push_back(&nb::cast<const LinearKernel&>(part));
+    new (self) JoinedKernel(std::move(kernels));
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -57,4 +77,17 @@ void bind_linear(nb::module_& m) {
     nb::class_<PackedWeight, LinearKernel>(m, "PackedWeight", "A weight of floats, and a bias.")
         .def("__init__", &pack, "weight"_a, "out_features"_a, "in_features"_a, "row_bytes"_a,
              "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil());
+    nb::class_<GroupedWeight, LinearKernel>(m, "GroupedWeight",
+                                            "A weight of integers with scales in groups.")
+        .def(nb::init<int64_t, int64_t, int64_t, int, bool, bool>(), "out_features"_a,
+             "in_features"_a, "group_size"_a, "bits"_a, "has_minimums"_a, "bfloat16"_a)
+        .def("set_rows", &set_rows, "first"_a, "count"_a, "values"_a, "scales"_a, "minimums"_a,
+             ReleaseGil())
+        .def("set_bias", &set_bias, "bias"_a)
+        .def_prop_ro("group_size", &GroupedWeight::group_size)
+        .def_prop_ro("groups", &GroupedWeight::groups)
+        .def_prop_ro("bits", &GroupedWeight::bits)
+        .def_prop_ro("has_minimums", &GroupedWeight::has_minimums);
+    nb::class_<JoinedKernel, LinearKernel>(m, "JoinedKernel", "Several kernels as one layer.")
+        .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>());
 }

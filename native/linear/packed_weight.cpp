@@ -15,7 +15,11 @@ WeightShape shape_of(int64_t in_features, bool bfloat16) {
     return {.in_features = in_features,
             .bfloat16 = bfloat16,
             .steps = steps,
-            .panel_bytes = static_cast<std::size_t>(steps) * kStepPanelBytes};
+            .panel_bytes = static_cast<std::size_t>(steps) * kStepPanelBytes,
+            .groups = 0,
+            .group_size = 0,
+            .offset = 0,
+            .has_minimums = false};
 }
 
 }  // namespace

@@ -82,13 +82,15 @@ struct PanelKernel::Pass {
 };
 
 std::size_t PanelKernel::packed_row_bytes(const TileSet& tiles) const {
-    return round_up(static_cast<std::size_t>(shape_.steps * tiles.packed_step_bytes), kChunkBytes);
+    const int64_t bytes = int64_t{shape_.steps} * tiles.packed_step_bytes +
+                          int64_t{shape_.groups} * tiles.packed_group_bytes;
+    return round_up(static_cast<std::size_t>(bytes), kChunkBytes);
 }
 
 int64_t PanelKernel::most_rows_of_a_pass(const TileSet& tiles) const {
     const auto bytes = static_cast<std::size_t>(tiles.pass_bytes);
     const auto fitting = static_cast<int64_t>(bytes / packed_row_bytes(tiles));
-    return std::max<int64_t>(tiles.min_pass_rows, fitting / tiles.max_rows * tiles.max_rows);
+    return std::max<int64_t>(tiles.min_pass_rows, fitting / tiles.block_rows * tiles.block_rows);
 }
 
 std::size_t PanelKernel::packed_bytes(int64_t rows) const {
@@ -117,7 +119,8 @@ void PanelKernel::for_each_pass(int64_t rows, const RowSource& x, char* packed,
         pass.first_row = rows * i / passes;
         pass.count = rows * (i + 1) / passes - pass.first_row;
         pass.units = divide_up(pass.count, pass.unit);
-        pass.num_blocks = divide_up(pass.units * pass.unit, tiles.max_rows);
+        const int64_t room = pass.units * pass.unit;
+        pass.num_blocks = room <= tiles.max_rows ? 1 : divide_up(room, tiles.block_rows);
         fn(tiles, pass);
     }
 }

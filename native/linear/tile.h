@@ -32,6 +32,11 @@ struct WeightShape {
     bool bfloat16;  // rows of x; else float32
     int steps;
     std::size_t panel_bytes;
+    // Of a weight of integers, 0 else; `grouped/tile.h` says what lies where.
+    int groups;
+    int group_size;
+    int offset;
+    bool has_minimums;
 };
 
 struct Tile {
@@ -51,12 +56,14 @@ using TileFunction = void (*)(const Tile&);
 
 struct TileSet {
     int max_rows;
+    int block_rows;         // the best number; up to max_rows are still better together
     int max_panels;
     int row_unit;           // blocks have room for a multiple of it; divides max_rows
     int pass_bytes;         // packed rows that pass all panels together, and stay in the second cache
     int min_pass_rows;      // or so many: fewer would take less time than the panels take to come
     int chunk_bytes;        // of a row in a block, before the same chunk of the next row
     int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
+    int packed_group_bytes; // beside its steps
     int plain_unit_bytes;   // a row as it stands is a block of one if its size is a multiple
     double packing_byte_ns;  // about what a thread takes to pack a byte
     // Writes one row into its place in a block; zeros to its last chunk's end.

@@ -2,8 +2,8 @@
 // own and says in `vectors_at_once` how its registers are used; internal linkage keeps the copies
 // apart. As in `ops/kernels.inl`, no inline function of the standard library.
 
+#include "linear/outputs.inl"
 #include "linear/tile.h"
-#include "simd/common.inl"
 
 namespace aioserve::linear {
 namespace {
@@ -96,21 +96,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
         }
     }
 
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v, column += Vec::kWidth) {
-            if (v == 0 && r > 0) column -= VECTORS * Vec::kWidth;
-            if (column >= t.columns) continue;
-            Vec sum = sums[r][v];
-            if (t.bias) sum = sum + Vec::load(t.bias + column);
-            char* row = t.y + r * t.y_row_bytes;
-            const int columns = t.columns - column;
-            if (t.y_is_float32)
-                store_some(sum, reinterpret_cast<float*>(row) + column, columns);
-            else
-                P::store(sum, reinterpret_cast<bf16*>(row) + column, columns);
-        }
+    write_outputs<P>(t, sums, column);
 }
 
 template <class P, int ROWS>
@@ -158,12 +144,14 @@ template <class P, int MAX_ROWS, class PLAIN = P>
 constexpr TileSet tiles() {
     const bool widened = P::kPackedStepBytes != kStepBytes;
     TileSet set{.max_rows = MAX_ROWS,
+                .block_rows = MAX_ROWS,
                 .max_panels = 1,
                 .row_unit = 1,
                 .pass_bytes = widened ? 512 * 1024 : 1024 * 1024,
                 .min_pass_rows = MAX_ROWS,
                 .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = P::kPackedStepBytes,
+                .packed_group_bytes = 0,
                 .plain_unit_bytes = kStepBytes,
                 .packing_byte_ns = kPlainByte_ns,
                 .pack_row = widened ? pack_widened : pack_steps,

@@ -1,0 +1,120 @@
+"""Weights of integers with scales in groups, filled row by row and multiplied as integers on CPUs.
+
+Knows arrays and their limits; which file format they come from is the business of
+`aioserve.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aioserve import _native
+from aioserve.ops.native_types import NativeLinear, is_bfloat16
+
+__all__ = ["GroupedWeight", "joined_linear"]
+
+
+class GroupedWeight:
+    """`w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
+
+    bits: 8 for values from -128 to 127; 4 for values from -8 to 7, or from 0 to 15 where there are
+    minimums. group_size: 16, 32, 64, a multiple of 128, or in_features. dtype: of the rows that are
+    multiplied, of the bias, and of the rows that `NativeLinear.rows` gives; float32 or bfloat16.
+
+    Rows of x become int8, with a scale for each row and group of at most 128 inputs; products are
+    integers; scales meet them in float32 in the order of the groups. `native/linear/grouped/tile.h`
+    has the equations. All instruction sets and numbers of rows give the same bits. A row of x that
+    has a NaN or an infinity gives NaN.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: sizes that don't fit, naming the argument and its limits.
+    """
+
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        *,
+        group_size: int,
+        bits: int,
+        has_minimums: bool = False,
+        dtype: torch.dtype,
+    ) -> None:
+        self.dtype = dtype
+        self.native: _native.GroupedWeight = _native.GroupedWeight(
+            out_features, in_features, group_size, bits, has_minimums, is_bfloat16("dtype", dtype)
+        )
+
+    def set_rows(
+        self,
+        first: int,
+        values: npt.NDArray[np.int8],
+        scales: npt.NDArray[np.float32],
+        minimums: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Set the rows from `first` on: values int8 [n, in], scales and minimums float32
+        [n, groups]. Any thread may set any rows.
+
+        Raises IndexError for rows that don't exist, ValueError for values that the bits don't hold:
+        nothing is set then.
+        """
+        native = self.native
+        if (minimums is not None) is not native.has_minimums:
+            expected = "given" if native.has_minimums else "None"
+            raise ValueError(f"minimums must be {expected} for has_minimums={native.has_minimums}")
+        if values.ndim != 2:
+            raise ValueError(f"values must be of shape [n, in_features], got {values.shape}")
+        count = len(values)
+        _check("values", values, np.int8, (count, native.in_features))
+        _check("scales", scales, np.float32, (count, native.groups))
+        minimums_at = 0
+        if minimums is not None:
+            _check("minimums", minimums, np.float32, (count, native.groups))
+            minimums_at = minimums.ctypes.data
+        native.set_rows(first, count, values.ctypes.data, scales.ctypes.data, minimums_at)
+
+    def set_bias(self, bias: Tensor) -> None:
+        """Set the bias [out_features], of the weight's dtype."""
+        if bias.dtype is not self.dtype:
+            raise TypeError(f"bias must be {self.dtype}, got {bias.dtype}")
+        shape = (self.native.out_features,)
+        if bias.shape != shape or not bias.is_cpu:
+            raise ValueError(
+                f"bias must be a CPU tensor of shape {list(shape)}, got {list(bias.shape)} on "
+                f"{bias.device}"
+            )
+        bias = bias.detach().contiguous()
+        self.native.set_bias(bias.data_ptr())
+
+    def linear(self, out_dtype: torch.dtype | None = None) -> NativeLinear:
+        """The layer; rows may still be set while nothing is multiplied."""
+        return NativeLinear.of_packed(self.native, out_dtype)
+
+
+def joined_linear(
+    layers: Sequence[NativeLinear], out_dtype: torch.dtype | None = None
+) -> NativeLinear:
+    """One layer whose outputs are those of `layers`, one after the other.
+
+    Raises ValueError unless there are some, with the same in_features and dtype.
+    """
+    return NativeLinear.of_packed(
+        _native.JoinedKernel(tuple(layer.packed for layer in layers)), out_dtype
+    )
+
+
+def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
+    if array.shape != shape or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} must be contiguous of shape {list(shape)}, got {list(array.shape)} with "
+            f"strides {array.strides}"
+        )

@@ -1,0 +1,55 @@
+// The arithmetic of integer weights: what lies in their panels and blocks, and what a tile makes of it.
+//
+// Weights have a scale, and maybe a minimum, for each column and *group* of 16, 32, 64 or 128 inputs:
+// w = q * scale + minimum. Rows of x become integers group by group, too: with amax the largest
+// magnitude in the group,
+//
+//     sx = amax / 127,  qx = round(x * (127 / amax)), ties to even, from -127 to 127
+//     xsum = sum of qx
+//
+// Zeros where amax is below 2^-119, whose reciprocal would not be finite. Where a number isn't finite sx
+// is NaN, which makes NaN of all results of the row. An output is a chain over the groups in order,
+// in float32, every fused multiply-add rounded once:
+//
+//     isum = sum of q * qx                          exact
+//     t    = fma(scale, isum, minimum * xsum)       scale * isum where there are no minimums
+//     y    = fma(sx, t, y)                          from 0 on; then + bias
+//
+// Integers are exact in any order, so that all instruction sets and all numbers of rows give the same
+// bits. Inputs past the last are zeros in x.
+//
+// A panel holds group after group for 32 columns: float32 scales [32], float32 minimums [32] if there
+// are any, then the weights, unsigned: q + offset. A step is four inputs. 8 bits: `[steps][32][4]`
+// bytes. 4 bits: `[steps / 2][32][4]` bytes, whose low halves are one step and whose high halves are
+// the next one.
+//
+// A block holds group after group for its rows, in chunks of 16 bytes: `[rows]` of `RowGroup`, then
+// the integers, `[chunks][rows][16]`. A tile either takes int8, of which a chunk holds four steps, or
+// int16, of which it holds two: of each step first the inputs 0 and 2, then 1 and 3.
+
+#pragma once
+
+#include "linear/tile.h"
+
+namespace aioserve::linear::grouped {
+
+constexpr int kMaxGroup = 128;
+constexpr int kUnit = 16;  // inputs; groups are made of whole units
+constexpr int kUnitSteps = kUnit / 4;
+constexpr int kRowChunkBytes = 16;
+constexpr int kParameterBytes = kPanelColumns * 4;  // scales of a group, or minimums
+
+struct RowGroup {
+    float scale;
+    float sum;      // of the integers
+    int32_t start;  // - offset * sum: sums of unsigned weights begin here
+    int32_t unused;
+};
+static_assert(sizeof(RowGroup) == kRowChunkBytes);
+
+// What an instruction set publishes.
+struct IntegerTiles {
+    TileSet bits8, bits4;
+};
+
+}  // namespace aioserve::linear::grouped

@@ -1,0 +1,273 @@
+// The register tile of integers, for the `Vec` and `Ints` in scope. Each `tile_*.cpp` includes it behind
+// `dot.inl` or `pairs.inl`, which say how steps are multiplied, and behind `vectors_at_once`, which
+// says how registers are used.
+
+#include "linear/grouped/tile.h"
+#include "linear/outputs.inl"
+
+namespace aioserve::linear::grouped {
+namespace {
+
+constexpr int kVectors = kPanelColumns / Vec::kWidth;
+constexpr int kVectorBytes = Vec::kWidth * kStepBytes;
+constexpr int kPrefetchBytes = 4096;
+
+struct Generic {
+    static void store(Vec sum, bf16* y, int64_t columns) { store_some(sum, y, columns); }
+};
+
+template <int VECTORS>
+__attribute__((always_inline)) inline void prefetch_line(const char* panel) {
+#pragma GCC unroll 8
+    for (int line = 0; line < VECTORS * kVectorBytes; line += 64)
+        __builtin_prefetch(panel + kPrefetchBytes + line);
+}
+
+// The unit at `panel`, whose rows of 128 bytes hold one step, or two of 4 bits.
+template <class P, int BITS, int ROWS, int VECTORS>
+__attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECTORS],
+                                                         const char* x, const char* panel) {
+    constexpr int kHalves = 8 / BITS;
+    constexpr int kChunkSteps = kRowChunkBytes / P::kStepBytes;
+    typename P::template Partial<ROWS, VECTORS> partial(sums);
+#pragma GCC unroll 4
+    for (int line = 0; line < kUnitSteps / kHalves; ++line, panel += kStepPanelBytes) {
+        prefetch_line<VECTORS>(panel);
+        Ints loaded[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) loaded[v] = Ints::load(panel + v * kVectorBytes);
+#pragma GCC unroll 2
+        for (int half = 0; half < kHalves; ++half) {
+            const int step = line * kHalves + half;
+            const char* at = x + step / kChunkSteps * (ROWS * kRowChunkBytes) +
+                             step % kChunkSteps * P::kStepBytes;
+            typename P::Weights w[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v)
+                w[v] = P::weights(BITS == 8   ? loaded[v]
+                                  : half == 0 ? loaded[v].low_nibbles()
+                                              : loaded[v].high_nibbles());
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; ++v)
+                    partial.add(r, v, w[v], at + r * kRowChunkBytes);
+        }
+    }
+    partial.finish();
+}
+
+// The panel's columns from `column` on, as many as VECTORS hold.
+template <class P, int BITS, int ROWS, int VECTORS>
+__attribute__((always_inline)) inline void multiply_columns(const Tile& t, int column) {
+    constexpr int kUnitPanelBytes = kUnitSteps * kStepPanelBytes * BITS / 8;
+    constexpr int kUnitRowBytes = ROWS * kUnitSteps * P::kStepBytes;
+    Vec outputs[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) outputs[r][v] = Vec::zero();
+
+    const int units = t.weight.group_size / kUnit;
+    const bool has_minimums = t.weight.has_minimums;
+    const char* x = t.x;
+    const char* panel = t.panel + column * kStepBytes;
+    for (int group = 0; group < t.weight.groups; ++group) {
+        const char* scales = panel;
+        const char* rows = x;
+        panel += has_minimums ? 2 * kParameterBytes : kParameterBytes;
+        x += ROWS * kRowChunkBytes;
+        prefetch_line<VECTORS>(scales);
+        Ints sums[ROWS][VECTORS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            const char* at = rows + r * kRowChunkBytes + __builtin_offsetof(RowGroup, start);
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = Ints::repeat(at);
+        }
+        for (int unit = 0; unit < units; ++unit) {
+            multiply_unit<P, BITS, ROWS, VECTORS>(sums, x, panel);
+            x += kUnitRowBytes;
+            panel += kUnitPanelBytes;
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) {
+            const char* at = scales + v * kVectorBytes;
+            const Vec scale = Vec::load(reinterpret_cast<const float*>(at));
+            if (has_minimums) {
+                const Vec minimum =
+                    Vec::load(reinterpret_cast<const float*>(at + kParameterBytes));
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    const char* row = rows + r * kRowChunkBytes;
+                    const Vec sum = Vec::set_bits(row + __builtin_offsetof(RowGroup, sum));
+                    const Vec term = fused(scale, sums[r][v].floats(), minimum * sum);
+                    outputs[r][v] = fused(Vec::set_bits(row), term, outputs[r][v]);
+                }
+            } else {
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    const Vec term = scale * sums[r][v].floats();
+                    const Vec row = Vec::set_bits(rows + r * kRowChunkBytes);
+                    outputs[r][v] = fused(row, term, outputs[r][v]);
+                }
+            }
+        }
+    }
+    write_outputs<Generic>(t, outputs, column);
+}
+
+template <class P, int BITS, int ROWS>
+void run_tile(const Tile& t) {
+    constexpr int kAtOnce = vectors_at_once(ROWS);
+    for (int v = 0; v < kVectors; v += kAtOnce)
+        multiply_columns<P, BITS, ROWS, kAtOnce>(t, v * Vec::kWidth);
+}
+
+// As many groups as a vector has lanes, whose factors and sums are then found together.
+constexpr int kGroupsAtOnce = Vec::kWidth;
+
+struct Groups {
+    int count;
+    int64_t left;  // inputs
+    const WeightShape& weight;
+    int rows_in_block;
+};
+
+template <bool WHOLE, class T>
+__attribute__((always_inline)) inline Vec load_inputs(const T* from, int64_t left) {
+    if constexpr (WHOLE) return Vec::load(from);
+    return left > 0 ? load_some(from, left) : Vec::zero();
+}
+
+// The lanes of each, added up; exact for integers. The vectors are lost.
+inline Vec sum_of_each(Vec (&x)[kGroupsAtOnce]) {
+    Vec::transpose(x);
+    Vec sum = x[0];
+    for (int i = 1; i < kGroupsAtOnce; ++i) sum = sum + x[i];
+    return sum;
+}
+
+// Writes the scales of some groups, and returns what their inputs are multiplied by: a lane for each.
+template <int SIZE, bool WHOLE, class T>
+__attribute__((always_inline)) inline Vec find_scales(const Groups& groups, const T* from,
+                                                      float* scales) {
+    Vec tops[kGroupsAtOnce];
+    Vec finite[2] = {};
+    int64_t left = groups.left;
+    for (int group = 0; group < groups.count; ++group, from += SIZE, left -= SIZE) {
+        Vec top = Vec::zero();
+#pragma GCC unroll 8
+        for (int i = 0; i < SIZE; i += Vec::kWidth) {
+            const Vec x = load_inputs<WHOLE>(from + i, left - i);
+            Vec& sum = finite[i / Vec::kWidth % 2];
+            sum = Vec::fma(x, Vec::zero(), sum);  // infinity * 0 is NaN
+            top = Vec::max(top, Vec::abs(x));
+        }
+        tops[group] = top;
+    }
+    const Vec amax = largest_of_each(tops, groups.count);
+    if ((finite[0] + finite[1]).sum() != 0) {  // one such group makes NaN of all results
+        Vec::set(__builtin_nanf("")).store(scales);
+        return Vec::zero();
+    }
+    const Vec smallest = Vec::set(0x1p-119f), most = Vec::set(127.0f);
+    Vec::zero_below(amax / most, amax, smallest).store(scales);
+    return Vec::zero_below(most / Vec::max(amax, smallest), amax, smallest);
+}
+
+// Returns where the next groups begin.
+template <class P, int SIZE, bool WHOLE, class T>
+char* pack_some(const Groups& groups, const T* from, char* to) {
+    alignas(64) int8_t integers[SIZE];
+    alignas(64) float scales[kGroupsAtOnce], factors[kGroupsAtOnce], sums[kGroupsAtOnce];
+    find_scales<SIZE, WHOLE>(groups, from, scales).store(factors);
+    const bool is_finite = scales[0] == scales[0];
+    const int row_bytes = groups.rows_in_block * kRowChunkBytes;
+    const int group_bytes = (1 + SIZE / kUnit * kUnitSteps * P::kStepBytes / kRowChunkBytes) * row_bytes;
+    Vec totals[kGroupsAtOnce];
+    for (int group = groups.count; group < kGroupsAtOnce; ++group) totals[group] = Vec::zero();
+    int64_t left = groups.left;
+    for (int group = 0; group < groups.count; ++group, from += SIZE, left -= SIZE) {
+        const Vec factor = Vec::set(factors[group]);
+        Ints total = Ints::zero();
+#pragma GCC unroll 8
+        for (int i = 0; i < SIZE; i += Vec::kWidth) {
+            const Vec x = load_inputs<WHOLE>(from + i, left - i);
+            const Ints rounded = Ints::rounded(is_finite ? x * factor : Vec::zero());
+            rounded.store_bytes(integers + i);
+            total = total + rounded;
+        }
+        totals[group] = total.floats();
+        P::template place<SIZE>(integers, to + group * group_bytes + row_bytes, row_bytes);
+    }
+    sum_of_each(totals).store(sums);
+    for (int group = 0; group < groups.count; ++group) {
+        const auto sum = static_cast<int32_t>(sums[group]);
+        const RowGroup header{scales[group], sums[group], -groups.weight.offset * sum, 0};
+        __builtin_memcpy(to + group * group_bytes, &header, sizeof(header));
+    }
+    return to + groups.count * group_bytes;
+}
+
+template <class P, int SIZE, class T>
+void pack_groups(const WeightShape& weight, const T* from, char* to, int rows_in_block) {
+    Groups groups{0, weight.in_features, weight, rows_in_block};
+    for (int begin = 0; begin < weight.groups; begin += kGroupsAtOnce) {
+        const int rest = weight.groups - begin;
+        groups.count = rest < kGroupsAtOnce ? rest : kGroupsAtOnce;
+        const bool whole = groups.left >= groups.count * SIZE;
+        to = whole ? pack_some<P, SIZE, true>(groups, from, to)
+                   : pack_some<P, SIZE, false>(groups, from, to);
+        from += kGroupsAtOnce * SIZE;
+        groups.left -= kGroupsAtOnce * SIZE;
+    }
+}
+
+template <class P, class T>
+void pack_numbers(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+    const T* from = reinterpret_cast<const T*>(row);
+    switch (weight.group_size) {
+        case 16: return pack_groups<P, 16>(weight, from, to, rows_in_block);
+        case 32: return pack_groups<P, 32>(weight, from, to, rows_in_block);
+        case 64: return pack_groups<P, 64>(weight, from, to, rows_in_block);
+        default: return pack_groups<P, kMaxGroup>(weight, from, to, rows_in_block);
+    }
+}
+
+template <class P>
+void pack_row(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+    if (weight.bfloat16) return pack_numbers<P, bf16>(weight, row, to, rows_in_block);
+    pack_numbers<P, float>(weight, row, to, rows_in_block);
+}
+
+template <class P, int BITS, int ROWS>
+constexpr void add_tiles(TileSet& set) {
+    set.functions[ROWS - 1] = run_tile<P, BITS, ROWS>;
+    if constexpr (ROWS > 1) add_tiles<P, BITS, ROWS - 1>(set);
+}
+
+template <class P, int BITS, int BLOCK_ROWS, int MAX_ROWS = BLOCK_ROWS>
+constexpr TileSet tiles() {
+    TileSet set{.max_rows = MAX_ROWS,
+                .block_rows = BLOCK_ROWS,
+                .max_panels = 1,
+                .row_unit = 1,
+                .pass_bytes = 512 * 1024,
+                .min_pass_rows = BLOCK_ROWS,
+                .chunk_bytes = kRowChunkBytes,
+                .packed_step_bytes = P::kStepBytes,
+                .packed_group_bytes = kRowChunkBytes,
+                .plain_unit_bytes = 0,
+                .packing_byte_ns = 1.0 / 8,
+                .pack_row = pack_row<P>,
+                .functions = {},
+                .plain = nullptr,
+                .begin = nullptr,
+                .end = nullptr};
+    add_tiles<P, BITS, MAX_ROWS>(set);
+    return set;
+}
+
+}  // namespace
+}  // namespace aioserve::linear::grouped

@@ -1,0 +1,21 @@
+#if defined(__x86_64__)
+
+#include "simd/avx2_vnni.h"
+//
+#include "linear/grouped/dot.inl"
+
+namespace aioserve::linear::grouped {
+namespace {
+
+constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
+
+}  // namespace
+}  // namespace aioserve::linear::grouped
+
+#include "linear/grouped/tile.inl"
+
+namespace aioserve::linear::grouped {
+extern constexpr IntegerTiles kAvx2Vnni = {tiles<Dot, 8, 5>(), tiles<Dot, 4, 5>()};
+}  // namespace aioserve::linear::grouped
+
+#endif

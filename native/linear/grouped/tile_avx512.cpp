@@ -1,0 +1,22 @@
+#if defined(__x86_64__)
+
+#include "simd/avx512_ints.h"
+//
+#include "linear/grouped/nibbles.inl"
+#include "linear/grouped/pairs.inl"
+
+namespace aioserve::linear::grouped {
+namespace {
+
+constexpr int vectors_at_once(int) { return 2; }
+
+}  // namespace
+}  // namespace aioserve::linear::grouped
+
+#include "linear/grouped/tile.inl"
+
+namespace aioserve::linear::grouped {
+extern constexpr IntegerTiles kAvx512 = {tiles<Pairs, 8, 4>(), tiles<Nibbles, 4, 4>()};
+}  // namespace aioserve::linear::grouped
+
+#endif

@@ -1,0 +1,23 @@
+#if defined(__x86_64__)
+
+#include "simd/avx512_vnni.h"
+//
+#include "linear/grouped/dot.inl"
+
+namespace aioserve::linear::grouped {
+namespace {
+
+// A whole panel. Six rows: 12 sums, 12 outputs, 2 weights, a mask for halves, and room for inputs.
+// Up to nine keep some outputs in memory, which costs less than a second pass over the panel.
+constexpr int vectors_at_once(int) { return 2; }
+
+}  // namespace
+}  // namespace aioserve::linear::grouped
+
+#include "linear/grouped/tile.inl"
+
+namespace aioserve::linear::grouped {
+extern constexpr IntegerTiles kAvx512Vnni = {tiles<Dot, 8, 6, 9>(), tiles<Dot, 4, 6, 9>()};
+}  // namespace aioserve::linear::grouped
+
+#endif

@@ -1,0 +1,18 @@
+#include "simd/portable_ints.h"
+//
+#include "linear/grouped/pairs.inl"
+
+namespace aioserve::linear::grouped {
+namespace {
+
+// For SSE's 16 registers.
+constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
+
+}  // namespace
+}  // namespace aioserve::linear::grouped
+
+#include "linear/grouped/tile.inl"
+
+namespace aioserve::linear::grouped {
+extern constexpr IntegerTiles kPortable = {tiles<Pairs, 8, 3>(), tiles<Pairs, 4, 3>()};
+}  // namespace aioserve::linear::grouped

@@ -1,0 +1,43 @@
+// A weight of integers with scales in groups, multiplied as integers: `grouped/tile.h` says how.
+
+#pragma once
+
+#include "linear/panels.h"
+
+namespace aioserve::linear {
+
+class GroupedWeight : public PanelKernel {
+  public:
+    // Zeros. `bits` is 8, for values from -128 to 127, or 4: from -8 to 7, or from 0 to 15 where there
+    // are minimums. `group_size` is 16, 32, 64, a multiple of 128, or `in_features`. Throws
+    // std::invalid_argument for anything else.
+    GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size, int bits,
+                  bool has_minimums, bool bfloat16);
+
+    // w[i] = values[i] * scales[i / group_size] + minimums[i / group_size] for `count` rows from
+    // `first` on: values [count, in], scales and minimums [count, groups], dense; minimums are null
+    // unless there are some. Any thread may set any rows. Throws, before it writes anything,
+    // std::out_of_range for rows that don't exist and std::invalid_argument for a value that doesn't
+    // fit the bits.
+    void set_rows(int64_t first, int64_t count, const int8_t* values, const float* scales,
+                  const float* minimums);
+
+    void row(int64_t id, char* out) const override;
+
+    int bits() const { return bits_; }
+    int64_t group_size() const { return group_size_; }
+    int64_t groups() const { return (in_features() + group_size_ - 1) / group_size_; }
+    bool has_minimums() const { return shape().has_minimums; }
+
+  protected:
+    const TileSet& tiles() const override;
+
+  private:
+    std::size_t group_bytes() const;
+    void set_row(int64_t id, const int8_t* values, const float* scales, const float* minimums);
+
+    int bits_;
+    int64_t group_size_;  // as given; that of the panels is a part of it
+};
+
+}  // namespace aioserve::linear

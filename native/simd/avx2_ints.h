@@ -1,0 +1,56 @@
+// 8 int32 in an AVX2 register, or the 32 bytes and 16 halves that they are made of.
+
+#pragma once
+
+#include "simd/avx2.h"
+
+namespace aioserve {
+namespace {
+
+struct Ints {
+    __m256i v;
+    static constexpr int kWidth = 8;
+
+    static Ints zero() { return {_mm256_setzero_si256()}; }
+    static Ints load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    // The same four bytes in each lane.
+    static Ints repeat(const void* p) {
+        int32_t bits;
+        __builtin_memcpy(&bits, p, 4);
+        return {_mm256_set1_epi32(bits)};
+    }
+    friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
+
+    Ints low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
+    Ints high_nibbles() const { return Ints{_mm256_srli_epi16(v, 4)}.low_nibbles(); }
+    // Of each pair of bytes the first, and the second, as uint16.
+    Ints first_bytes() const { return {_mm256_and_si256(v, _mm256_set1_epi16(255))}; }
+    Ints second_bytes() const { return {_mm256_srli_epi16(v, 8)}; }
+
+    Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
+    // To nearest, ties to even; within int32.
+    static Ints rounded(Vec x) { return {_mm256_cvtps_epi32(x.v)}; }
+    // The lanes as int8, which they fit.
+    void store_bytes(int8_t* p) const {
+        const __m128i halves =
+            _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(halves, halves));
+    }
+    int32_t sum() const {
+        __m128i x = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+        return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+    }
+};
+
+// Sums of the products of neighbouring int16.
+inline Ints multiply_pairs(Ints a, Ints b) { return {_mm256_madd_epi16(a.v, b.v)}; }
+// The same of uint8 and int8, as int16 that has to hold the sum.
+inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.v, b.v)}; }
+inline Ints add_halves(Ints a, Ints b) { return {_mm256_add_epi16(a.v, b.v)}; }
+
+// a * b + c, rounded once.
+inline Vec fused(Vec a, Vec b, Vec c) { return Vec::fma(a, b, c); }
+
+}  // namespace
+}  // namespace aioserve

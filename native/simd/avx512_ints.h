@@ -1,0 +1,48 @@
+// 16 int32 in an AVX-512 register, or the 64 bytes and 32 halves that they are made of.
+
+#pragma once
+
+#include "simd/avx512.h"
+
+namespace aioserve {
+namespace {
+
+struct Ints {
+    __m512i v;
+    static constexpr int kWidth = 16;
+
+    static Ints zero() { return {_mm512_setzero_si512()}; }
+    static Ints load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    // The same four bytes in each lane.
+    static Ints repeat(const void* p) {
+        int32_t bits;
+        __builtin_memcpy(&bits, p, 4);
+        return {_mm512_set1_epi32(bits)};
+    }
+    friend Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+
+    Ints low_nibbles() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
+    Ints high_nibbles() const { return Ints{_mm512_srli_epi16(v, 4)}.low_nibbles(); }
+    // Of each pair of bytes the first, and the second, as uint16.
+    Ints first_bytes() const { return {_mm512_and_si512(v, _mm512_set1_epi16(255))}; }
+    Ints second_bytes() const { return {_mm512_srli_epi16(v, 8)}; }
+
+    Vec floats() const { return {_mm512_cvtepi32_ps(v)}; }
+    // To nearest, ties to even; within int32.
+    static Ints rounded(Vec x) { return {_mm512_cvtps_epi32(x.v)}; }
+    // The lanes as int8, which they fit.
+    void store_bytes(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+    int32_t sum() const { return _mm512_reduce_add_epi32(v); }
+};
+
+// Sums of the products of neighbouring int16.
+inline Ints multiply_pairs(Ints a, Ints b) { return {_mm512_madd_epi16(a.v, b.v)}; }
+// The same of uint8 and int8, as int16 that has to hold the sum.
+inline Ints multiply_bytes(Ints a, Ints b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
+inline Ints add_halves(Ints a, Ints b) { return {_mm512_add_epi16(a.v, b.v)}; }
+
+// a * b + c, rounded once.
+inline Vec fused(Vec a, Vec b, Vec c) { return Vec::fma(a, b, c); }
+
+}  // namespace
+}  // namespace aioserve

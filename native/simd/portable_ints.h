@@ -1,0 +1,66 @@
+// Four int32 in the vectors of GCC and Clang, or the 16 bytes and 8 halves that they are made of.
+
+#pragma once
+
+#include "simd/portable.h"
+
+namespace aioserve {
+namespace {
+
+struct Ints {
+    using Lanes = int32_t __attribute__((vector_size(16)));
+    using Words = uint32_t __attribute__((vector_size(16)));
+    using Halves = int16_t __attribute__((vector_size(16)));
+
+    Lanes v;
+    static constexpr int kWidth = 4;
+
+    static Ints zero() { return {Lanes{}}; }
+    static Ints load(const void* p) {
+        Ints r;
+        __builtin_memcpy(&r.v, p, sizeof(r.v));
+        return r;
+    }
+    // The same four bytes in each lane.
+    static Ints repeat(const void* p) {
+        int32_t bits;
+        __builtin_memcpy(&bits, p, 4);
+        return {Lanes{bits, bits, bits, bits}};
+    }
+    friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
+
+    Ints low_nibbles() const { return {v & 0x0f0f0f0f}; }
+    Ints high_nibbles() const { return {(Lanes)((Words)v >> 4) & 0x0f0f0f0f}; }
+    // Of each pair of bytes the first, and the second, as uint16.
+    Ints first_bytes() const { return {v & 0x00ff00ff}; }
+    Ints second_bytes() const { return {(Lanes)((Words)v >> 8) & 0x00ff00ff}; }
+
+    Vec floats() const { return {__builtin_convertvector(v, Vec::Floats)}; }
+    // To nearest, ties to even, for |x| < 2^22.
+    static Ints rounded(Vec x) { return {__builtin_convertvector(Vec::round(x).v, Lanes)}; }
+    // The lanes as int8, which they fit.
+    void store_bytes(int8_t* p) const {
+        for (int i = 0; i < 4; ++i) p[i] = static_cast<int8_t>(v[i]);
+    }
+    int32_t sum() const { return v[0] + v[1] + v[2] + v[3]; }
+};
+
+// Sums of the products of neighbouring int16: of products that are int16, too.
+inline Ints multiply_pairs(Ints a, Ints b) {
+#if defined(__SSE2__)
+    return {(Ints::Lanes)__builtin_ia32_pmaddwd128((Ints::Halves)a.v, (Ints::Halves)b.v)};
+#else
+    const Ints::Lanes products = (Ints::Lanes)((Ints::Halves)a.v * (Ints::Halves)b.v);
+    return {((Ints::Lanes)((Ints::Words)products << 16) >> 16) + (products >> 16)};
+#endif
+}
+
+// a * b + c, rounded once.
+inline Vec fused(Vec a, Vec b, Vec c) {
+    Vec r;
+    for (int i = 0; i < 4; ++i) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    return r;
+}
+
+}  // namespace
+}  // namespace aioserve

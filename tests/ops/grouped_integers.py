@@ -1,0 +1,118 @@
+"""Weights of integers for tests, and their product as `native/linear/grouped/tile.h` states it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aioserve.ops.native_grouped import GroupedWeight
+
+Floats = npt.NDArray[np.float32]
+
+SMALLEST = np.float32(2.0**-119)
+MOST = np.float32(127)
+
+
+@dataclass(slots=True, frozen=True)
+class Integers:
+    """Values [out, in], scales and minimums [out, groups]."""
+
+    values: npt.NDArray[np.int8]
+    scales: Floats
+    minimums: Floats | None
+    group_size: int
+    bits: int
+
+    def weight(self, dtype: torch.dtype, bias: Tensor | None = None) -> GroupedWeight:
+        weight = self.empty(dtype)
+        weight.set_rows(0, self.values, self.scales, self.minimums)
+        if bias is not None:
+            weight.set_bias(bias)
+        return weight
+
+    def empty(self, dtype: torch.dtype) -> GroupedWeight:
+        out_features, in_features = self.values.shape
+        return GroupedWeight(
+            out_features,
+            in_features,
+            group_size=self.group_size,
+            bits=self.bits,
+            has_minimums=self.minimums is not None,
+            dtype=dtype,
+        )
+
+    def dequantized(self) -> Floats:
+        scaled = self.values.astype(np.float32) * self._each(self.scales)
+        return scaled if self.minimums is None else scaled + self._each(self.minimums)
+
+    def _each(self, parameters: Floats) -> Floats:
+        return np.repeat(parameters, self.group_size, axis=1)[:, : self.values.shape[1]]
+
+
+def random_integers(
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    bits: int,
+    has_minimums: bool,
+    seed: int = 0,
+) -> Integers:
+    """Neither symmetric nor alike: scales of any size, and one input with the largest values."""
+    random = np.random.default_rng(seed + 1000 * out_features + in_features)
+    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    values = random.integers(low, high + 1, (out_features, in_features)).astype(np.int8)
+    values[:, in_features // 3] = high
+    groups = -(-in_features // group_size)
+    scales = np.exp(random.normal(-4, 1, (out_features, groups))).astype(np.float32)
+    minimums = random.normal(-0.1, 0.2, scales.shape).astype(np.float32) if has_minimums else None
+    return Integers(values, scales, minimums, group_size, bits)
+
+
+def random_rows(rows: int, in_features: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """With an outlier, as activations of models have them."""
+    generator = torch.Generator().manual_seed(seed + 1000 * rows + in_features)
+    x = torch.randn(rows, in_features, generator=generator)
+    x[:, in_features // 2] *= 30
+    return x.to(dtype)
+
+
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c rounded once. float64 holds the product; its sum is rounded to odd, so that
+    rounding it again does what rounding the exact sum does (Boldo and Melquiond, 2008)."""
+    product, addend = np.broadcast_arrays(a.astype(np.float64) * b, c.astype(np.float64))
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64).copy()
+    even = (error != 0) & (bits & 1 == 0) & np.isfinite(total)
+    bits += np.where(even, np.where((error > 0) == (total > 0), 1, -1), 0)
+    return bits.view(np.float64).astype(np.float32)
+
+
+def product(x: Tensor, weight: Integers, bias: Tensor | None = None) -> Tensor:
+    """float32, bit for bit."""
+    size = weight.group_size if weight.group_size in (16, 32, 64) else 128
+    rows = x.float().numpy()
+    y = np.zeros((len(rows), len(weight.values)), np.float32)
+    for begin in range(0, rows.shape[1], size):
+        part = rows[:, begin : begin + size]
+        amax = np.abs(part).max(axis=1, keepdims=True)
+        is_zero = amax < SMALLEST
+        factor = np.where(is_zero, np.float32(0), MOST / np.maximum(amax, SMALLEST))
+        integers = np.rint(part * factor).astype(np.int64)
+        row_scale = np.where(is_zero, np.float32(0), amax / MOST)
+        group = begin // weight.group_size
+        values = weight.values[:, begin : begin + size].astype(np.int64)
+        total = (integers @ values.T).astype(np.float32)
+        scale = weight.scales[:, group]
+        if weight.minimums is None:
+            term = scale * total
+        else:
+            row_sum = integers.sum(axis=1, keepdims=True).astype(np.float32)
+            term = fused(scale, total, weight.minimums[:, group] * row_sum)
+        y = fused(row_scale, term, y)
+    return torch.from_numpy(y if bias is None else y + bias.float().numpy())

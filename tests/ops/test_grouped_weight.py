@@ -1,0 +1,335 @@
+"""Weights of integers: their products bit for bit, on every instruction set, and how far off they
+are."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aioserve import _native
+from aioserve.ops.native_grouped import GroupedWeight
+from tests.ops.grouped_integers import Integers, product, random_integers, random_rows
+from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+
+DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [(8, False), (8, True), (4, False), (4, True)]
+kinds = pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def assert_same_bits(y: Tensor, expected: Tensor) -> None:
+    assert y.dtype is expected.dtype
+    assert torch.equal(y.float().view(torch.int32), expected.float().view(torch.int32))
+
+
+@kinds
+@pytest.mark.parametrize("group_size", [16, 32, 64, 128, 384, 300])
+def test_products_are_as_stated_on_every_instruction_set(
+    isa: str, bits: int, has_minimums: bool, group_size: int
+) -> None:
+    integers = random_integers(75, 300, group_size, bits, has_minimums)
+    bias = random_rows(1, 75, torch.float32)[0]
+    layer = integers.weight(torch.float32, bias).linear()
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 33):
+        x = random_rows(rows, 300, torch.float32)
+        assert_same_bits(layer(x), product(x, integers, bias))
+
+
+@settings(max_examples=80)
+@given(
+    rows=st.integers(1, 40),
+    in_features=st.integers(1, 400),
+    out_features=st.integers(1, 200),
+    group_size=st.sampled_from([16, 32, 64, 128, 256, 0]),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    wide=st.booleans(),
+)
+def test_products_of_any_shape_are_as_stated(
+    rows: int,
+    in_features: int,
+    out_features: int,
+    group_size: int,
+    kind: tuple[int, bool],
+    dtype: torch.dtype,
+    has_bias: bool,
+    wide: bool,
+) -> None:
+    integers = random_integers(out_features, in_features, group_size or in_features, *kind)
+    bias = random_rows(1, out_features, dtype)[0] if has_bias else None
+    x = random_rows(rows, in_features, dtype)
+    out_dtype = torch.float32 if wide else dtype
+    y = integers.weight(dtype, bias).linear(out_dtype)(x)
+    assert_same_bits(y, product(x, integers, bias).to(out_dtype))
+
+
+@kinds
+@pytest.mark.parametrize("group_size", [16, 32, 128])
+def test_errors_are_within_twice_those_of_rounding_the_activations(
+    isa: str, bits: int, has_minimums: bool, group_size: int
+) -> None:
+    integers = random_integers(96, 640, group_size, bits, has_minimums)
+    weight = integers.dequantized().astype(np.float64)
+    layer = integers.weight(torch.float32).linear()
+    for rows in (1, 7, 31):
+        x = random_rows(rows, 640, torch.float32)
+        groups = x.double().numpy().reshape(rows, -1, group_size)
+        steps = np.abs(groups).max(axis=2, keepdims=True) / 127
+        rounded = (np.rint(groups / steps) * steps).reshape(rows, -1)
+        exact = x.double().numpy() @ weight.T
+        of_rounding = np.sqrt(np.mean((rounded @ weight.T - exact) ** 2))
+        error = np.sqrt(np.mean((layer(x).numpy() - exact) ** 2))
+        assert 0 < error <= 2 * of_rounding
+
+
+@pytest.mark.parametrize(
+    ("bits", "has_minimums", "extremes"),
+    [
+        (8, False, [-128, 127, -127]),
+        (8, True, [-128, 127]),
+        (4, False, [-8, 7]),
+        (4, True, [15, 0]),
+    ],
+)
+@pytest.mark.parametrize("group_size", [16, 128])
+def test_extreme_integers_saturate_nowhere(
+    isa: str, bits: int, has_minimums: bool, extremes: list[int], group_size: int
+) -> None:
+    patterns = [[a, b] for a in extremes for b in extremes]
+    values = np.array([(pattern * 128)[:256] for pattern in patterns], np.int8)
+    scales = np.ones((len(values), 256 // group_size), np.float32)
+    minimums = -scales if has_minimums else None
+    integers = Integers(values, scales, minimums, group_size, bits)
+    signs = [[1, 1], [1, -1], [-1, -1], [-1, 1]]
+    x = torch.tensor([(sign * 128)[:256] for sign in signs] * 2).float()
+    assert_same_bits(integers.weight(torch.float32).linear()(x), product(x, integers))
+
+
+def test_every_byte_of_two_halves_is_unpacked_on_every_instruction_set(isa: str) -> None:
+    # In a group of 32 inputs the byte that holds input i holds input i + 4 in its high half.
+    values = np.zeros((256, 32), np.int8)
+    for byte in range(256):
+        for i in (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27):
+            turned = (byte + 37 * i) % 256
+            values[byte, i], values[byte, i + 4] = turned % 16, turned // 16
+    ones = np.ones((256, 1), np.float32)
+    for low, minimums in ((-8, None), (0, np.zeros_like(ones))):
+        integers = Integers((values + low).astype(np.int8), ones, minimums, 32, 4)
+        layer = integers.weight(torch.float32).linear()
+        assert_same_bits(
+            layer(torch.eye(32) * 127).T.contiguous(), torch.tensor(integers.values) * 127.0
+        )
+        assert_same_bits(layer.rows(torch.arange(256)), torch.tensor(integers.values).float())
+
+
+@kinds
+def test_a_row_gives_the_same_bits_alone_and_among_any_number(
+    isa: str, bits: int, has_minimums: bool
+) -> None:
+    integers = random_integers(70, 160, 32, bits, has_minimums)
+    layer = integers.weight(torch.bfloat16).linear(torch.float32)
+    x = random_rows(257, 160, torch.bfloat16)
+    alone = torch.cat([layer(x[i : i + 1]) for i in range(257)])
+    for rows in [*range(1, 60), 64, 100, 128, 255, 256, 257]:
+        assert_same_bits(layer(x[:rows]), alone[:rows])
+        assert_same_bits(layer(x[-rows:]), alone[-rows:])
+    assert_same_bits(layer(x.flip(0)), alone.flip(0))
+
+
+@kinds
+def test_many_rows_give_the_same_bits_with_any_number_of_threads(
+    threads: None, bits: int, has_minimums: bool
+) -> None:
+    integers = random_integers(700, 768, 32, bits, has_minimums)
+    layer = integers.weight(torch.bfloat16).linear()
+    x = random_rows(1100, 768, torch.bfloat16)
+    results = []
+    for count in (1, 2, 5):
+        _native.set_num_threads(count)
+        results.append(layer(x))
+        assert_same_bits(layer(x[:1]), results[0][:1])
+    assert_same_bits(results[1], results[0])
+    assert_same_bits(results[2], results[0])
+
+
+@kinds
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 530, 641])
+def test_a_row_that_is_not_finite_gives_nan_and_leaves_its_neighbours_alone(
+    isa: str, bits: int, has_minimums: bool, bad: float, at: int
+) -> None:
+    integers = random_integers(70, 642, 32, bits, has_minimums)
+    layer = integers.weight(torch.bfloat16).linear()
+    x = random_rows(9, 642, torch.bfloat16)
+    clean = layer(x)
+    x[5, at] = bad
+    for rows in (slice(5, 6), slice(0, 9)):
+        y = layer(x[rows])
+        row = 5 - rows.start
+        assert bool(y[row].isnan().all())
+        y[row] = clean[5]
+        assert_same_bits(y, clean[rows])
+
+
+@kinds
+def test_zeros_and_tiny_and_huge_numbers_are_as_stated(
+    isa: str, bits: int, has_minimums: bool
+) -> None:
+    integers = random_integers(40, 96, 32, bits, has_minimums)
+    layer = integers.weight(torch.float32).linear()
+    x = random_rows(8, 96, torch.float32)
+    x[0] = 0
+    x[1] *= 1e-38
+    x[2, :32] = 0
+    x[3, 32:64] *= 1e-42  # denormal
+    x[4] *= 2.0**-119 / x[4].abs().max()
+    x[5] *= 1e34
+    x[6, 40] = 1e35
+    x[7] = -0.0
+    y = layer(x)
+    assert_same_bits(y, product(x, integers))
+    assert bool((y[0] == 0).all())
+
+
+@kinds
+@dtypes
+@pytest.mark.parametrize("group_size", [16, 64, 100, 256])
+def test_rows_are_the_dequantized_rows(
+    bits: int, has_minimums: bool, dtype: torch.dtype, group_size: int
+) -> None:
+    integers = random_integers(
+        100, 300 if group_size != 100 else 100, group_size, bits, has_minimums
+    )
+    layer = integers.weight(dtype).linear()
+    expected = torch.from_numpy(integers.dequantized()).to(dtype)
+    ids = torch.tensor([99, 0, 31, 32, 32, 63, 64, 5])
+    assert_same_bits(layer.rows(ids), expected[ids])
+    with pytest.raises(IndexError, match="from 0 to 99"):
+        layer.rows(torch.tensor([3, 100]))
+
+
+@kinds
+def test_rows_are_set_in_any_order_by_any_thread(bits: int, has_minimums: bool) -> None:
+    integers = random_integers(300, 200, 64, bits, has_minimums)
+    weight = integers.empty(torch.float32)
+
+    def set_some(begin: int) -> None:
+        some = slice(begin, begin + 7)
+        minimums = None if integers.minimums is None else integers.minimums[some]
+        weight.set_rows(begin, integers.values[some], integers.scales[some], minimums)
+
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(set_some, reversed(range(0, 300, 7))))
+    x = random_rows(5, 200, torch.float32)
+    assert_same_bits(weight.linear()(x), product(x, integers))
+
+
+@kinds
+def test_rows_may_be_set_again(bits: int, has_minimums: bool) -> None:
+    first = random_integers(40, 64, 32, bits, has_minimums, seed=1)
+    second = random_integers(40, 64, 32, bits, has_minimums, seed=2)
+    weight = first.weight(torch.float32)
+    weight.set_rows(0, second.values, second.scales, second.minimums)
+    x = random_rows(3, 64, torch.float32)
+    assert_same_bits(weight.linear()(x), product(x, second))
+
+
+@kinds
+def test_argmax_is_the_first_of_the_largest_or_the_first_nan(
+    isa: str, bits: int, has_minimums: bool
+) -> None:
+    integers = random_integers(420, 64, 32, bits, has_minimums)
+    integers.values[70:350:35] = integers.values[3:11]  # equal outputs in other panels
+    integers.scales[70:350:35] = integers.scales[3:11]
+    x = random_rows(45, 64, torch.bfloat16)
+    x[7] = 0
+    x[9, 5] = float("nan")
+    layer = integers.weight(torch.bfloat16).linear(torch.float32)
+    for rows in (1, 2, 14, 45):
+        assert_argmax_is_that_of_the_outputs(layer, x[-rows:])
+        assert_argmax_is_that_of_the_outputs(layer, x[:rows])
+
+
+def test_a_weight_takes_its_bits_and_its_parameters() -> None:
+    def num_bytes(bits: int, has_minimums: bool, group_size: int) -> int:
+        weight = GroupedWeight(
+            64,
+            256,
+            group_size=group_size,
+            bits=bits,
+            has_minimums=has_minimums,
+            dtype=torch.float32,
+        )
+        return weight.linear().num_bytes
+
+    assert num_bytes(8, False, 32) == 64 * (256 + 8 * 4)
+    assert num_bytes(4, False, 128) == 64 * (128 + 2 * 4)
+    assert num_bytes(4, True, 16) == 64 * (128 + 16 * 8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"out_features": 0}, ValueError, "out_features must be at least 1, got 0"),
+        ({"in_features": 0}, ValueError, "in_features must be at least 1, got 0"),
+        ({"group_size": 48}, ValueError, "group_size must be 16, 32, 64, .* got 48"),
+        ({"group_size": 0}, ValueError, "group_size must be .* got 0"),
+        ({"bits": 5}, ValueError, "bits must be 4 or 8, got 5"),
+        ({"dtype": torch.float16}, TypeError, "dtype must be float32 or bfloat16"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(
+    changed: dict, error: type[Exception], message: str
+) -> None:
+    sizes = {"out_features": 8, "in_features": 64, "group_size": 32, "bits": 4}
+    with pytest.raises(error, match=message):
+        GroupedWeight(**{**sizes, "dtype": torch.float32, **changed})
+
+
+VALUES = np.zeros((2, 64), np.int8)
+SCALES = np.ones((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((7, VALUES, SCALES), IndexError, "rows must be from 0 to 7, got 2 from 7 on"),
+        ((-1, VALUES, SCALES), IndexError, "rows must be from 0 to 7"),
+        ((0, VALUES + np.int8(8), SCALES), ValueError, "values must be from -8 to 7, got 8"),
+        ((0, VALUES - np.int8(9), SCALES), ValueError, "values must be from -8 to 7, got -9"),
+        ((0, VALUES[:, :32], SCALES), ValueError, r"values must be contiguous of shape \[2, 64\]"),
+        ((0, VALUES[0], SCALES), ValueError, r"values must be of shape \[n, in_features\]"),
+        ((0, VALUES.astype(np.int16), SCALES), TypeError, "values must be int8, got int16"),
+        ((0, VALUES, SCALES[:, :1]), ValueError, "scales must be contiguous"),
+        ((0, VALUES, SCALES.astype(np.float64)), TypeError, "scales must be float32"),
+        ((0, VALUES, SCALES, SCALES), ValueError, "minimums must be None"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(
+    arguments: tuple, error: type[Exception], message: str
+) -> None:
+    weight = GroupedWeight(8, 64, group_size=32, bits=4, dtype=torch.float32)
+    with pytest.raises(error, match=message):
+        weight.set_rows(*arguments)
+    assert not bool(weight.linear().rows(torch.arange(8)).any())
+
+
+def test_minimums_and_bias_that_do_not_fit_are_refused() -> None:
+    weight = GroupedWeight(8, 64, group_size=32, bits=4, has_minimums=True, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="minimums must be given"):
+        weight.set_rows(0, VALUES, SCALES)
+    with pytest.raises(ValueError, match="minimums must be contiguous"):
+        weight.set_rows(0, VALUES, SCALES, SCALES[:1])
+    with pytest.raises(ValueError, match="values must be from 0 to 15, got -1"):
+        weight.set_rows(0, VALUES - np.int8(1), SCALES, SCALES)
+    with pytest.raises(TypeError, match=r"bias must be torch\.bfloat16"):
+        weight.set_bias(torch.ones(8))
+    with pytest.raises(ValueError, match=r"bias .* shape \[8\]"):
+        weight.set_bias(torch.ones(9).bfloat16())
