@@ -18,8 +18,10 @@ from aioserve.ops import HostBatch, KVShape, LayerOps, SampleRows, TensorOps
 from aioserve.ops.backend import AttentionKind, LayerNorm, RMSNorm
 from aioserve.ops.batch import NOTHING_LEFT
 from aioserve.ops.native import NativeBackend
+from aioserve.ops.native_grouped import joined_linear
 from aioserve.ops.native_program import NativeProgram
 from aioserve.sampling.edits import leave_out
+from tests.ops.grouped_integers import random_integers
 
 HIDDEN, VOCAB, HEAD_DIM, KV_HEADS = 24, 40, 8, 1
 Forward = Callable[[LayerOps[Any]], Any]
@@ -44,12 +46,19 @@ class Layers:
         self.qkv = NATIVE.linear(tensor(5 * HEAD_DIM, HIDDEN, dtype=dtype) / 5)
         self.head = NATIVE.linear(tensor(VOCAB, HIDDEN, dtype=dtype), out_dtype=torch.float32)
         self.tied = NATIVE.linear(tensor(VOCAB, HIDDEN, dtype=dtype))
+        self.integers = random_integers(HIDDEN, HIDDEN, 16, 4, True).weight(dtype).linear()
+        bytes_, floats = random_integers(10, HIDDEN, 32, 8, False), tensor(14, HIDDEN, dtype=dtype)
+        parts = [bytes_.weight(dtype).linear(), NATIVE.linear(floats / 5)]
+        self.joined = joined_linear(parts)
+        self.tied_integers = random_integers(VOCAB, HIDDEN, 16, 8, False).weight(dtype).linear()
 
 
 LAYERS = {dtype: Layers(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Of two values: most ops take the first alone.
 OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "linear": lambda ops, w, x, _: ops.linear(x, w.square),
+    "integers": lambda ops, w, x, _: ops.linear(x, w.integers),
+    "joined": lambda ops, w, x, _: ops.linear(x, w.joined),
     "rms": lambda ops, w, x, _: ops.rms_norm(x, RMSNorm(w.weight, 1e-5)),
     "offset rms": lambda ops, w, x, _: ops.rms_norm(x, RMSNorm(w.weight, 1e-5, 1.0)),
     "add rms": lambda ops, w, x, y: ops.rms_norm(x, RMSNorm(w.weight, 1e-5), y),
@@ -62,6 +71,7 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "positions": lambda ops, w, x, _: ops.add_positions(x, w.positions),
     "embed": lambda ops, w, x, _: ops.embed(w.embedding),
     "packed embed": lambda ops, w, x, _: ops.embed(w.tied),
+    "integer embed": lambda ops, w, x, _: ops.embed(w.tied_integers),
     "attention": lambda ops, w, x, _: attention(ops, ops.linear(x, w.qkv), False),
 }
 

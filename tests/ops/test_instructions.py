@@ -1,0 +1,41 @@
+"""Kernels are made of the instructions that their names claim, and not of slower ones that compute
+the same."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from aioserve import _native
+
+INSTRUCTIONS = {
+    "avx512_vnni": r"vpdpbusd \S*%zmm",
+    "avx2_vnni": r"\{vex\} vpdpbusd \S*%ymm",
+    "avx512": r"vpmaddubsw \S*%zmm",
+    "avx2": r"vpmaddubsw \S*%ymm",
+    "avx512, 8 bits": r"vpmaddwd \S*%zmm",
+    "avx2, 8 bits": r"vpmaddwd \S*%ymm",
+    "avx512_bf16": r"vdpbf16ps \S*%zmm",
+    "amx_bf16": "tdpbf16ps",
+}
+
+
+@pytest.fixture(scope="module")
+def assembly() -> str:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("these are instructions of x86-64")
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("objdump (binutils) isn't installed")
+    command = [objdump, "--disassemble", "--no-show-raw-insn", _native.__file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("kernel", INSTRUCTIONS)
+def test_a_kernel_has_the_instruction_that_its_name_claims(assembly: str, kernel: str) -> None:
+    found = re.findall(INSTRUCTIONS[kernel].replace(" ", r"\s+"), assembly)
+    assert len(found) >= 16, f"{len(found)} of {INSTRUCTIONS[kernel]}"
