@@ -1,4 +1,5 @@
-"""Packed linear layers against `torch.nn.functional.linear` and against oneDNN's packed layout.
+"""Packed linear layers against `torch.nn.functional.linear` and against oneDNN's packed layout; or,
+with `--integers`, weights of integers against the packed weight of floats.
 
 The contestants take turns within one process, and the best of many turns counts, since whatever
 else the machine does only ever makes a turn slower. Before each turn there is a pause, because
@@ -10,9 +11,12 @@ exceed the caches and walks through them, as a decode step walks through its lay
     us         microseconds of one call        GFLOP/s  2 * T * K * N / seconds of `native`
     torch x    torch's time / native's; above 1 `native` is faster. The same for oneDNN, which
                takes part where this build of torch has it.
+    int4 x     native's time / that of integers of 4 bits in groups of 32; above 1 integers are
+               faster. `+min`: with minimums. Beside it their own GB/s.
 
     python benchmarks/linear.py --threads 1
     python benchmarks/linear.py --dtype float32 --rows 1 32 --shapes 512x1024 1024x151936 --streamed
+    python benchmarks/linear.py --integers --rows 1 2 4 8 16 64 256 --shapes 2048x2048 8192x8192
 """
 
 from __future__ import annotations
@@ -20,14 +24,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops import backend_named
+from aioserve.ops.native_grouped import GroupedWeight
 
 Layer = Callable[[Tensor], Tensor]
+Makers = dict[str, Callable[[Tensor], Layer]]
 
 SHAPES = ["512x1024", "512x512", "512x3072", "1536x512", "512x8192", "1024x4096", "2048x1024",
           "1024x6144", "3072x1024"]  # fmt: skip
@@ -43,25 +52,28 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     cpu = _native.cpu_info()
     print(f"{options.dtype}, {options.threads} threads, {cpu['isa']}, torch {torch.__version__}")
-    print(f"{'K x N':>12} {'T':>5} {'native us':>10} {'GB/s':>6} {'GFLOP/s':>8} {'torch x':>8} "
-          f"{'oneDNN x':>8}")  # fmt: skip
+    makers = integer_contestants(options.group_size) if options.integers else contestants()
+    print_head(makers, options.integers)
     with torch.inference_mode():
         for shape in options.shapes:
             in_features, out_features = map(int, shape.split("x"))
             weight = torch.randn(out_features, in_features).to(dtype)
             copies = -(-CACHES_BYTES // weight.nbytes) if options.streamed else 1
             layers = {
-                name: [make(weight.clone()) for _ in range(copies)]
-                for name, make in contestants().items()
+                name: [make(weight.clone()) for _ in range(copies)] for name, make in makers.items()
             }
             for rows in options.rows:
                 x = torch.randn(rows, in_features).to(dtype)
                 best = race(layers, x, options.seconds)
                 print_row(shape, rows, weight, best)
+                if options.integers:
+                    print_integers(layers, best)
+                else:
+                    print_peers(makers, best)
 
 
-def contestants() -> dict[str, Callable[[Tensor], Layer]]:
-    makers: dict[str, Callable[[Tensor], Layer]] = {
+def contestants() -> Makers:
+    makers: Makers = {
         "native": backend_named("native").linear,
         "torch": backend_named("reference").linear,
     }
@@ -74,6 +86,32 @@ def contestants() -> dict[str, Callable[[Tensor], Layer]]:
 def onednn_layer(weight: Tensor) -> Layer:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
+def integer_contestants(group_size: int) -> Makers:
+    makers: Makers = {"native": backend_named("native").linear}
+    for bits, has_minimums in ((8, False), (8, True), (4, False), (4, True)):
+        name = f"int{bits}{'+min' if has_minimums else ''}"
+        makers[name] = partial(random_integers, group_size, bits, has_minimums)
+    return makers
+
+
+def random_integers(group_size: int, bits: int, has_minimums: bool, like: Tensor) -> Layer:
+    out_features, in_features = like.shape
+    weight = GroupedWeight(
+        out_features,
+        in_features,
+        group_size=group_size,
+        bits=bits,
+        has_minimums=has_minimums,
+        dtype=like.dtype,
+    )
+    random = np.random.default_rng(0)
+    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    scales = np.full((out_features, weight.native.groups), 0.01, np.float32)
+    values = random.integers(low, high, (out_features, in_features), np.int8, endpoint=True)
+    weight.set_rows(0, values, scales, -scales if has_minimums else None)
+    return weight.linear()
 
 
 def race(layers: dict[str, list[Layer]], x: Tensor, seconds: float) -> dict[str, float]:
@@ -91,14 +129,33 @@ def race(layers: dict[str, list[Layer]], x: Tensor, seconds: float) -> dict[str,
     return best
 
 
+def print_head(makers: Makers, integers: bool) -> None:
+    head = f"{'K x N':>12} {'T':>5} {'native us':>10} {'GB/s':>6} {'GFLOP/s':>8}"
+    for name in list(makers)[1:] if integers else ("torch", "oneDNN"):
+        head += f" {name + ' x':>8}" + (f" {'GB/s':>5}" if integers else "")
+    print(head)
+
+
 def print_row(shape: str, rows: int, weight: Tensor, best: dict[str, float]) -> None:
     native = best["native"]
-    onednn = f"{best['onednn'] / native:8.2f}" if "onednn" in best else f"{'-':>8}"
     print(
         f"{shape:>12} {rows:5} {native * 1e6:10.1f} {weight.nbytes / native / 1e9:6.1f} "
-        f"{2 * rows * weight.numel() / native / 1e9:8.0f} {best['torch'] / native:8.2f} {onednn}",
-        flush=True,
+        f"{2 * rows * weight.numel() / native / 1e9:8.0f}",
+        end="",
     )
+
+
+def print_peers(makers: Makers, best: dict[str, float]) -> None:
+    for name in ("torch", "onednn"):
+        print(f" {best[name] / best['native']:8.2f}" if name in makers else f" {'-':>8}", end="")
+    print(flush=True)
+
+
+def print_integers(layers: dict[str, list[Any]], best: dict[str, float]) -> None:
+    for name, (layer, *_) in list(layers.items())[1:]:
+        rate = layer.num_bytes / best[name] / 1e9
+        print(f" {best['native'] / best[name]:8.2f} {rate:5.1f}", end="")
+    print(flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -110,6 +167,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN")
     parser.add_argument("--threads", type=int, default=_native.cpu_info()["threads"])
     parser.add_argument("--streamed", action="store_true", help="weights from memory, not caches")
+    parser.add_argument("--integers", action="store_true", help="against weights of integers")
+    parser.add_argument("--group-size", type=int, default=32, help="of those integers")
     parser.add_argument("--seconds", type=float, default=1.0, help="per line")
     return parser.parse_args()
 

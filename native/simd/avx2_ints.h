@@ -49,6 +49,9 @@ inline Ints multiply_pairs(Ints a, Ints b) { return {_mm256_madd_epi16(a.v, b.v)
 inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.v, b.v)}; }
 inline Ints add_halves(Ints a, Ints b) { return {_mm256_add_epi16(a.v, b.v)}; }
 
+// Computes x here, where a compiler would first collect all its terms and run out of registers.
+inline void settle(Ints& x) { asm("" : "+x"(x.v)); }
+
 // a * b + c, rounded once.
 inline Vec fused(Vec a, Vec b, Vec c) { return Vec::fma(a, b, c); }
 

@@ -55,6 +55,13 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 #endif
 }
 
+// Computes x here, where a compiler would first collect all its terms and run out of registers.
+inline void settle(Ints& x) {
+#if defined(__SSE2__)
+    asm("" : "+x"(x.v));
+#endif
+}
+
 // a * b + c, rounded once.
 inline Vec fused(Vec a, Vec b, Vec c) {
     Vec r;

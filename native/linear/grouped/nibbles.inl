@@ -17,6 +17,7 @@ struct Nibbles : Bytes {
         }
         void add(int row, int v, Ints w, const char* x) {
             halves[row][v] = add_halves(halves[row][v], multiply_bytes(w, Ints::repeat(x)));
+            settle(halves[row][v]);
         }
         void finish() {
             alignas(4) static constexpr int16_t kOnes[2] = {1, 1};

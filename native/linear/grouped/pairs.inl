@@ -20,6 +20,7 @@ struct Pairs {
             const Ints first = multiply_pairs(w.first, Ints::repeat(x));
             const Ints second = multiply_pairs(w.second, Ints::repeat(x + 4));
             sums[row][v] = sums[row][v] + (first + second);
+            settle(sums[row][v]);
         }
         void finish() {}
     };

@@ -16,7 +16,7 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx2 = {tiles<Pairs, 8, 4>(), tiles<Nibbles, 4, 4>()};
+extern constexpr IntegerTiles kAvx2 = {tiles<Pairs, 8, 5>(), tiles<Nibbles, 4, 6>()};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -15,7 +15,7 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx2Vnni = {tiles<Dot, 8, 5>(), tiles<Dot, 4, 5>()};
+extern constexpr IntegerTiles kAvx2Vnni = {tiles<Dot, 8, 6>(), tiles<Dot, 4, 6>()};
 }  // namespace aioserve::linear::grouped
 
 #endif
