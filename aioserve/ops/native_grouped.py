@@ -7,7 +7,7 @@ Knows arrays and their limits; which file format they come from is the business 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ class GroupedWeight:
     minimums. group_size: 16, 32, 64, a multiple of 128, or in_features. dtype: of the rows that are
     multiplied, of the bias, and of the rows that `NativeLinear.rows` gives; float32 or bfloat16.
 
+    scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` those that float16
+    holds; `"multiples"` those that are, in every 256 inputs of a row, multiples of one number by
+    int8, as in k-quants. Where a smaller one fits, fewer bytes are read for every token, and the
+    results are the same to the bit.
+
     Rows of x become int8, with a scale for each row and group of at most 128 inputs; products are
     integers; scales meet them in float32 in the order of the groups. `native/linear/grouped/tile.h`
     has the equations. All instruction sets and numbers of rows give the same bits. A row of x that
@@ -45,11 +50,18 @@ class GroupedWeight:
         group_size: int,
         bits: int,
         has_minimums: bool = False,
+        scales: Literal["float32", "float16", "multiples"] = "float32",
         dtype: torch.dtype,
     ) -> None:
         self.dtype = dtype
         self.native: _native.GroupedWeight = _native.GroupedWeight(
-            out_features, in_features, group_size, bits, has_minimums, is_bfloat16("dtype", dtype)
+            out_features,
+            in_features,
+            group_size,
+            bits,
+            has_minimums,
+            scales,
+            is_bfloat16("dtype", dtype),
         )
 
     def set_rows(
@@ -62,8 +74,8 @@ class GroupedWeight:
         """Set the rows from `first` on: values int8 [n, in], scales and minimums float32
         [n, groups]. Any thread may set any rows.
 
-        Raises IndexError for rows that don't exist, ValueError for values that the bits don't hold:
-        nothing is set then.
+        Raises IndexError for rows that don't exist, ValueError for values that the bits don't hold
+        and for scales and minimums that wouldn't be kept exactly: nothing is set then.
         """
         native = self.native
         if (minimums is not None) is not native.has_minimums:

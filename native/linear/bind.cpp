@@ -2,6 +2,7 @@
 // caller, checks shapes, dtypes and layout, so that a call costs little more than its product.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "linear/grouped/weight.h"
 #include "linear/joined.h"
@@ -47,6 +48,20 @@ void gather(const LinearKernel& self, Address ids, int64_t count, Address out) {
     self.gather(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<char*>(out));
 }
 
+namespace grouped = aioserve::linear::grouped;
+
+void make_grouped(GroupedWeight* self, int64_t out_features, int64_t in_features,
+                  int64_t group_size, int bits, bool has_minimums, const std::string& scales,
+                  bool bfloat16) {
+    const auto kind = scales == "float32"     ? grouped::kFloat32
+                      : scales == "float16"   ? grouped::kFloat16
+                      : scales == "multiples" ? grouped::kMultiples
+                                              : throw nb::value_error(
+                          "scales must be float32, float16 or multiples");
+    new (self) GroupedWeight(out_features, in_features, group_size, bits, has_minimums, kind,
+                             bfloat16);
+}
+
 void set_rows(GroupedWeight& self, int64_t first, int64_t count, Address values, Address scales,
               Address minimums) {
     self.set_rows(first, count, reinterpret_cast<const int8_t*>(values),
@@ -79,8 +94,8 @@ void bind_linear(nb::module_& m) {
              "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil());
     nb::class_<GroupedWeight, LinearKernel>(m, "GroupedWeight",
                                             "A weight of integers with scales in groups.")
-        .def(nb::init<int64_t, int64_t, int64_t, int, bool, bool>(), "out_features"_a,
-             "in_features"_a, "group_size"_a, "bits"_a, "has_minimums"_a, "bfloat16"_a)
+        .def("__init__", &make_grouped, "out_features"_a, "in_features"_a, "group_size"_a,
+             "bits"_a, "has_minimums"_a, "scales"_a, "bfloat16"_a)
         .def("set_rows", &set_rows, "first"_a, "count"_a, "values"_a, "scales"_a, "minimums"_a,
              ReleaseGil())
         .def("set_bias", &set_bias, "bias"_a)

@@ -12,14 +12,12 @@ namespace {
 WeightShape shape_of(int64_t in_features, bool bfloat16) {
     const int64_t bytes = in_features * (bfloat16 ? 2 : 4);
     const auto steps = static_cast<int>((bytes + kStepBytes - 1) / kStepBytes);
-    return {.in_features = in_features,
-            .bfloat16 = bfloat16,
-            .steps = steps,
-            .panel_bytes = static_cast<std::size_t>(steps) * kStepPanelBytes,
-            .groups = 0,
-            .group_size = 0,
-            .offset = 0,
-            .has_minimums = false};
+    WeightShape shape{};
+    shape.in_features = in_features;
+    shape.bfloat16 = bfloat16;
+    shape.steps = steps;
+    shape.panel_bytes = static_cast<std::size_t>(steps) * kStepPanelBytes;
+    return shape;
 }
 
 }  // namespace

@@ -37,6 +37,9 @@ struct WeightShape {
     int group_size;
     int offset;
     bool has_minimums;
+    int kind;  // of the scales
+    int span;  // groups behind a header
+    int header_bytes;
 };
 
 struct Tile {

@@ -13,6 +13,10 @@ struct Ints {
 
     static Ints zero() { return {_mm256_setzero_si256()}; }
     static Ints load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    // A lane for each int8.
+    static Ints load_bytes(const int8_t* p) {
+        return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+    }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -42,6 +46,15 @@ struct Ints {
         return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
     }
 };
+
+// Of finite numbers.
+inline Vec load_float16(const uint16_t* p) {
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    const __m256i magnitude = _mm256_and_si256(halves, _mm256_set1_epi32(0x7fff));
+    const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(halves, 15), 31);
+    const __m256 small = _mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 13));
+    return {_mm256_or_ps(_mm256_mul_ps(small, _mm256_set1_ps(0x1p112f)), _mm256_castsi256_ps(sign))};
+}
 
 // Sums of the products of neighbouring int16.
 inline Ints multiply_pairs(Ints a, Ints b) { return {_mm256_madd_epi16(a.v, b.v)}; }

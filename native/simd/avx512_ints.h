@@ -13,6 +13,10 @@ struct Ints {
 
     static Ints zero() { return {_mm512_setzero_si512()}; }
     static Ints load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    // A lane for each int8.
+    static Ints load_bytes(const int8_t* p) {
+        return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+    }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -34,6 +38,10 @@ struct Ints {
     void store_bytes(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
     int32_t sum() const { return _mm512_reduce_add_epi32(v); }
 };
+
+inline Vec load_float16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
 
 // Sums of the products of neighbouring int16.
 inline Ints multiply_pairs(Ints a, Ints b) { return {_mm512_madd_epi16(a.v, b.v)}; }

@@ -21,6 +21,8 @@ struct Ints {
         __builtin_memcpy(&r.v, p, sizeof(r.v));
         return r;
     }
+    // A lane for each int8.
+    static Ints load_bytes(const int8_t* p) { return {Lanes{p[0], p[1], p[2], p[3]}}; }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -44,6 +46,13 @@ struct Ints {
     }
     int32_t sum() const { return v[0] + v[1] + v[2] + v[3]; }
 };
+
+// Of finite numbers.
+inline Vec load_float16(const uint16_t* p) {
+    const Ints::Words halves = {p[0], p[1], p[2], p[3]};
+    const Vec magnitude = {(Vec::Floats)((halves & 0x7fff) << 13) * 0x1p112f};
+    return Vec::copy_sign(magnitude, {(Vec::Floats)(halves >> 15 << 31)});
+}
 
 // Sums of the products of neighbouring int16: of products that are int16, too.
 inline Ints multiply_pairs(Ints a, Ints b) {

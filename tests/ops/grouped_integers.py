@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from torch import Tensor
 from aioserve.ops.native_grouped import GroupedWeight
 
 Floats = npt.NDArray[np.float32]
+
+Kept = Literal["float32", "float16", "multiples"]
+KEPT: tuple[Kept, ...] = ("float32", "float16", "multiples")
 
 SMALLEST = np.float32(2.0**-119)
 MOST = np.float32(127)
@@ -26,6 +30,7 @@ class Integers:
     minimums: Floats | None
     group_size: int
     bits: int
+    kept: Kept = "float32"
 
     def weight(self, dtype: torch.dtype, bias: Tensor | None = None) -> GroupedWeight:
         weight = self.empty(dtype)
@@ -42,6 +47,7 @@ class Integers:
             group_size=self.group_size,
             bits=self.bits,
             has_minimums=self.minimums is not None,
+            scales=self.kept,
             dtype=dtype,
         )
 
@@ -59,6 +65,7 @@ def random_integers(
     group_size: int,
     bits: int,
     has_minimums: bool,
+    kept: Kept = "float32",
     seed: int = 0,
 ) -> Integers:
     """Neither symmetric nor alike: scales of any size, and one input with the largest values."""
@@ -67,9 +74,26 @@ def random_integers(
     values = random.integers(low, high + 1, (out_features, in_features)).astype(np.int8)
     values[:, in_features // 3] = high
     groups = -(-in_features // group_size)
-    scales = np.exp(random.normal(-4, 1, (out_features, groups))).astype(np.float32)
-    minimums = random.normal(-0.1, 0.2, scales.shape).astype(np.float32) if has_minimums else None
-    return Integers(values, scales, minimums, group_size, bits)
+    scales = parameters(random, out_features, groups, group_size, kept)
+    minimums = -parameters(random, out_features, groups, group_size, kept) if has_minimums else None
+    if minimums is not None and kept != "multiples":
+        minimums[::3] *= -1
+    return Integers(values, scales, minimums, group_size, bits, kept)
+
+
+def parameters(
+    random: np.random.Generator, out_features: int, groups: int, group_size: int, kept: Kept
+) -> Floats:
+    """Scales, or what minimums are made of, that can be kept so; some are 0."""
+    if kept != "multiples":
+        scales = np.exp(random.normal(-4, 1, (out_features, groups))).astype(np.float32)
+        scales[::7, ::2] = 0
+        return scales.astype(np.float16).astype(np.float32) if kept == "float16" else scales
+    per_number = max(256 // group_size, 1)
+    shape = (out_features, -(-groups // per_number))
+    numbers = np.exp(random.normal(-8, 1, shape)).astype(np.float16).astype(np.float32)
+    multiples = random.integers(0, 64, (out_features, groups)).astype(np.float32)
+    return multiples * np.repeat(numbers, per_number, axis=1)[:, :groups]
 
 
 def random_rows(rows: int, in_features: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

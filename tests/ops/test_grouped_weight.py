@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops.native_grouped import GroupedWeight
-from tests.ops.grouped_integers import Integers, product, random_integers, random_rows
+from tests.ops.grouped_integers import KEPT, Integers, Kept, product, random_integers, random_rows
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -29,11 +29,12 @@ def assert_same_bits(y: Tensor, expected: Tensor) -> None:
 
 
 @kinds
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("group_size", [16, 32, 64, 128, 384, 300])
 def test_products_are_as_stated_on_every_instruction_set(
-    isa: str, bits: int, has_minimums: bool, group_size: int
+    isa: str, bits: int, has_minimums: bool, group_size: int, kept: Kept
 ) -> None:
-    integers = random_integers(75, 300, group_size, bits, has_minimums)
+    integers = random_integers(75, 300, group_size, bits, has_minimums, kept)
     bias = random_rows(1, 75, torch.float32)[0]
     layer = integers.weight(torch.float32, bias).linear()
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 33):
@@ -48,6 +49,7 @@ def test_products_are_as_stated_on_every_instruction_set(
     out_features=st.integers(1, 200),
     group_size=st.sampled_from([16, 32, 64, 128, 256, 0]),
     kind=st.sampled_from(KINDS),
+    kept=st.sampled_from(KEPT),
     dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
     wide=st.booleans(),
@@ -58,11 +60,13 @@ def test_products_of_any_shape_are_as_stated(
     out_features: int,
     group_size: int,
     kind: tuple[int, bool],
+    kept: Kept,
     dtype: torch.dtype,
     has_bias: bool,
     wide: bool,
 ) -> None:
-    integers = random_integers(out_features, in_features, group_size or in_features, *kind)
+    group_size = group_size or in_features
+    integers = random_integers(out_features, in_features, group_size, *kind, kept)
     bias = random_rows(1, out_features, dtype)[0] if has_bias else None
     x = random_rows(rows, in_features, dtype)
     out_dtype = torch.float32 if wide else dtype
@@ -200,15 +204,16 @@ def test_zeros_and_tiny_and_huge_numbers_are_as_stated(
 
 @kinds
 @dtypes
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("group_size", [16, 64, 100, 256])
 def test_rows_are_the_dequantized_rows(
-    bits: int, has_minimums: bool, dtype: torch.dtype, group_size: int
+    bits: int, has_minimums: bool, dtype: torch.dtype, group_size: int, kept: Kept
 ) -> None:
     integers = random_integers(
-        100, 300 if group_size != 100 else 100, group_size, bits, has_minimums
+        100, 300 if group_size != 100 else 100, group_size, bits, has_minimums, kept
     )
     layer = integers.weight(dtype).linear()
-    expected = torch.from_numpy(integers.dequantized()).to(dtype)
+    expected = torch.from_numpy(integers.dequantized()).to(dtype)  # with the sign of zeros
     ids = torch.tensor([99, 0, 31, 32, 32, 63, 64, 5])
     assert_same_bits(layer.rows(ids), expected[ids])
     with pytest.raises(IndexError, match="from 0 to 99"):
@@ -257,21 +262,69 @@ def test_argmax_is_the_first_of_the_largest_or_the_first_nan(
         assert_argmax_is_that_of_the_outputs(layer, x[:rows])
 
 
-def test_a_weight_takes_its_bits_and_its_parameters() -> None:
-    def num_bytes(bits: int, has_minimums: bool, group_size: int) -> int:
-        weight = GroupedWeight(
-            64,
-            256,
-            group_size=group_size,
-            bits=bits,
-            has_minimums=has_minimums,
-            dtype=torch.float32,
-        )
-        return weight.linear().num_bytes
+@pytest.mark.parametrize(
+    ("bits", "has_minimums", "group_size", "kept", "row_bytes"),
+    [
+        (8, False, 32, "float32", 256 + 8 * 4),
+        (4, False, 128, "float32", 128 + 2 * 4),
+        (4, True, 16, "float32", 128 + 16 * 8),
+        (4, False, 32, "float16", 128 + 8 * 2),
+        (4, True, 32, "multiples", 128 + 8 + 8 * 2),
+        (8, False, 16, "multiples", 256 + 4 + 16),
+    ],
+)
+def test_a_weight_takes_its_bits_and_its_parameters(
+    bits: int, has_minimums: bool, group_size: int, kept: Kept, row_bytes: int
+) -> None:
+    integers = random_integers(64, 256, group_size, bits, has_minimums, kept)
+    assert integers.empty(torch.float32).linear().num_bytes == 64 * row_bytes
 
-    assert num_bytes(8, False, 32) == 64 * (256 + 8 * 4)
-    assert num_bytes(4, False, 128) == 64 * (128 + 2 * 4)
-    assert num_bytes(4, True, 16) == 64 * (128 + 16 * 8)
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scales_of_any_sign_and_range_are_kept_as_multiples(isa: str, sign: int) -> None:
+    # Of 16 groups: the whole range of int8, a zero of the number's sign, a span of zeros.
+    multiples = np.array([-128, 127, 0, 1, -1, 64, -64, 3, *range(8)], np.float32)
+    numbers = sign * np.array([2.0**-14, 1.4140625, 3e-41, 0, 65504, 2.0**-24], np.float32)
+    scales = numbers[:, None] * multiples
+    values = np.tile(np.arange(-128, 128), (6, 1)).astype(np.int8)
+    integers = Integers(values, scales, None, 16, 8, "multiples")
+    layer = integers.weight(torch.float32).linear()
+    x = random_rows(5, 256, torch.float32)
+    assert_same_bits(layer(x), product(x, integers))
+    assert_same_bits(layer.rows(torch.arange(6)), torch.from_numpy(integers.dequantized()))
+
+
+def test_small_and_negative_scales_are_kept_as_float16(isa: str) -> None:
+    scales = np.array([[2.0**-24], [-(2.0**-15)], [65504], [-0.0], [1 / 1024]], np.float32)
+    values = np.tile(np.arange(-8, 8), (5, 1)).astype(np.int8)
+    integers = Integers(values, scales, None, 16, 4, "float16")
+    layer = integers.weight(torch.float32).linear()
+    x = random_rows(5, 16, torch.float32)
+    assert_same_bits(layer(x), product(x, integers))
+    assert_same_bits(layer.rows(torch.arange(5)), torch.from_numpy(integers.dequantized()))
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ("float16", "{} must be numbers of float16, got"),
+        ("multiples", "{} must be multiples, by -128 to 127, of one number for 256 inputs"),
+    ],
+)
+@pytest.mark.parametrize("bad", [1.0001, 1e9, 1e-9, float("nan"), float("inf")])
+def test_scales_that_would_not_be_kept_exactly_are_refused(
+    kept: Kept, message: str, bad: float
+) -> None:
+    integers = random_integers(9, 256, 32, 4, True, kept)
+    weight = integers.empty(torch.float32)
+    assert integers.minimums is not None
+    for name, parameters in (("minimums", integers.minimums), ("scales", integers.scales)):
+        good = parameters[8, 2]
+        parameters[8, 2] = bad
+        with pytest.raises(ValueError, match=message.format(name)):
+            weight.set_rows(0, integers.values, integers.scales, integers.minimums)
+        parameters[8, 2] = good
+    assert not bool(weight.linear().rows(torch.arange(9)).any())
 
 
 @pytest.mark.parametrize(
@@ -282,6 +335,7 @@ def test_a_weight_takes_its_bits_and_its_parameters() -> None:
         ({"group_size": 48}, ValueError, "group_size must be 16, 32, 64, .* got 48"),
         ({"group_size": 0}, ValueError, "group_size must be .* got 0"),
         ({"bits": 5}, ValueError, "bits must be 4 or 8, got 5"),
+        ({"scales": "float8"}, ValueError, "scales must be float32, float16 or multiples"),
         ({"dtype": torch.float16}, TypeError, "dtype must be float32 or bfloat16"),
     ],
 )

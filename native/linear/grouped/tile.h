@@ -18,10 +18,14 @@
 // Integers are exact in any order, so that all instruction sets and all numbers of rows give the same
 // bits. Inputs past the last are zeros in x.
 //
-// A panel holds group after group for 32 columns: float32 scales [32], float32 minimums [32] if there
-// are any, then the weights, unsigned: q + offset. A step is four inputs. 8 bits: `[steps][32][4]`
-// bytes. 4 bits: `[steps / 2][32][4]` bytes, whose low halves are one step and whose high halves are
-// the next one.
+// A panel holds *span* after span of groups for 32 columns: a header with their scales, then group after
+// group their weights, unsigned: q + offset. A step is four inputs. 8 bits: `[steps][32][4]` bytes.
+// 4 bits: `[steps / 2][32][4]` bytes, whose low halves are one step and whose high halves are the
+// next one. A header is one of these, in which [2] is [1] where there are no minimums:
+//
+//     float32, float16    `[2][32]` numbers of the one group in the span
+//     multiples           `[2][32]` float32, then `[2][groups][32]` int8: their products are the
+//                         scales and minimums of the groups in 256 inputs
 //
 // A block holds group after group for its rows, in chunks of 16 bytes: `[rows]` of `RowGroup`, then
 // the integers, `[chunks][rows][16]`. A tile either takes int8, of which a chunk holds four steps, or
@@ -37,7 +41,10 @@ constexpr int kMaxGroup = 128;
 constexpr int kUnit = 16;  // inputs; groups are made of whole units
 constexpr int kUnitSteps = kUnit / 4;
 constexpr int kRowChunkBytes = 16;
-constexpr int kParameterBytes = kPanelColumns * 4;  // scales of a group, or minimums
+constexpr int kMultiplesInputs = 256;
+
+// How scales and minimums are kept: no less exact than they came.
+enum Scales : int { kFloat32, kFloat16, kMultiples };
 
 struct RowGroup {
     float scale;

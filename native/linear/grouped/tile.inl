@@ -23,6 +23,42 @@ __attribute__((always_inline)) inline void prefetch_line(const char* panel) {
         __builtin_prefetch(panel + kPrefetchBytes + line);
 }
 
+// Of one group, the scales and minimums of some columns: where they lie or, unless they are float32,
+// in memory of the tile's own.
+template <int VECTORS>
+struct Parameters {
+    static constexpr int kCount = VECTORS * Vec::kWidth;
+
+    const float* scales;
+    const float* minimums;
+    alignas(64) float made[2][kCount];
+
+    __attribute__((always_inline)) void read(const WeightShape& weight, const char* header,
+                                             int group, int column) {
+        const auto* floats = reinterpret_cast<const float*>(header) + column;
+        scales = floats;
+        minimums = floats + kPanelColumns;
+        if (weight.kind == kFloat32) return;
+        scales = made[0];
+        minimums = made[1];
+        const int parameters = weight.has_minimums ? 2 : 1;
+        const auto* bytes = reinterpret_cast<const int8_t*>(header) + column +
+                            (4 * parameters + group) * kPanelColumns;
+        for (int i = 0; i < parameters; ++i) {
+#pragma GCC unroll 8
+            for (int v = 0; v < kCount; v += Vec::kWidth) {
+                const int at = i * kPanelColumns + v;
+                const Vec x =
+                    weight.kind == kFloat16
+                        ? load_float16(reinterpret_cast<const uint16_t*>(header) + column + at)
+                        : Vec::load(floats + at) *
+                              Ints::load_bytes(bytes + i * weight.span * kPanelColumns + v).floats();
+                x.store(made[i] + v);
+            }
+        }
+    }
+};
+
 // The unit at `panel`, whose rows of 128 bytes hold one step, or two of 4 bits.
 template <class P, int BITS, int ROWS, int VECTORS>
 __attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECTORS],
@@ -69,15 +105,21 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
         for (int v = 0; v < VECTORS; ++v) outputs[r][v] = Vec::zero();
 
     const int units = t.weight.group_size / kUnit;
+    const int span = t.weight.span;
     const bool has_minimums = t.weight.has_minimums;
     const char* x = t.x;
-    const char* panel = t.panel + column * kStepBytes;
-    for (int group = 0; group < t.weight.groups; ++group) {
-        const char* scales = panel;
+    const char* panel = t.panel;
+    const char* header = panel;
+    Parameters<VECTORS> parameters;
+    for (int group = 0, in_span = 0; group < t.weight.groups; ++group) {
+        if (in_span == 0) {
+            header = panel;
+            panel += t.weight.header_bytes;
+            for (int line = 0; line < t.weight.header_bytes; line += 64)
+                __builtin_prefetch(header + kPrefetchBytes + line);
+        }
         const char* rows = x;
-        panel += has_minimums ? 2 * kParameterBytes : kParameterBytes;
         x += ROWS * kRowChunkBytes;
-        prefetch_line<VECTORS>(scales);
         Ints sums[ROWS][VECTORS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
@@ -86,17 +128,16 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = Ints::repeat(at);
         }
         for (int unit = 0; unit < units; ++unit) {
-            multiply_unit<P, BITS, ROWS, VECTORS>(sums, x, panel);
+            multiply_unit<P, BITS, ROWS, VECTORS>(sums, x, panel + column * kStepBytes);
             x += kUnitRowBytes;
             panel += kUnitPanelBytes;
         }
+        parameters.read(t.weight, header, in_span, column);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
-            const char* at = scales + v * kVectorBytes;
-            const Vec scale = Vec::load(reinterpret_cast<const float*>(at));
+            const Vec scale = Vec::load(parameters.scales + v * Vec::kWidth);
             if (has_minimums) {
-                const Vec minimum =
-                    Vec::load(reinterpret_cast<const float*>(at + kParameterBytes));
+                const Vec minimum = Vec::load(parameters.minimums + v * Vec::kWidth);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
                     const char* row = rows + r * kRowChunkBytes;
@@ -113,6 +154,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
                 }
             }
         }
+        if (++in_span == span) in_span = 0;
     }
     write_outputs<Generic>(t, outputs, column);
 }

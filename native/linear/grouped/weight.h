@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "linear/grouped/scales.h"
 #include "linear/panels.h"
 
 namespace aioserve::linear {
@@ -12,13 +13,13 @@ class GroupedWeight : public PanelKernel {
     // are minimums. `group_size` is 16, 32, 64, a multiple of 128, or `in_features`. Throws
     // std::invalid_argument for anything else.
     GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size, int bits,
-                  bool has_minimums, bool bfloat16);
+                  bool has_minimums, grouped::Scales scales, bool bfloat16);
 
     // w[i] = values[i] * scales[i / group_size] + minimums[i / group_size] for `count` rows from
     // `first` on: values [count, in], scales and minimums [count, groups], dense; minimums are null
     // unless there are some. Any thread may set any rows. Throws, before it writes anything,
     // std::out_of_range for rows that don't exist and std::invalid_argument for a value that doesn't
-    // fit the bits.
+    // fit the bits, or scales or minimums that can't be kept exactly.
     void set_rows(int64_t first, int64_t count, const int8_t* values, const float* scales,
                   const float* minimums);
 
@@ -33,8 +34,12 @@ class GroupedWeight : public PanelKernel {
     const TileSet& tiles() const override;
 
   private:
-    std::size_t group_bytes() const;
-    void set_row(int64_t id, const int8_t* values, const float* scales, const float* minimums);
+    void check_values(const int8_t* values, int64_t count) const;
+    std::size_t weight_bytes() const;  // of a group
+    char* header_at(int64_t id, int group) const;
+    char* weights_at(int64_t id, int group) const;
+    void encode_row(const float* values, const char* name, grouped::Encoded* encoded) const;
+    void set_row(int64_t id, const int8_t* values);
 
     int bits_;
     int64_t group_size_;  // as given; that of the panels is a part of it
