@@ -1,0 +1,128 @@
+"""Weights of integers with a scale for each group of inputs: the form that all integer formats of
+files become, and that backends compute.
+
+Values only: no files, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import WeightsError
+
+__all__ = ["GROUP_SIZES", "GroupedIntegers"]
+
+GROUP_SIZES = (16, 32, 64, 128)
+"""Inputs that may share a scale. All inputs of a row may, too."""
+
+_RANGES = {4: ((-8, 7), (0, 15)), 8: ((-128, 127),)}
+"""Least and largest value of each number of bits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedIntegers:
+    """Rows of a weight `w`, of which row o, input i and its group g = i // group_size are
+
+        w[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g] + minimums[o, g]
+
+    in float32: the difference is exact, the product is rounded, then the sum.
+
+    values: int8 [out, in]. With `bits` 4 all are within [-8, 7], or all within [0, 15].
+    scales: float32 [out, groups]; the last group of a row may be shorter than the others.
+    zeros: int8 [out, groups], or None: zeros.
+    minimums: float32 [out, groups], or None: nothing is added.
+    group_size: 16, 32, 64, 128 or `in`.
+    bits: 4 or 8.
+
+    Raises `WeightsError` naming the argument that doesn't fit.
+    """
+
+    values: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    zeros: npt.NDArray[np.int8] | None
+    minimums: npt.NDArray[np.float32] | None
+    group_size: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != np.int8 or self.values.ndim != 2 or 0 in self.values.shape:
+            raise WeightsError(
+                f"values must be int8 of shape [out, in], got {_described(self.values)}"
+            )
+        if self.group_size not in GROUP_SIZES and self.group_size != self.in_features:
+            raise WeightsError(
+                f"group_size must be {', '.join(map(str, GROUP_SIZES))} or the number of inputs, "
+                f"{self.in_features}, got {self.group_size}"
+            )
+        shape = (self.out_features, self.num_groups)
+        _check("scales", self.scales, np.float32, shape)
+        if self.zeros is not None:
+            _check("zeros", self.zeros, np.int8, shape)
+        if self.minimums is not None:
+            _check("minimums", self.minimums, np.float32, shape)
+        if self.bits not in _RANGES:
+            raise WeightsError(f"bits must be 4 or 8, got {self.bits}")
+        least, largest = int(self.values.min()), int(self.values.max())
+        if not any(low <= least and largest <= high for low, high in _RANGES[self.bits]):
+            raise WeightsError(
+                f"values of {self.bits} bits must be within "
+                f"{' or '.join(f'[{low}, {high}]' for low, high in _RANGES[self.bits])}, got "
+                f"{least} to {largest}"
+            )
+
+    @property
+    def out_features(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of a row."""
+        return -(-self.in_features // self.group_size)
+
+    def rows(self, first: int, end: int) -> GroupedIntegers:
+        """Rows `first` to `end`, which share this one's memory.
+
+        Raises ValueError for an empty or impossible range.
+        """
+        if not 0 <= first < end <= self.out_features:
+            raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
+        return GroupedIntegers(
+            self.values[first:end],
+            self.scales[first:end],
+            None if self.zeros is None else self.zeros[first:end],
+            None if self.minimums is None else self.minimums[first:end],
+            self.group_size,
+            self.bits,
+        )
+
+    def dequantized(self) -> npt.NDArray[np.float32]:
+        """The weight, float32 [out, in]."""
+        weight = self.values.astype(np.float32)
+        if self.zeros is not None:
+            weight -= self._of_each_input(self.zeros.astype(np.float32))
+        weight *= self._of_each_input(self.scales)
+        if self.minimums is not None:
+            weight += self._of_each_input(self.minimums)
+        return weight
+
+    def _of_each_input(self, of_groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return np.repeat(of_groups, self.group_size, axis=1)[:, : self.in_features]
+
+
+def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, int]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise WeightsError(
+            f"{name} must be {np.dtype(dtype)} of shape {list(shape)}, got {_described(array)}"
+        )
+
+
+def _described(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {list(array.shape)}"
