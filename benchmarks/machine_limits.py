@@ -20,7 +20,7 @@ from aioserve import _native
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.execution.process_memory import total_memory_bytes
-from aioserve.models.config import DecoderConfig
+from aioserve.models.files import model_files
 from aioserve.ops import backend_named
 from aioserve.simulation.cost import RooflineCost
 
@@ -64,7 +64,7 @@ class Limits:
 
 def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
     """Of a step of the model in this directory, at the limits."""
-    shape = ModelShape.of(DecoderConfig.from_directory(model))
+    shape = ModelShape.of(model_files(model).config())
     shape = msgspec.structs.replace(shape, bytes_per_value=dtype.itemsize)
     return RooflineCost(shape, limits.hardware())
 

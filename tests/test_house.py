@@ -7,7 +7,6 @@ import re
 import pytest
 
 from tests.house import (
-    ARITHMETIC,
     CLOSED,
     FOR_ALL,
     OPENED,
@@ -15,6 +14,7 @@ from tests.house import (
     PAGES,
     PLUGINS,
     ROOT,
+    VALUES,
     files_with_a_place,
     import_graph,
     imported_names,
@@ -74,7 +74,7 @@ def test_what_our_tests_alone_use_is_not_in_the_package() -> None:
     )
 
 
-@pytest.mark.parametrize("module", [*FOR_ALL[:-1], ARITHMETIC])
+@pytest.mark.parametrize("module", [*FOR_ALL[:-1], *VALUES])
 def test_what_everybody_imports_imports_only_what_everybody_imports(module: str) -> None:
     path = ROOT / (module.replace(".", "/") + ".py")
     found = [

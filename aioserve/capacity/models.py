@@ -14,9 +14,10 @@ import msgspec
 from aioserve.arguments import plain_str, shown
 from aioserve.capacity.hardware import check
 from aioserve.capacity.sizes import ModelSizes, count_parameters
-from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from aioserve.errors import ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.files import model_files
 from aioserve.models.resolve import expanded, resolve
 
 __all__ = ["PRESETS", "ModelShape", "read_model", "read_sizes"]
@@ -96,9 +97,7 @@ def _config_of(name: str) -> tuple[Mapping[str, Any], str]:
             directory = resolve(name)
         except ModelNotFoundError as error:
             raise ModelNotFoundError(f"{error}; presets are {', '.join(PRESETS)}") from error
-        path = directory / "config.json"
-        if not os.path.lexists(path):
-            raise ModelError(f"{directory}: no config.json")
+        return model_files(directory).config_values()
     return read_json_object(path, MAX_CONFIG_BYTES), str(path)
 
 

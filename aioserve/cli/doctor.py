@@ -20,10 +20,9 @@ from aioserve.capacity.sizes import count_parameters
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes
-from aioserve.models.config import DecoderConfig
+from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.resolve import resolve
 from aioserve.plugins import PluginRegistry
-from aioserve.text.chat import ChatTemplate
 
 __all__ = ["compute_facts", "device_facts", "doctor", "everything", "facts_of_model"]
 
@@ -91,12 +90,12 @@ def facts_of_model(name: str) -> Facts:
     """Where a model is, and what its files say. What is wrong with them is a fact, too; raises
     `ModelNotFoundError` where there is no such model."""
     path = resolve(name)
-    return {"name": name, "path": str(path)} | _guarded(lambda: _model_files(path))
+    facts = {"name": name, "path": str(path)}
+    return facts | _guarded(lambda: _facts_of_files(model_files(path)))
 
 
-def _model_files(path: Path) -> Facts:
-    config = DecoderConfig.from_directory(path)
-    weights = [file.stat().st_size for file in path.glob("*.safetensors")]
+def _facts_of_files(files: ModelFiles) -> Facts:
+    config, weights = files.config(), files.weight_file_bytes()
     return {
         "architecture": config.architecture,
         "takes": "text, not the images that it could" if config.is_text_alone else "text",
@@ -104,13 +103,9 @@ def _model_files(path: Path) -> Facts:
         "parameters": count_parameters(config).total,
         "weight_files": len(weights),
         "weights_gib": _gib(sum(weights)),
-        "tokenizer": (path / "tokenizer.json").is_file(),
-        "chat_template": _has_chat_template(path),
+        "tokenizer": files.why_no_tokenizer() is None,
+        "chat_template": files.chat_template() is not None,
     }
-
-
-def _has_chat_template(path: Path) -> bool:
-    return ChatTemplate.from_directory(path) is not None
 
 
 def compute_facts() -> Facts:

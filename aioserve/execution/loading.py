@@ -22,10 +22,10 @@ from aioserve.execution.devices import chosen_device
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
+from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
-from aioserve.text.chat import ChatTemplate
-from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
 __all__ = ["load"]
 
@@ -66,11 +66,11 @@ class _Loader:
     _left: bool = False
 
     async def load(self, num_slots: int) -> LoadedModel:
-        path = await asyncio.to_thread(self._find)
+        files = await asyncio.to_thread(self._find)
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
-        weights = self._begin("weights", lambda: self._read_weights(path))
+        weights = self._begin("weights", lambda: self._read_weights(files))
         try:
-            return await self._load(path, weights, num_slots)
+            return await self._load(files, weights, num_slots)
         finally:
             await self._leave(weights)
 
@@ -85,9 +85,9 @@ class _Loader:
             weights.exception()  # is told to whoever awaited it, or to nobody
 
     async def _load(
-        self, path: Path, weights: asyncio.Future[ReadWeights], num_slots: int
+        self, files: ModelFiles, weights: asyncio.Future[ReadWeights], num_slots: int
     ) -> LoadedModel:
-        text = self._begin("tokenizer", lambda: self._read_text(path))
+        text = self._begin("tokenizer", lambda: self._read_text(files))
         importing = self._begin("imports", self._import)
         # All end before an error is raised: nothing of a loading that failed runs on.
         parts = (text, asyncio.shield(weights), importing)
@@ -104,6 +104,12 @@ class _Loader:
             seconds=self.seconds,
             **graphs,
         )
+
+    @property
+    def _formats(self) -> ComputedFormats:
+        """What the backend computes, which isn't imported yet."""
+        native = self.device == "cpu" and used_backend(self.config.backend) == "native"
+        return NATIVE if native else PLAIN_FLOATS
 
     def _import(self) -> Any:
         """What makes the model of what was read."""
@@ -123,7 +129,7 @@ class _Loader:
 
         return asyncio.ensure_future(asyncio.to_thread(timed))
 
-    def _find(self) -> Path:
+    def _find(self) -> ModelFiles:
         try:
             _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
         except ValueError as error:
@@ -131,13 +137,13 @@ class _Loader:
         self.device = chosen_device(self.config)
         if self.device == "cpu":
             used_backend(self.config.backend)
-        return resolve(self.model)
+        return model_files(resolve(self.model))
 
-    def _read_weights(self, path: Path) -> ReadWeights:
+    def _read_weights(self, files: ModelFiles) -> ReadWeights:
         reading = WeightReading(
-            path,
+            files,
             dtype=self.config.dtype,
-            packed=self.device == "cpu" and used_backend(self.config.backend) == "native",
+            formats=self._formats,
             max_model_len=self.config.max_model_len,
             memory_bytes=total_memory_bytes(),
         )
@@ -149,20 +155,20 @@ class _Loader:
         if weights.config.is_text_alone:
             logger.warning(
                 "%s: %s takes images as well; aioserve serves its text alone",
-                path,
+                files.path,
                 weights.config.architecture,
             )
         for setting in weights.config.generation.unsupported:
             logger.warning(
                 "%s: generation_config.json asks for %s, which aioserve can't apply: answers will "
                 "differ from what the model's makers meant",
-                path,
+                files.path,
                 setting,
             )
         return weights
 
-    def _read_text(self, path: Path) -> Text:
-        why_none = why_no_tokenizer(path)
+    def _read_text(self, files: ModelFiles) -> Text:
+        why_none = files.why_no_tokenizer()
         if why_none is None:
             file = self.config.chat_template
             if file is not None and not Path(file).exists():
@@ -171,8 +177,8 @@ class _Loader:
                     argument="chat_template",
                     value=file,
                 )
-            template = ChatTemplate.from_directory(path, file)
-            return Text(Tokenizer.from_directory(path), template, "")
+            template = files.chat_template(file)
+            return Text(files.tokenizer(), template, "")
         if self.config.chat_template is not None:
             raise ConfigError(
                 f"chat_template={self.config.chat_template!r} has no effect with a model that has "

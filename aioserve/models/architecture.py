@@ -7,6 +7,7 @@ compute is refused with `UnsupportedModelError`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -37,6 +38,19 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
+    """As Hugging Face's files store it."""
+    transposed: bool = False
+    """Whether these files store a weight [N, K] as [K, N]."""
+
+    @property
+    def rows(self) -> int:
+        """Outputs of a weight; numbers of a vector."""
+        return self.shape[1] if self.transposed else self.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Inputs of a weight; 1 for a vector."""
+        return self.shape[0] if self.transposed else math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +59,11 @@ class Linear:
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] = ()
-    transposed: bool = False
-    """Each weight is stored as [K, N]."""
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is one weight that files store as [K, N]."""
+        return self.weights[0].transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +242,8 @@ def linear(at: str, inputs: int, bias: bool = False, /, **outputs: int) -> Linea
 
 def conv1d(name: str, inputs: int, outputs: int) -> Linear:
     """GPT-2's spelling: stored transposed, always with a bias."""
-    weight, bias = Tensor(f"{name}.weight", (inputs, outputs)), Tensor(f"{name}.bias", (outputs,))
-    return Linear((weight,), (bias,), transposed=True)
+    weight = Tensor(f"{name}.weight", (inputs, outputs), transposed=True)
+    return Linear((weight,), (Tensor(f"{name}.bias", (outputs,)),))
 
 
 def rms_norm(name: str, size: int, eps: float, weight_offset: float = 0.0) -> Norm:

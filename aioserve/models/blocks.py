@@ -39,7 +39,7 @@ class Weights:
     ) -> Linear:
         if self._read.packed:
             packed = self._read.linears.pop(described)
-            return self.backend.packed_linear(packed, out_dtype=out_dtype)
+            return self.backend.linear(packed, out_dtype=out_dtype)
         weight = self._stacked(described.weights, described.transposed)
         bias = self._stacked(described.biases) if described.biases else None
         return self.backend.linear(weight, bias, out_dtype=out_dtype)

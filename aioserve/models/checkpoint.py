@@ -8,25 +8,23 @@ tensor. No torch here.
 from __future__ import annotations
 
 import heapq
-import math
 import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
 
-from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
-from aioserve.models.safetensors_file import SafetensorsFile, StoredTensor
+from aioserve.models.safetensors_file import SafetensorsFile
+from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
 
 __all__ = ["Checkpoint"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NAMED = 4  # tensors that a message spells out
 _MOST_NAME_CHARS = 200
 _FILE_NAME = re.compile(rf"[^/\\\0\ud800-\udfff]{{1,{_MOST_NAME_CHARS}}}\.safetensors")
@@ -35,12 +33,8 @@ MAX_INDEX_BYTES = 16 << 20
 """The largest in use have 9 MB."""
 
 
-class Checkpoint:
-    """The weight files of one directory, open until `close`.
-
-    `total_bytes` is the stored size of the tensors that the model uses, `total_values` how many
-    numbers they hold.
-    """
+class Checkpoint(StoredWeights):
+    """The weight files of one directory, open until `close`."""
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
         self._directory = directory
@@ -55,7 +49,8 @@ class Checkpoint:
             self._stack.close()
             raise
         self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
-        self.total_values: int = sum(math.prod(stored.shape) for stored in self._found.values())
+        embedding = self._found[architecture.embedding.name]
+        self.dtype: str = PLAIN[embedding.dtype]
 
     def close(self) -> None:
         self._found.clear()
@@ -64,31 +59,10 @@ class Checkpoint:
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.name in self._found
 
-    @property
-    def dtype(self) -> str:
-        """Stored dtype of the embedding: float32, bfloat16 or float16."""
-        return _DTYPES[self._found[self._architecture.embedding.name].dtype]
-
-    def stored_bytes(self, tensor: Tensor) -> int:
-        return self._found[tensor.name].num_bytes
-
-    def source(self, tensor: Tensor) -> _native.WeightSource:
-        """Source from which a `_native.WeightReader` reads the tensor, while this is open."""
+    def __getitem__(self, tensor: Tensor) -> StoredLinear:
         stored = self._found[tensor.name]
-        rows = stored.shape[0]
-        return _native.WeightSource(
-            stored.file, stored.offset, rows, _DTYPES[stored.dtype], stored.label
-        )
-
-    def same(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two tensors of one shape hold the same bits. Reads both."""
-        a, b = self._found[one.name], self._found[other.name]
-        if a.dtype != b.dtype:
-            return False
-        try:
-            return _native.same_bytes(self.source(one), self.source(other), a.num_bytes)
-        except RuntimeError as error:
-            raise WeightsError(str(error)) from error
+        plain = Plain(PLAIN[stored.dtype], tensor.transposed)
+        return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
         if not os.path.isfile(path):
@@ -129,10 +103,10 @@ class Checkpoint:
                     f"{stored.path}: {stored.name} has shape {shown(list(stored.shape))}, "
                     f"config.json asks for {list(tensor.shape)}"
                 )
-            if stored.dtype not in _DTYPES:
+            if stored.dtype not in PLAIN:
                 raise WeightsError(
                     f"{stored.path}: {stored.name} has dtype {stored.dtype}, only "
-                    f"{', '.join(_DTYPES)} can be loaded"
+                    f"{', '.join(PLAIN)} can be loaded"
                 )
         # A tensor that nothing reads means that config.json and weights disagree, for instance on
         # biases: completions would be wrong without any other sign.

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aioserve.errors import InvalidSamplingError, ModelError
 from aioserve.isolation import shown
-from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import SEEING, read_family
 from aioserve.models.fields import Fields
@@ -83,8 +80,8 @@ NOTHING_SAID = GenerationDefaults()
 class DecoderConfig(Architecture):
     """One decoder-only transformer: what it is made of, and what its makers say about its use.
 
-    `from_directory` and `from_dict` raise `UnsupportedModelError` for an architecture or a setting
-    that isn't implemented and `ModelError` for a malformed file; both name file, field and value.
+    `from_dict` raises `UnsupportedModelError` for an architecture or a setting that isn't
+    implemented and `ModelError` for a malformed file; both name file, field and value.
     """
 
     architecture: str
@@ -100,22 +97,6 @@ class DecoderConfig(Architecture):
     def is_text_alone(self) -> bool:
         """Whether the checkpoint takes images as well, which are left out."""
         return self.architecture in SEEING
-
-    @classmethod
-    def from_directory(cls, path: Path | str) -> DecoderConfig:
-        """Read config.json and, where there is one, generation_config.json."""
-        directory = Path(path)
-        file = directory / "config.json"
-        if not os.path.lexists(file):
-            raise ModelError(f"{directory}: no config.json")
-        generation = directory / "generation_config.json"
-        there = os.path.lexists(generation)
-        return cls.from_dict(
-            read_json_object(file, MAX_CONFIG_BYTES),
-            source=str(file),
-            generation=read_json_object(generation, MAX_CONFIG_BYTES) if there else None,
-            generation_source=str(generation),
-        )
 
     @classmethod
     def from_dict(

@@ -8,6 +8,7 @@ import torch
 
 from aioserve.models.blocks import DecoderLayer, Norm, Weights
 from aioserve.models.decoder import Decoder, DecoderWeights
+from aioserve.models.files import model_files
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.ops import Backend, backend_named
 
@@ -44,9 +45,9 @@ def load_model(
     """
     chosen = backend or backend_named()
     reading = WeightReading(
-        Path(path),
+        model_files(path),
         dtype=dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."),
-        packed=chosen.packs_weights,
+        formats=chosen.formats,
         max_model_len=max_model_len,
         memory_bytes=memory_bytes,
     )

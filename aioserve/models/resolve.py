@@ -10,7 +10,15 @@ from pathlib import Path
 from aioserve import assets
 from aioserve.errors import ModelNotFoundError
 
-__all__ = ["INSTALL_HUB", "OTHER_FILES", "WANTED_FILES", "expanded", "like_embedded", "resolve"]
+__all__ = [
+    "INSTALL_HUB",
+    "OTHER_FILES",
+    "WANTED_FILES",
+    "expanded",
+    "is_model",
+    "like_embedded",
+    "resolve",
+]
 
 WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors")
 """Patterns of the files of a hub repository that a model may be read from."""
@@ -35,7 +43,7 @@ def resolve(name: str | Path) -> Path:
         raise ModelNotFoundError("a model must be named, got an empty string")
     # Not the methods of `Path`, which raise where a name is too long or a folder can't be entered.
     path = expanded(name)
-    if os.path.isfile(path / "config.json"):
+    if is_model(path):
         return path
     if (gguf := _gguf_file(path)) is not None:
         raise ModelNotFoundError(
@@ -63,6 +71,11 @@ def resolve(name: str | Path) -> Path:
                 return found
             tried.append(found)
     raise ModelNotFoundError(f"model {_short(name)!r} not found: {'; '.join(tried)}")
+
+
+def is_model(path: Path) -> bool:
+    """Whether a model can be read from `path`, as `aioserve.models.files` does."""
+    return os.path.isfile(path / "config.json")
 
 
 def like_embedded(name: str) -> str | None:
@@ -117,7 +130,7 @@ def _from_hub_cache(hub_id: str) -> Path | str:
     except OSError as error:
         return f"the local Hugging Face cache can't be read: {error}"
     path = Path(snapshot)
-    if not os.path.isfile(path / "config.json"):
+    if not is_model(path):
         return f"the cached snapshot {path} has no config.json"
     return path
 

@@ -15,8 +15,9 @@ from typing import Annotated
 import msgspec
 
 from aioserve.errors import WeightsError
+from aioserve.models.stored import StoredTensor
 
-__all__ = ["MAX_HEADER_BYTES", "SafetensorsFile", "StoredTensor"]
+__all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 
 MAX_HEADER_BYTES = 1 << 20
 """Largest header, of ten thousand tensors. It is split in one go, which takes milliseconds."""
@@ -35,25 +36,6 @@ class _Entry(msgspec.Struct, frozen=True):
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(_Entry)
-
-
-class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor in an open file."""
-
-    path: Path
-    name: str
-    file: int
-    """Descriptor."""
-    offset: int
-    """Offset of its first byte in the file."""
-    num_bytes: int
-    dtype: str
-    """Dtype as the file spells it: F32, BF16, I64."""
-    shape: tuple[int, ...]
-
-    @property
-    def label(self) -> str:
-        return f"{self.path}: {self.name}"
 
 
 class SafetensorsFile:

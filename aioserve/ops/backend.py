@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve import _native
+from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     AttentionKind,
@@ -27,7 +27,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
-from aioserve.ops.linear import Linear
+from aioserve.ops.linear import HeldWeight, Linear
 
 __all__ = [
     "AttentionKind",
@@ -59,23 +59,23 @@ class Backend(RowOps[Tensor]):
         """The tensor in the device's memory: itself where it is there."""
         return tensor.to(self.device)
 
+    formats: ComputedFormats = PLAIN_FLOATS
+    """Formats of weights that it computes as they are held."""
+
     @abstractmethod
     def linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: HeldWeight,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> Linear:
-        """`x @ weight.T + bias`: weight [N, K], bias [N] on the CPU, of one of `Linear.dtypes`.
+        """`x @ weight.T + bias`: weight [N, K], bias [N] on the CPU, of one of `Linear.dtypes`; or
+        what was packed for `formats`, bias included.
 
         Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
+        Raises TypeError for a weight of a form that isn't among `formats`.
         """
-
-    packs_weights: bool = False
-    """Whether `packed_linear` takes what a `_native.WeightReader` has packed."""
-
-    def packed_linear(
-        self, packed: _native.LinearKernel, *, out_dtype: torch.dtype | None = None
-    ) -> Linear:
-        """Return the layer of an already packed weight and bias; otherwise like `linear`."""
-        raise TypeError(f"the backend {self.name} has no use for a packed weight")
 
     @abstractmethod
     def allocate_kv(self, shape: KVShape) -> KVCache:

@@ -11,7 +11,20 @@ from typing import ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-__all__ = ["Linear"]
+from aioserve import _native
+
+__all__ = ["HeldWeight", "Linear", "plain"]
+
+
+HeldWeight = Tensor | _native.LinearKernel
+"""A weight in memory: plain floats, or what was packed while it was read."""
+
+
+def plain(weight: HeldWeight, backend: str) -> Tensor:
+    """The weight where it is plain. Raises TypeError naming the backend that knows no other."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"the backend {backend} computes no {type(weight).__name__}")
+    return weight
 
 
 class Linear(ABC):

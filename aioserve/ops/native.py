@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.models.computed import NATIVE
 from aioserve.ops.backend import (
     AttentionKind,
     Backend,
@@ -40,6 +41,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import LayerOps
+from aioserve.ops.linear import HeldWeight
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import (
@@ -59,21 +61,24 @@ class NativeBackend(Backend):
     """The CPUs of this process."""
 
     name = "native"
-    packs_weights = True
+    formats = NATIVE
 
     def __init__(self) -> None:
         self.device: torch.device = CPU
         self._sampler = NativeSampler()
 
     def linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: HeldWeight,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> NativeLinear:
-        return NativeLinear(weight, bias, out_dtype=out_dtype)
-
-    def packed_linear(
-        self, packed: _native.LinearKernel, *, out_dtype: torch.dtype | None = None
-    ) -> NativeLinear:
-        return NativeLinear.of_packed(packed, out_dtype)
+        if isinstance(weight, Tensor):
+            return NativeLinear(weight, bias, out_dtype=out_dtype)
+        if bias is not None:
+            raise TypeError("bias must be None: it is packed with the weight")
+        return NativeLinear.of_packed(weight, out_dtype)
 
     def allocate_kv(self, shape: KVShape) -> NativeKVCache:
         """KV pages in memory that is resident once a page is written or prefaulted."""

@@ -32,7 +32,7 @@ from aioserve.ops.checks import (
     own,
 )
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
-from aioserve.ops.linear import Linear
+from aioserve.ops.linear import HeldWeight, Linear, plain
 from aioserve.ops.philox import uniforms
 
 __all__ = ["ReferenceBackend"]
@@ -103,9 +103,13 @@ class ReferenceBackend(Backend):
         self.device: torch.device = torch.device(device)
 
     def linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: HeldWeight,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> TorchLinear:
-        return TorchLinear(weight, bias, out_dtype=out_dtype, device=self.device)
+        return TorchLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         return PlainKVCache(torch.empty(shape.plain(), dtype=shape.dtype, device=self.device))

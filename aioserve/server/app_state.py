@@ -22,12 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import anyio
 from starlette.applications import Starlette
 
 from aioserve.engine.engine import Engine
+from aioserve.models.resolve import is_model
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
@@ -111,8 +113,7 @@ def name_of(model: str) -> str:
     """What a model is called that was loaded as `model`: by the last part of a path, which a link
     has as it is called; by a name or a hub id as they are."""
     path = os.path.expanduser(model)
-    is_model = os.path.isfile(os.path.join(path, "config.json"))  # whatever else has the name
-    if os.path.isabs(path) or path.startswith(".") or is_model:
+    if os.path.isabs(path) or path.startswith(".") or is_model(Path(path)):
         return os.path.basename(os.path.abspath(path)) or model
     return model
 

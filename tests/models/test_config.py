@@ -11,6 +11,7 @@ import pytest
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig, GenerationDefaults
 from aioserve.models.families import SUPPORTED_ARCHITECTURES
+from aioserve.models.files import model_files
 from aioserve.request import SamplingParams
 from tests.parity.tiny_models import CONFIGS
 
@@ -171,13 +172,13 @@ def test_every_tensor_has_one_place(name):
 
 def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llama"], "eos_token_id": 2}))
-    assert DecoderConfig.from_directory(tmp_path).eos_token_ids == (2,)
+    assert model_files(tmp_path).config().eos_token_ids == (2,)
 
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')
-    assert DecoderConfig.from_directory(tmp_path).eos_token_ids == (5, 7, 9)
+    assert model_files(tmp_path).config().eos_token_ids == (5, 7, 9)
 
     (tmp_path / "generation_config.json").write_text('{"do_sample": true}')
-    assert DecoderConfig.from_directory(tmp_path).eos_token_ids == (2,)
+    assert model_files(tmp_path).config().eos_token_ids == (2,)
 
 
 def test_sampling_defaults_are_read_and_what_cant_be_applied_is_listed():
@@ -214,12 +215,12 @@ def test_a_file_that_is_no_json_object_is_an_error_naming_it(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
 
     with pytest.raises(ModelError, match=r"config\.json"):
-        DecoderConfig.from_directory(tmp_path)
+        model_files(tmp_path).config()
 
 
 def test_a_directory_without_config_is_an_error_naming_it(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json"):
-        DecoderConfig.from_directory(tmp_path)
+        model_files(tmp_path).config()
 
 
 @pytest.mark.parametrize(

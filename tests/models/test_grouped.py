@@ -90,7 +90,7 @@ def _fields(**changed: Any) -> dict[str, Any]:
         ({"bits": 5}, "bits must be 4 or 8, got 5"),
         ({"values": np.full((3, 40), 16, np.int8), "bits": 4}, r"within \[-8, 7\] or \[0, 15\]"),
         (
-            {"values": np.repeat(np.int8([[-1], [8], [0]]), 40, 1), "bits": 4},
+            {"values": np.repeat(np.array([[-1], [8], [0]], np.int8), 40, 1), "bits": 4},
             "got -1 to 8",
         ),
     ],

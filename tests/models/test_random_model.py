@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from aioserve.errors import UnsupportedModelError
-from aioserve.models.config import DecoderConfig
+from aioserve.models.files import model_files
 from aioserve.testing.random_model import write_random_model
 from aioserve.text.tokenizer import Tokenizer
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
@@ -25,7 +25,7 @@ def test_the_seed_decides_the_weights(tmp_path):
 
 def test_the_dtype_is_written_into_the_config(tmp_path):
     write_random_model(tmp_path, CONFIGS["qwen3"], dtype="float32")
-    assert DecoderConfig.from_directory(tmp_path).dtype == "float32"
+    assert model_files(tmp_path).config().dtype == "float32"
 
     with pytest.raises(ValueError, match=r"dtype must be one of .*'int8'"):
         write_random_model(tmp_path, CONFIGS["qwen3"], dtype="int8")

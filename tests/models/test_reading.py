@@ -17,6 +17,8 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.errors import WeightsError
+from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from aioserve.models.reading import WeightReading
 from aioserve.ops.native_types import NativeLinear
@@ -263,7 +265,7 @@ def model(tmp_path: Path) -> Path:
 def test_weights_cut_off_before_they_are_read_are_an_error_that_names_file_and_tensor(
     model: Path,
 ) -> None:
-    with WeightReading(model, packed=True) as reading:
+    with WeightReading(model_files(model), formats=NATIVE) as reading:
         os.truncate(model / "model.safetensors", 20_000)
         with pytest.raises(WeightsError, match=r"model\.safetensors: \S+ can't be read: the file"):
             reading.read()
@@ -281,16 +283,16 @@ def test_a_progress_that_raises_ends_the_reading_and_closes_the_files(model: Pat
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("formats", [NATIVE, PLAIN_FLOATS], ids=["packed", "plain"])
 def test_progress_reaches_the_total_where_a_head_is_stored_for_nothing(
-    model: Path, packed: bool
+    model: Path, formats: ComputedFormats
 ) -> None:
     file = model / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, file)
     calls: list[tuple[int, int]] = []
-    with WeightReading(model, packed=packed) as reading:
+    with WeightReading(model_files(model), formats=formats) as reading:
         reading.read(lambda done, total: calls.append((done, total)))
     total = sum(tensor.nbytes for tensor in tensors.values())
     assert {call[1] for call in calls} == {total}
@@ -302,10 +304,11 @@ def test_reading_needs_no_torch() -> None:
     code = (
         "import sys\n"
         "import aioserve.execution.loading, aioserve.models.reading\n"
-        "from pathlib import Path\n"
         "from aioserve.assets import model_path\n"
+        "from aioserve.models.computed import NATIVE\n"
+        "from aioserve.models.files import model_files\n"
         "from aioserve.models.reading import WeightReading\n"
-        "with WeightReading(Path(model_path('pyhelp')), packed=True) as reading:\n"
+        "with WeightReading(model_files(model_path('pyhelp')), formats=NATIVE) as reading:\n"
         "    assert reading.read().linears\n"
         "assert 'torch' not in sys.modules\n"
     )

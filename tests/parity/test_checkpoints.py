@@ -10,7 +10,7 @@ import torch
 from aioserve.cli.doctor import facts_of_model
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
-from aioserve.models.config import DecoderConfig
+from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
@@ -27,7 +27,7 @@ def test_what_transformers_saves_in_shards_loads_as_the_same_model(
 
     ours, theirs = load_model(directory_of(name)), load_model(tmp_path)
 
-    assert theirs.config == DecoderConfig.from_directory(tmp_path)
+    assert theirs.config == model_files(tmp_path).config()
     assert theirs.config == ours.config
     expected = PagedRun(ours).step({"a": PROMPT})["a"]
     assert torch.equal(PagedRun(theirs).step({"a": PROMPT})["a"], expected)

@@ -40,6 +40,7 @@ from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
+from aioserve.ops.linear import HeldWeight, plain
 from aioserve.ops.reference import TorchLinear
 
 __all__ = ["CudaBackend", "GpuLinear"]
@@ -88,9 +89,13 @@ class CudaBackend(Backend):
         """Attention from prompts; None: Triton's kernels."""
 
     def linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: HeldWeight,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> GpuLinear:
-        return GpuLinear(weight, bias, out_dtype=out_dtype, device=self.device)
+        return GpuLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         sizes = _kv_sizes(shape)

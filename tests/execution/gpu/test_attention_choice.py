@@ -23,7 +23,9 @@ from aioserve.execution.gpu.attention_choice import (
     trial_prompts,
 )
 from aioserve.execution.gpu.failures import DeviceFailedError
+from aioserve.models.computed import PLAIN_FLOATS
 from aioserve.models.decoder import Decoder
+from aioserve.models.files import model_files
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import WeightReading
 from aioserve.ops.gpu import flashinfer_attention
@@ -41,7 +43,7 @@ SMALL: dict[str, Any] = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "page_
 
 
 def decoder_of(path: Path, backend: CudaBackend) -> Decoder:
-    with WeightReading(path, dtype="auto", packed=False) as reading:
+    with WeightReading(model_files(path), formats=PLAIN_FLOATS) as reading:
         return make_decoder(reading.read(), backend)
 
 

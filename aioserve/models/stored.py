@@ -1,0 +1,304 @@
+"""Descriptions of stored weights: which tensors of which files a weight is, and in which format.
+
+Nothing is read before it is asked for, and then a range of rows at a time. A description can be
+sliced by rows. No torch here. Files are read, not mapped: one that ends early is an error, where a
+map of it would kill the process.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve import _native
+from aioserve.errors import WeightsError
+from aioserve.models.architecture import Tensor
+from aioserve.models.grouped import GroupedIntegers
+
+__all__ = [
+    "PLAIN",
+    "Floats",
+    "Format",
+    "IntegerForm",
+    "Plain",
+    "Rows",
+    "StoredLinear",
+    "StoredTensor",
+    "StoredWeights",
+    "same_bits",
+    "source_of",
+]
+
+Floats = npt.NDArray[np.float32]
+Rows = GroupedIntegers | Floats
+"""Rows of a weight, [rows, in]."""
+
+BLOCK_VALUES = 1 << 20
+"""About so many numbers of a weight are decoded at once."""
+
+_NUMPY_DTYPES: dict[str, type] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "F8_E4M3": np.uint8,
+    "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+"""Array dtype for the numbers of each dtype of safetensors: numpy has not all of them."""
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor in an open file, row after row."""
+
+    path: Path
+    name: str
+    file: int
+    """Descriptor."""
+    offset: int
+    """Offset of its first byte in the file."""
+    num_bytes: int
+    dtype: str
+    """Dtype as safetensors files spell it: F32, BF16, I64."""
+    shape: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.path}: {self.name}"
+
+    def read(self, first: int = 0, end: int | None = None) -> npt.NDArray[Any]:
+        """Rows `first` to `end` of the first axis as they are stored: of dtypes that numpy lacks,
+        the bits. A tensor without axes has one row and gives shape [1]."""
+        shape = self.shape or (1,)
+        end = shape[0] if end is None else end
+        array = np.empty((end - first, *shape[1:]), self._numpy_dtype)
+        self._read_into(array, first * (array.nbytes // max(end - first, 1)))
+        return array
+
+    def read_columns(self, first: int, end: int) -> npt.NDArray[Any]:
+        """Columns `first` to `end` of all rows of a tensor with two axes."""
+        rows, columns = self.shape
+        array = np.empty((rows, end - first), self._numpy_dtype)
+        for row in range(rows):
+            self._read_into(array[row], (row * columns + first) * array.itemsize)
+        return array
+
+    def read_floats(self, first: int = 0, end: int | None = None) -> Floats:
+        """As `read`, the numbers in float32. Raises `WeightsError` for a tensor of integers."""
+        return as_float32(self.read(first, end), self)
+
+    @property
+    def _numpy_dtype(self) -> type:
+        dtype = _NUMPY_DTYPES.get(self.dtype)
+        if dtype is None:
+            raise WeightsError(f"{self.label} has dtype {self.dtype}, which can't be loaded")
+        return dtype
+
+    def _read_into(self, array: npt.NDArray[Any], at: int) -> None:
+        left = array.data.cast("B")
+        while left:
+            try:
+                got = os.preadv(self.file, [left], self.offset + at)
+            except OSError as error:
+                raise WeightsError(f"{self.label} can't be read: {error.strerror}") from error
+            if not got:
+                raise WeightsError(f"{self.label} can't be read: the file ends early")
+            left, at = left[got:], at + got
+
+
+def as_float32(array: npt.NDArray[Any], stored: StoredTensor) -> Floats:
+    """What was read of `stored`, in float32."""
+    if stored.dtype == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if stored.dtype not in ("F64", "F32", "F16"):
+        raise WeightsError(f"{stored.label} must hold floats, has dtype {stored.dtype}")
+    return array.astype(np.float32, copy=False)
+
+
+PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Names of the plain formats by the dtypes of safetensors."""
+
+
+class IntegerForm(msgspec.Struct, frozen=True):
+    """Shape of the `GroupedIntegers` that a format's rows are."""
+
+    bits: int
+    group_size: int
+    has_minimums: bool
+    """Whether groups have zeros or minimums."""
+
+
+class Format(ABC):
+    """How the parts of a weight become its numbers. A frozen value."""
+
+    name: str
+    """Name in messages, descriptions and cache keys: it tells all that the bits' meaning depends
+    on."""
+
+    @abstractmethod
+    def integers(self, stored: StoredLinear) -> IntegerForm | None:
+        """What `rows` gives; None: floats. Reads nothing."""
+
+    @abstractmethod
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
+        """Rows `first` to `end` of the weight, counted from the first row of its parts. Called by
+        any thread. Raises `WeightsError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(Format):
+    """Floats, one after the other: the part "weight"."""
+
+    name: str
+    """float32, bfloat16 or float16."""
+    transposed: bool = False
+    """The weight is stored as [in, out]."""
+
+    def integers(self, stored: StoredLinear) -> None:
+        return None
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Floats:
+        weight = stored.parts["weight"]
+        if self.transposed:
+            columns = as_float32(weight.read_columns(first, end), weight)
+            return np.ascontiguousarray(columns.T)
+        return weight.read_floats(first, end).reshape(end - first, stored.in_features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredLinear:
+    """One weight [out_features, in_features] in files, or a range of its rows.
+
+    `parts` are the tensors that it is made of, whole, by names that the format knows; `group_size`
+    is how many inputs share a scale, 0 where none do. A vector is a weight with one input.
+    """
+
+    format: Format
+    parts: Mapping[str, StoredTensor]
+    out_features: int
+    in_features: int
+    group_size: int = 0
+    first_row: int = 0
+    """First of the rows of `parts` that this is."""
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.parts.values())).label
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its parts in the files."""
+        return sum(part.num_bytes for part in self.parts.values())
+
+    @property
+    def integers(self) -> IntegerForm | None:
+        """The form of the integers that the rows are; None: floats."""
+        return self.format.integers(self)
+
+    def sliced(self, first: int, end: int) -> StoredLinear:
+        """Description of rows `first` to `end`. Raises ValueError for a range that isn't there."""
+        if not 0 <= first < end <= self.out_features:
+            raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
+        return replace(self, out_features=end - first, first_row=self.first_row + first)
+
+    def rows(self, first: int = 0, end: int | None = None) -> Rows:
+        """Rows `first` to `end`, read and decoded. Raises `WeightsError` naming file and tensor."""
+        end = self.out_features if end is None else end
+        if not 0 <= first < end <= self.out_features:
+            raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
+        return self.format.rows(self, self.first_row + first, self.first_row + end)
+
+    def floats(self, first: int = 0, end: int | None = None) -> Floats:
+        """As `rows`, in float32."""
+        rows = self.rows(first, end)
+        return rows.dequantized() if isinstance(rows, GroupedIntegers) else rows
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of rows that are of a size to be decoded at once, in ascending order."""
+        step = max(1, BLOCK_VALUES // self.in_features)
+        for first in range(0, self.out_features, step):
+            yield first, min(first + step, self.out_features)
+
+    def held_bytes(self, float_bytes: int) -> int:
+        """Bytes that it takes in memory: as integers, or as floats of so many bytes each."""
+        values, form = self.out_features * self.in_features, self.integers
+        if form is None:
+            return values * float_bytes
+        scales = self.out_features * -(-self.in_features // form.group_size)
+        return values * form.bits // 8 + scales * 4 * (1 + form.has_minimums)
+
+
+def source_of(stored: StoredLinear, rows: int) -> _native.WeightSource:
+    """What C++ reads a plain weight from, while its file is open: so many rows, as it is stored."""
+    weight = stored.parts["weight"]
+    return _native.WeightSource(weight.file, weight.offset, rows, stored.format.name, weight.label)
+
+
+def same_bits(one: StoredLinear, other: StoredLinear) -> bool:
+    """Whether two weights of one shape are stored in one format, with the same bits. Reads both.
+
+    Raises `WeightsError` where they can't be read.
+    """
+    if one.format != other.format:
+        return False
+    try:
+        return all(_same_bytes(part, other.parts[name]) for name, part in one.parts.items())
+    except RuntimeError as error:
+        raise WeightsError(str(error)) from error
+
+
+def _same_bytes(*pair: StoredTensor) -> bool:
+    one, other = pair
+    if one.num_bytes != other.num_bytes:
+        return False
+    # Of what type the numbers are makes no difference here.
+    a, b = (_native.WeightSource(p.file, p.offset, 1, "float32", p.label) for p in pair)
+    return _native.same_bytes(a, b, one.num_bytes)
+
+
+class StoredWeights(ABC):
+    """The weights of one model in open files: what `ModelFiles.weights` gives. A context manager.
+
+    Everything that can be checked without reading tensors is checked when it is made: tensors that
+    are missing, of the wrong shape, in a format that nothing takes, or left over.
+    """
+
+    total_bytes: int
+    """Bytes in the files of all tensors that the model uses."""
+    dtype: str
+    """What to compute in, as the files say: float32, bfloat16 or float16."""
+
+    @abstractmethod
+    def __contains__(self, tensor: Tensor) -> bool: ...
+
+    @abstractmethod
+    def __getitem__(self, tensor: Tensor) -> StoredLinear:
+        """Description of a tensor that is there: its first axis are rows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files. Descriptions can't be read from afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
