@@ -9,7 +9,14 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 
 from __future__ import annotations
 
-from aioserve.config import Device, DType, EngineConfig, EngineOptions, Preemption
+from aioserve.config import (
+    Device,
+    DType,
+    EngineConfig,
+    EngineOptions,
+    Preemption,
+    Quantization,
+)
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.engine.llm import LLM
@@ -156,6 +163,7 @@ __all__ = [
     "Prompt",
     "PromptOnlyOptions",
     "PromptTooLongError",
+    "Quantization",
     "QueueFullError",
     "Refusal",
     "RequestFailedError",

@@ -35,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "EngineOptions",
     "Preemption",
+    "Quantization",
     "ReasoningParserName",
     "ToolParserName",
     "names_cpu_backend",
@@ -47,6 +48,7 @@ Device = str
 """auto, cpu, cuda, or cuda:N."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
+Quantization = Literal["int8", "int4"]
 ToolParserName = Literal[
     "auto",
     "none",
@@ -110,7 +112,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What computes it on a CPU: "native", C++; "reference", plain torch, to compare with. "auto"
     is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
     dtype: DType = "auto"
-    """Type of weights, activations and KV. "auto" is what the checkpoint says."""
+    """Type of activations and KV, and of weights that aren't quantised. "auto" is what the
+    checkpoint says."""
+    quantization: Quantization | None = None
+    """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
+    scale for 128 inputs, or "int4", with a scale for 32, where the output layer has 8 bits. None:
+    weights are what the checkpoint stores."""
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None
@@ -265,6 +272,7 @@ class EngineOptions(TypedDict, total=False):
     device: Device
     backend: Backend
     dtype: DType
+    quantization: Quantization | None
     page_size: int
     num_pages: int | None
     memory_utilization: float
@@ -308,6 +316,7 @@ _RULES: dict[str, Rule[Any]] = {
     "device": choice(
         "auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
     ),
+    "quantization": optional(choice(*get_args(Quantization))),
     "page_size": choice(*PAGE_SIZES),
     "num_pages": optional(integer(1, MAX_COUNT)),
     "memory_utilization": number(0, 1, above=True),

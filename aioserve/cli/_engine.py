@@ -53,11 +53,13 @@ SIZES = re.compile(r"[0-9]{1,20}(,[0-9]{1,20})*")
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Where the model runs."""
+    """Where the model runs, and in how many bits."""
 
     device: str = "auto"
     """cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be used,
     else the CPU."""
+    quantization: str | None = None
+    """Round the weights of linear layers while they are loaded: int8 or int4."""
     graph_sizes: str | None = None
     """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs, as 1,2,4; none
     for no graphs."""
@@ -68,6 +70,7 @@ class DeviceOptions:
         """Options of `Engine`, which checks them. Raises `ConfigError` for sizes that are none."""
         return {
             "device": self.device,
+            "quantization": self.quantization,
             "graph_sizes": _sizes(self.graph_sizes),
             "capture_graphs": self.capture_graphs,
         }

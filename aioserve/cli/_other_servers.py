@@ -9,7 +9,6 @@ import re
 __all__ = ["ANSWERS", "LOAD_ANSWERS", "answer_for"]
 
 _ONE_DEVICE = "a model runs on one device"
-_NO_QUANTIZATION = "quantised weights aren't supported"
 _NO_ADAPTERS = "adapters aren't supported"
 _NO_SPECULATION = "speculative decoding isn't supported"
 _MODEL_FIRST = "the model comes first, without an option"
@@ -53,7 +52,6 @@ ANSWERS: dict[str, str] = {
     "--data-parallel-size": _ONE_DEVICE,
     "--enable-expert-parallel": _ONE_DEVICE,
     "--distributed-executor-backend": _ONE_DEVICE,
-    "--quantization": _NO_QUANTIZATION,
     "--enable-lora": _NO_ADAPTERS,
     "--lora-modules": _NO_ADAPTERS,
     "--speculative-config": _NO_SPECULATION,

@@ -150,6 +150,8 @@ def described(
             "device": str(decoder.backend.device),
             "step_program": decoder.program is not None,
             "dtype": str(decoder.dtype).removeprefix("torch."),
+            "kv_dtype": str(decoder.kv_dtype).removeprefix("torch."),
+            "weight_bytes": dict(decoder.weight_formats),
             "kv_cache_bytes": pages.cache.storage.nbytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),

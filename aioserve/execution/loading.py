@@ -144,6 +144,7 @@ class _Loader:
             files,
             dtype=self.config.dtype,
             formats=self._formats,
+            quantization=self.config.quantization,
             max_model_len=self.config.max_model_len,
             memory_bytes=total_memory_bytes(),
         )

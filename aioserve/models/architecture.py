@@ -212,6 +212,12 @@ class Architecture:
         """Every tensor but the head, in the order of the computation."""
         return tensors_of((self.embedding, self.positions, self.layers, self.final_norm))
 
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """Linear layers but the head, in the order of the computation."""
+        for layer in self.layers:
+            yield from (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down)
+
     def canonical(self, stored_name: str) -> str:
         """The name used here for a checkpoint's tensor."""
         for found, here in self.prefixes:

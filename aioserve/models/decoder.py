@@ -6,6 +6,7 @@ devices, requests, schedules or who owns a page.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,6 +48,8 @@ class DecoderWeights:
     final_norm: Norm
     head: Linear
     """[vocab, hidden], float32 results."""
+    formats: Mapping[str, int]
+    """Bytes of the weights of each stored format."""
 
 
 class Decoder:
@@ -67,6 +70,11 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype: torch.dtype = weights.dtype
+        """Of activations, and of weights that are held as floats."""
+        self.kv_dtype: torch.dtype = weights.dtype
+        """Of the KV pages."""
+        self.weight_formats: Mapping[str, int] = weights.formats
+        """Bytes in memory of the weights of each format that the files have."""
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights
@@ -79,9 +87,9 @@ class Decoder:
             self.program = backend.record(self.compute, self.dtype, *heads)
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
-        """Sizes of KV pages for this model, in its dtype."""
+        """Sizes of KV pages for this model."""
         layers, heads = self.config.num_layers, self.config.heads
-        return KVShape(layers, num_pages, page_size, heads.kv, heads.dim, self.dtype)
+        return KVShape(layers, num_pages, page_size, heads.kv, heads.dim, self.kv_dtype)
 
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
         backend, shape = self.backend, self.kv_shape(num_pages, page_size)

@@ -22,6 +22,7 @@ def load_model(
     backend: Backend | None = None,
     progress: ReportBytes | None = None,
     max_model_len: int | None = None,
+    quantization: str | None = None,
     memory_bytes: int | None = None,
     use_program: bool = True,
 ) -> Decoder:
@@ -33,6 +34,8 @@ def load_model(
     backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.
+    quantization: "int8" or "int4": how the plain weights of linear layers are rounded while they
+        are read; None: not at all.
     memory_bytes: what the weights may take at most; None: anything.
     use_program: run all ops of a step by one call, where the backend can record them.
 
@@ -48,6 +51,7 @@ def load_model(
         model_files(path),
         dtype=dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."),
         formats=chosen.formats,
+        quantization=quantization,
         max_model_len=max_model_len,
         memory_bytes=memory_bytes,
     )
@@ -72,5 +76,6 @@ def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = 
             layers=layers,
             final_norm=Norm(config.final_norm, blocks),
             head=head,
+            formats=weights.formats,
         )
     return Decoder(config, made, backend, weights.max_model_len, use_program=use_program)

@@ -22,6 +22,7 @@ from aioserve.models.computed import ComputedFormats
 from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles
+from aioserve.models.quantization.while_loading import QuantizedWhileLoading
 from aioserve.models.stored import Plain, StoredWeights, same_bits, source_of
 
 __all__ = ["ReadWeights", "ReportBytes", "WeightReading"]
@@ -52,6 +53,9 @@ class ReadWeights:
         """Whether the embedding is there as an array: else its rows are those of the head."""
         self.linears: dict[architecture.Linear, _native.PackedWeight] = {}
         self.arrays: dict[Tensor, Array] = {}
+        self.formats: dict[str, int] = {}
+        """Bytes in memory of the weights of each format that the files have, or that they were
+        rounded to."""
 
 
 class WeightReading(AbstractContextManager["WeightReading"]):
@@ -62,6 +66,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         the weights that are held as floats.
     formats: what the backend computes. The native one knows no float16: a float16 checkpoint
         becomes float32, which holds its values exactly.
+    quantization: "int8" or "int4": how plain weights of linear layers are rounded while they are
+        read; None: not at all.
     max_model_len: longest context in tokens to be served; None: all the model has.
     memory_bytes: what the weights may take at most; None: anything.
 
@@ -74,6 +80,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         *,
         dtype: str = "auto",
         formats: ComputedFormats,
+        quantization: str | None = None,
         max_model_len: int | None = None,
         memory_bytes: int | None = None,
     ) -> None:
@@ -84,6 +91,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             raise ConfigError(f"max_model_len must be in [1, {limit}] for this model, got {length}")
         self._stored = files.weights(config)
         try:
+            if quantization is not None:
+                self._stored = QuantizedWhileLoading(self._stored, config, quantization)
             chosen = _choose_dtype(dtype, config, self._stored, formats)
             needed = self._held_bytes(config, ARRAY_DTYPES[chosen].itemsize)
             if memory_bytes is not None and needed > memory_bytes:
@@ -152,12 +161,11 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             values = config.embedding.rows * config.embedding.columns
             size = values * ARRAY_DTYPES[weights.dtype].itemsize
             weights.has_table = size <= TWO_COPIES_BYTES
-        linears = [weights.head]
+        linears = [weights.head, *config.linears]
         vectors = [config.embedding] if weights.has_table else []
-        for layer in config.layers:
-            linears += (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down)
         in_linears = {tensor for described in linears for tensor in tensors_of(described)}
         vectors += (tensor for tensor in config.required if tensor not in in_linears)
+        self._count_formats({*vectors, *(t for part in linears for t in tensors_of(part))})
         packed: dict[architecture.Linear, int] = {}
         for tensor in vectors:
             self._add_array(tensor)
@@ -170,6 +178,12 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             else:
                 self._decode_packed(described)
         return packed
+
+    def _count_formats(self, tensors: Iterable[Tensor]) -> None:
+        float_bytes, counted = ARRAY_DTYPES[self._weights.dtype].itemsize, self._weights.formats
+        for stored in map(self._stored.__getitem__, tensors):
+            name = stored.format.name
+            counted[name] = counted.get(name, 0) + stored.held_bytes(float_bytes)
 
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether C++ reads them as they are."""

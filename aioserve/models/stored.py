@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -144,9 +144,11 @@ class IntegerForm(msgspec.Struct, frozen=True):
 class Format(ABC):
     """How the parts of a weight become its numbers. A frozen value."""
 
-    name: str
-    """Name in messages, descriptions and cache keys: it tells all that the bits' meaning depends
-    on."""
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name in messages, descriptions and cache keys: it tells all that the meaning of the bits
+        depends on."""
 
     @abstractmethod
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
@@ -162,10 +164,14 @@ class Format(ABC):
 class Plain(Format):
     """Floats, one after the other: the part "weight"."""
 
-    name: str
+    dtype: str
     """float32, bfloat16 or float16."""
     transposed: bool = False
-    """The weight is stored as [in, out]."""
+    """Whether the weight is stored as [in, out]."""
+
+    @property
+    def name(self) -> str:
+        return self.dtype
 
     def integers(self, stored: StoredLinear) -> None:
         return None
@@ -232,10 +238,11 @@ class StoredLinear:
         for first in range(0, self.out_features, step):
             yield first, min(first + step, self.out_features)
 
-    def held_bytes(self, float_bytes: int) -> int:
-        """Bytes that it takes in memory: as integers, or as floats of so many bytes each."""
+    def held_bytes(self, float_bytes: int, integer_bits: Collection[int] = ()) -> int:
+        """Bytes that it takes in memory where integers of so many bits are held as they are, and
+        all else as floats of so many bytes each."""
         values, form = self.out_features * self.in_features, self.integers
-        if form is None:
+        if form is None or form.bits not in integer_bits:
             return values * float_bytes
         scales = self.out_features * -(-self.in_features // form.group_size)
         return values * form.bits // 8 + scales * 4 * (1 + form.has_minimums)
@@ -244,7 +251,7 @@ class StoredLinear:
 def source_of(stored: StoredLinear, rows: int) -> _native.WeightSource:
     """What C++ reads a plain weight from, while its file is open: so many rows, as it is stored."""
     weight = stored.parts["weight"]
-    return _native.WeightSource(weight.file, weight.offset, rows, stored.format.name, weight.label)
+    return _native.WeightSource(weight.file, weight.offset, rows, PLAIN[weight.dtype], weight.label)
 
 
 def same_bits(one: StoredLinear, other: StoredLinear) -> bool:

@@ -178,7 +178,7 @@ class _Trial:
         self.tokens: int = sum(tokens for tokens, _ in prompts)
         heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
-        shape = KVShape(1, num_pages, config.page_size, heads.kv, heads.dim, decoder.dtype)
+        shape = KVShape(1, num_pages, config.page_size, heads.kv, heads.dim, decoder.kv_dtype)
         cache = backend.allocate_kv(shape)
         # The random numbers of the program that the engine lives in stay its own.
         generator = torch.Generator(backend.device).manual_seed(0)

@@ -1,0 +1,72 @@
+"""Rounds floats to integers with a scale for each group of inputs.
+
+Symmetric: values around zero, without minimums. Of 4 bits minimums would take another 15 % off the
+squared error of normal weights, and make the weights 20 % larger.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aioserve.errors import WeightsError
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.stored import Floats, IntegerForm
+
+__all__ = ["FORMS", "round_to_integers"]
+
+FORMS = {
+    "int8": IntegerForm(bits=8, group_size=128, has_minimums=False),
+    "int4": IntegerForm(bits=4, group_size=32, has_minimums=False),
+}
+
+_INT4_LARGEST = (8.0, 8.5, 7.5, 7.0)
+"""What the largest value of a group may become. Values end at -8, so the first is exact for it and
+the second cuts it off; the one with the least squared error is taken, the first of equal ones."""
+
+
+def round_to_integers(weight: Floats, form: IntegerForm) -> GroupedIntegers:
+    """The weight float32 [out, in] in 4 or 8 bits. A group of zeros has the scale 0.
+
+    Raises `WeightsError` for NaN and infinity.
+    """
+    if not np.isfinite(weight).all():
+        raise WeightsError("NaN and infinity can't be quantised")
+    rows, columns = weight.shape
+    missing = -columns % form.group_size
+    padded = np.pad(weight, ((0, 0), (0, missing))) if missing else weight
+    groups = np.ascontiguousarray(padded).reshape(rows, -1, form.group_size)
+    values, scales = (_int8 if form.bits == 8 else _int4)(groups)
+    return GroupedIntegers(
+        values=values.astype(np.int8).reshape(rows, -1)[:, :columns],
+        scales=scales[:, :, 0],
+        zeros=None,
+        minimums=None,
+        group_size=form.group_size,
+        bits=form.bits,
+    )
+
+
+def _int8(groups: Floats) -> tuple[Floats, Floats]:
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    return np.rint(_shares(groups, largest) * np.float32(127)), largest / np.float32(127)
+
+
+def _int4(groups: Floats) -> tuple[Floats, Floats]:
+    at = np.abs(groups).argmax(axis=2, keepdims=True)
+    largest = np.take_along_axis(groups, at, axis=2)
+    shares = _shares(groups, largest)
+    best_error = np.full_like(largest, np.inf)
+    best_values, best_scales = np.zeros_like(groups), np.zeros_like(largest)
+    for becomes in map(np.float32, _INT4_LARGEST):
+        values = np.clip(np.rint(shares * -becomes), -8, 7)
+        error = np.square(values / -becomes - shares).sum(axis=2, keepdims=True)
+        better = error < best_error
+        np.copyto(best_error, error, where=better)
+        np.copyto(best_values, values, where=better)
+        np.copyto(best_scales, largest / -becomes, where=better)
+    return best_values, best_scales
+
+
+def _shares(groups: Floats, largest: Floats) -> Floats:
+    """Quotients by the largest of each group; zeros where that is zero."""
+    return np.divide(groups, largest, out=np.zeros_like(groups), where=largest != 0)

@@ -1,0 +1,86 @@
+"""Quantises plain weights while they are read: the option `quantization` of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from aioserve.errors import ConfigError, WeightsError
+from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.quantization.rounding import FORMS, round_to_integers
+from aioserve.models.stored import Format, IntegerForm, Plain, StoredLinear, StoredWeights
+
+__all__ = ["QuantizedWhileLoading"]
+
+HEAD_METHOD = "int8"
+"""How the output layer is quantised, and with it an embedding that is the same weight: its errors
+reach the logits undamped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded(Format):
+    """Plain floats that are rounded to integers of a form when they are read."""
+
+    plain: Plain
+    form: IntegerForm
+
+    @property
+    def name(self) -> str:
+        return f"int{self.form.bits}-g{self.form.group_size}"
+
+    def integers(self, stored: StoredLinear) -> IntegerForm:
+        return self.form
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+        floats = self.plain.rows(stored, first, end)
+        try:
+            return round_to_integers(floats, self.form)
+        except WeightsError as error:
+            raise WeightsError(f"{stored.name}: {error}") from error
+
+
+class QuantizedWhileLoading(StoredWeights):
+    """`stored`, of which linear layers are quantised by the method, the head by `HEAD_METHOD`, and
+    an embedding that isn't the head, norms, biases and learned positions stay floats.
+
+    Raises `ConfigError` where a weight is quantised in the files already.
+    """
+
+    def __init__(self, stored: StoredWeights, architecture: Architecture, method: str) -> None:
+        self._stored = stored
+        self.total_bytes = stored.total_bytes
+        self.dtype = stored.dtype
+        self._formats: dict[Tensor, Rounded] = {}
+        for tensor, chosen in _methods(architecture, method).items():
+            if tensor not in stored:
+                continue
+            plain = stored[tensor].format
+            if not isinstance(plain, Plain):
+                raise ConfigError(
+                    f"quantization={method!r} must be left out with a model whose weights are "
+                    f"quantised already: {tensor.name} is {plain.name}",
+                    argument="quantization",
+                    value=method,
+                )
+            self._formats[tensor] = Rounded(plain, FORMS[chosen])
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor in self._stored
+
+    def __getitem__(self, tensor: Tensor) -> StoredLinear:
+        stored, rounded = self._stored[tensor], self._formats.get(tensor)
+        if rounded is None:
+            return stored
+        return replace(stored, format=rounded, group_size=rounded.form.group_size)
+
+    def close(self) -> None:
+        self._stored.close()
+
+
+def _methods(architecture: Architecture, method: str) -> dict[Tensor, str]:
+    methods = {architecture.head: HEAD_METHOD}
+    if architecture.tie_word_embeddings:
+        methods[architecture.embedding] = HEAD_METHOD
+    for described in architecture.linears:
+        methods |= dict.fromkeys(described.weights, method)
+    return methods

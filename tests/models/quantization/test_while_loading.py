@@ -1,0 +1,156 @@
+"""Quantising while loading: how floats are rounded, which are, and that nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from aioserve.errors import ConfigError, ModelError, WeightsError
+from aioserve.models.files import model_files
+from aioserve.models.loader import load_model
+from aioserve.models.quantization.rounding import FORMS, round_to_integers
+from aioserve.models.quantization.while_loading import QuantizedWhileLoading
+from aioserve.ops import Backend, backend_named
+from tests.models.quantization.dequantized import write_dequantized
+from tests.parity.paged import PagedRun
+from tests.parity.tiny_models import ARCHITECTURES, write
+
+PROMPT = [5, 9, 200, 31, 77, 8, 120, 3]
+methods = pytest.mark.parametrize("method", ["int8", "int4"])
+
+
+@pytest.fixture(params=["native", "reference"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return backend_named(request.param)
+
+
+def logits_of(directory: Path, **options: object) -> torch.Tensor:
+    return PagedRun(load_model(directory, **options)).step({"a": PROMPT})["a"]  # type: ignore[arg-type]
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> np.ndarray:
+    rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 300))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    weight = rng.standard_normal((rows, columns), np.float32)
+    weight[:, rng.integers(columns)] *= draw(st.sampled_from([0, 1, 100]))
+    weight[rng.integers(rows)] *= draw(st.sampled_from([0, 1, 1e-42, 1e30]))
+    return weight
+
+
+@methods
+@given(weight=weights(), data=st.data())
+def test_rounding_is_as_good_as_its_scales_and_of_each_row_by_itself(
+    method: str, weight: np.ndarray, data: st.DataObject
+):
+    form = FORMS[method]
+    rounded = round_to_integers(weight, form)
+    assert (rounded.bits, rounded.group_size) == (form.bits, form.group_size)
+    given_back = rounded.dequantized()
+    assert np.isfinite(given_back).all()
+    steps = np.repeat(np.abs(rounded.scales), form.group_size, 1)[:, : weight.shape[1]]
+    steps = steps.astype(np.float64)
+    errors = np.abs(given_back.astype(np.float64) - weight)
+    inside = np.abs(weight) <= steps * (127 if method == "int8" else 7)
+    tiny = np.finfo(np.float32).tiny
+    assert (errors <= steps * 0.5001 + tiny)[inside].all()
+    assert (errors <= steps * 1.5001 + tiny).all(), "of 4 bits both ends may be cut off"
+    row = data.draw(st.integers(0, len(weight) - 1))
+    alone = round_to_integers(weight[row : row + 1], form)
+    assert np.array_equal(alone.dequantized(), given_back[row : row + 1])
+
+
+def test_four_bits_take_the_scale_with_the_least_error():
+    weight = np.random.default_rng(0).standard_normal((500, 64)).astype(np.float32)
+    groups = weight.reshape(500, 2, 32)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(2)[:, :, None], 2)
+    plain = largest / -8
+    naive = np.clip(np.rint(groups / plain), -8, 7) * plain
+    ours = round_to_integers(weight, FORMS["int4"]).dequantized().reshape(groups.shape)
+    error = np.square(ours - groups).sum(2)
+    assert (error <= np.square(naive - groups).sum(2) * 1.00001).all()
+    assert error.sum() < 0.95 * np.square(naive - groups).sum()
+
+
+@methods
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(method: str, bad: float):
+    weight = np.ones((2, 40), np.float32)
+    weight[1, 3] = bad
+    with pytest.raises(WeightsError, match="NaN and infinity can't be quantised"):
+        round_to_integers(weight, FORMS[method])
+
+
+def test_a_tensor_that_holds_nan_is_named(tmp_path: Path):
+    write("phi3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"][3, 7] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"lm_head\.weight: NaN and infinity can't be quantised"):
+        load_model(tmp_path, quantization="int4")
+
+
+@methods
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_model_is_the_float_model_of_its_dequantised_weights(
+    name: str, method: str, backend: Backend, tmp_path: Path
+):
+    model = write(name, tmp_path / "model")
+    floats = write_dequantized(model, tmp_path / "floats", method)
+    quantised = logits_of(model, quantization=method, backend=backend)
+    assert torch.equal(quantised, logits_of(floats, backend=backend))
+    assert not torch.equal(quantised, logits_of(model, backend=backend))
+
+
+@methods
+def test_layers_and_head_are_quantised_and_all_else_stays(method: str, tmp_path: Path):
+    for name, of_embedding in (("phi3", "float32"), ("qwen3", "int8-g128")):
+        files = model_files(write(name, tmp_path / name))
+        config = files.config()
+        with QuantizedWhileLoading(files.weights(config), config, method) as stored:
+            formats = {tensor.name: stored[tensor].format.name for tensor in config.required}
+            layers = {weight.name for part in config.linears for weight in part.weights}
+            wanted = {"int8": "int8-g128", "int4": "int4-g32"}[method]
+            assert {formats.pop(weight) for weight in layers} == {wanted}
+            assert formats.pop(config.embedding.name) == of_embedding
+            assert set(formats.values()) == {"float32"}
+            if config.head in stored:
+                assert stored[config.head].format.name == "int8-g128"
+
+
+def test_what_there_is_is_counted_by_format(tmp_path: Path):
+    decoder = load_model(write("phi3", tmp_path), quantization="int4", dtype="bfloat16")
+    assert set(decoder.weight_formats) == {"float32", "int4-g32", "int8-g128"}
+    plain = load_model(tmp_path, dtype="bfloat16")
+    assert plain.weight_formats == {"float32": sum(decoder.weight_formats.values())}
+
+
+def test_the_bytes_that_are_needed_are_those_of_what_is_held(tmp_path: Path):
+    write("phi3", tmp_path)
+    needed = sum(load_model(tmp_path, quantization="int4").weight_formats.values())
+    load_model(tmp_path, quantization="int4", memory_bytes=needed)
+    with pytest.raises(ModelError, match=f"the weights take {needed} bytes in float32"):
+        load_model(tmp_path, quantization="int4", memory_bytes=needed - 1)
+
+
+def test_progress_reaches_the_total(tmp_path: Path):
+    calls: list[tuple[int, int]] = []
+    write("qwen3", tmp_path)
+    load_model(tmp_path, quantization="int4", progress=lambda *counts: calls.append(counts))
+    assert calls == sorted(set(calls))
+    assert calls[-1][0] == calls[-1][1]
+    assert len(calls) > 5
+
+
+def test_a_method_that_is_not_there_is_refused():
+    from aioserve import EngineConfig
+
+    assert EngineConfig(quantization="int4").quantization == "int4"
+    with pytest.raises(ConfigError, match="quantization must be"):
+        EngineConfig(quantization="int5")  # type: ignore[arg-type]
