@@ -18,6 +18,7 @@ from aioserve.models.architecture import tensors_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
+from aioserve.models.quantization.config import read_scheme
 
 __all__ = ["ModelSizes", "ParameterCount", "count_parameters"]
 
@@ -27,8 +28,6 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 WITH_KV = ("full_attention", "sliding_attention", "chunked_attention")
 """What `layer_types` may say of layers that keep keys and values of each token."""
-QUANTISED = {"gptq": "bits", "awq": "bits"}
-"""Methods of `quantization_config` that say their bits, and in which field."""
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             num_kv_heads=config.num_kv_heads,
             kv_values_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim,
             max_position_embeddings=config.max_position_embeddings,
-            dtype=config.dtype,
+            dtype=config.dtype if config.quantization is None else config.quantization.precision,
         )
 
     @classmethod
@@ -195,37 +194,24 @@ def _first(text: Fields, names: tuple[str, ...]) -> int:
 
 def _dtype(config: Fields, text: Fields, refusal: UnsupportedModelError) -> str | None:
     """Precision of the matrices. Raises the refusal for a quantisation that says no bits."""
-    of = next((each for each in (config, text) if each.has("quantization_config")), None)
-    if of is None:
-        name = "dtype" if text.has("dtype") else "torch_dtype"
-        where = text if text.has(name) else config
-        dtype = where.text(name, "").removeprefix("torch.")
-        return dtype if dtype in ("float32", "bfloat16", "float16") else None
-    quantised = of.nested("quantization_config")
-    bits = _bits(quantised, quantised.text("quant_method", ""))
-    if bits not in (4, 8):
-        raise refusal
-    is_float = "fp8" in quantised.text("quant_method", "") or _weights(quantised).get("type") == (
-        "float"
-    )
-    return "int4" if bits == 4 else "fp8" if is_float else "int8"
+    said = next((each for each in (config, text) if each.has("quantization_config")), None)
+    if said is not None:
+        return _quantised(said, refusal)
+    name = "dtype" if text.has("dtype") else "torch_dtype"
+    where = text if text.has(name) else config
+    dtype = where.text(name, "").removeprefix("torch.")
+    return dtype if dtype in ("float32", "bfloat16", "float16") else None
 
 
-def _bits(quantised: Fields, method: str) -> int:
-    """Bits of a weight; 0: unknown."""
-    if method in QUANTISED:
-        return quantised.integer(QUANTISED[method], 4)
-    if method == "bitsandbytes":
-        return 4 if quantised.flag("load_in_4bit", False) else 8
-    if method == "compressed-tensors":
-        bits = _weights(quantised).get("num_bits")
-        return bits if isinstance(bits, int) else 0
-    return {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}.get(method, 0)
-
-
-def _weights(quantised: Fields) -> Mapping[str, Any]:
-    """What compressed-tensors says of the weights of its first group."""
-    groups = quantised.values.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    return weights if isinstance(weights, Mapping) else {}
+def _quantised(config: Fields, refusal: UnsupportedModelError) -> str:
+    try:
+        scheme = read_scheme(config)
+    except UnsupportedModelError:
+        said = config.nested("quantization_config")
+        method = said.text("quant_method", "")
+        if method == "bitsandbytes":
+            return "int4" if said.flag("load_in_4bit", False) else "int8"
+        if method == "mxfp4":
+            return "int4"
+        raise refusal from None
+    return scheme.precision if scheme is not None else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
 
@@ -24,6 +26,7 @@ __all__ = ["Checkpoint"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_WEIGHT = ".weight"
 
 _NAMED = 4  # tensors that a message spells out
 _MOST_NAME_CHARS = 200
@@ -34,35 +37,38 @@ MAX_INDEX_BYTES = 16 << 20
 
 
 class Checkpoint(StoredWeights):
-    """The weight files of one directory, open until `close`."""
+    """The weight files of one directory, open until `close`. `scheme` says how those weights are
+    stored that aren't plain; None: all are plain."""
 
-    def __init__(self, directory: Path, architecture: Architecture) -> None:
+    def __init__(
+        self, directory: Path, architecture: Architecture, scheme: Scheme | None = None
+    ) -> None:
         self._directory = directory
         self._architecture = architecture
+        self._scheme = scheme
         self._stack = ExitStack()
         self._found: dict[str, StoredTensor] = {}
+        self._weights: dict[str, StoredLinear] = {}
         try:
             for path, names in _weight_files(directory).items():
                 self._open(path, names)
-            self._check()
+            self._describe()
         except BaseException:
             self._stack.close()
             raise
-        self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
-        embedding = self._found[architecture.embedding.name]
-        self.dtype: str = PLAIN[embedding.dtype]
+        self.total_bytes: int = sum(stored.num_bytes for stored in self._weights.values())
+        embedding = self._weights[architecture.embedding.name].format
+        self.dtype: str = embedding.name if isinstance(embedding, Plain) else "bfloat16"
 
     def close(self) -> None:
-        self._found.clear()
+        self._weights.clear()
         self._stack.close()
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.name in self._found
+        return tensor.name in self._weights
 
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
-        stored = self._found[tensor.name]
-        plain = Plain(PLAIN[stored.dtype], tensor.transposed)
-        return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
+        return self._weights[tensor.name]
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
         if not os.path.isfile(path):
@@ -78,7 +84,9 @@ class Checkpoint(StoredWeights):
                 f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
             )
         for name in names if expected is None else expected:
-            if self._architecture.ignored.search(name):
+            if self._architecture.ignored.search(name) or (
+                self._scheme is not None and KV_SCALES.search(name)
+            ):
                 continue
             stored = file.tensors[name]
             if (
@@ -89,34 +97,88 @@ class Checkpoint(StoredWeights):
                 )
             self._found[canonical] = stored
 
-    def _check(self) -> None:
+    def _describe(self) -> None:
         head = self._architecture.head
         expected = {tensor.name: tensor for tensor in (*self._architecture.required, head)}
-        absent = expected.keys() - self._found.keys()
-        if absent := absent - {head.name} if self._architecture.tie_word_embeddings else absent:
+        found = self._found
+        parts = {} if self._scheme is None else _parts_of_modules(expected, found)
+        taken: set[str] = set()
+        absent: set[str] = set()
+        for name, tensor in expected.items():
+            if (own := parts.get(name)) is not None and self._scheme is not None:
+                self._weights[name] = linear = self._scheme.linear(tensor, own)
+                taken |= _taken(name, own, linear, self._scheme)
+            elif (stored := found.get(name)) is not None:
+                self._weights[name] = self._plain(tensor, stored)
+                taken.add(name)
+            elif tensor != head or not self._architecture.tie_word_embeddings:
+                absent.add(name)
+        if absent:
             raise WeightsError(f"{self._directory}: the weights lack {_some(absent)}")
-        for name, stored in self._found.items():
-            if (tensor := expected.get(name)) is None:
-                continue
-            if stored.shape != tensor.shape:
-                raise WeightsError(
-                    f"{stored.path}: {stored.name} has shape {shown(list(stored.shape))}, "
-                    f"config.json asks for {list(tensor.shape)}"
-                )
-            if stored.dtype not in PLAIN:
-                raise WeightsError(
-                    f"{stored.path}: {stored.name} has dtype {stored.dtype}, only "
-                    f"{', '.join(PLAIN)} can be loaded"
-                )
         # A tensor that nothing reads means that config.json and weights disagree, for instance on
         # biases: completions would be wrong without any other sign.
-        if leftover := self._found.keys() - expected.keys():
-            stored_names = {self._found[name].name for name in leftover}
-            files = {self._found[name].path.name for name in leftover}
+        if leftover := found.keys() - taken:
+            stored_names = {found[name].name for name in leftover}
+            files = {found[name].path.name for name in leftover}
             raise WeightsError(
                 f"{self._directory}: the architecture of config.json has no place for "
                 f"{_some(stored_names)} in {', '.join(sorted(files)[:_NAMED])}"
             )
+
+    def _plain(self, tensor: Tensor, stored: StoredTensor) -> StoredLinear:
+        if stored.shape != tensor.shape:
+            raise WeightsError(
+                f"{stored.path}: {stored.name} has shape {shown(list(stored.shape))}, "
+                f"config.json asks for {list(tensor.shape)}"
+            )
+        if stored.dtype not in PLAIN:
+            raise WeightsError(
+                f"{stored.path}: {stored.name} has dtype {stored.dtype}, only "
+                f"{', '.join(PLAIN)} can be loaded"
+            )
+        plain = Plain(PLAIN[stored.dtype], tensor.transposed)
+        return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
+
+
+def _parts_of_modules(
+    expected: Mapping[str, Tensor], found: Mapping[str, StoredTensor]
+) -> dict[str, Parts]:
+    """Parts of the weights that aren't stored as plain floats, by the names of these weights."""
+    modules = {
+        name.removesuffix(_WEIGHT): name
+        for name, tensor in expected.items()
+        if name.endswith(_WEIGHT) and len(tensor.shape) > 1
+    }
+    parts: dict[str, dict[str, StoredTensor]] = {}
+    for name, stored in found.items():
+        module = name
+        while module := module.rpartition(".")[0]:
+            if module in modules:
+                parts.setdefault(module, {})[name.removeprefix(module + ".")] = stored
+                break
+    return {
+        modules[module]: Parts(_stored_name(module, own), own)
+        for module, own in parts.items()
+        if own.keys() - {"weight", "bias"} or own["weight"].dtype not in PLAIN
+    }
+
+
+def _stored_name(module: str, parts: Mapping[str, StoredTensor]) -> str:
+    """What the file calls the module, which is what quantization_config calls it."""
+    return next((s.name.removesuffix("." + rest) for rest, s in parts.items()), module)
+
+
+def _taken(name: str, parts: Parts, linear: StoredLinear, scheme: Scheme) -> set[str]:
+    """Names of the tensors of a module that its weight is made of, or that it doesn't need."""
+    module = name.removesuffix(_WEIGHT)
+    read = {stored.name for stored in linear.parts.values()}
+    return {
+        f"{module}.{rest}"
+        for rest, stored in parts.found.items()
+        if stored.name in read
+        or scheme.unread.fullmatch(rest)
+        or (rest == "bias" and not stored.read().any())  # some programs write zeros everywhere
+    }
 
 
 def _weight_files(directory: Path) -> dict[Path, set[str] | None]:

@@ -16,6 +16,8 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import SEEING, read_family
 from aioserve.models.fields import Fields
+from aioserve.models.quantization.config import read_scheme
+from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
 
 __all__ = ["MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
@@ -92,6 +94,8 @@ class DecoderConfig(Architecture):
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a completion: generation_config.json's, or else config.json's."""
     generation: GenerationDefaults = NOTHING_SAID
+    quantization: Scheme | None = None
+    """How weights are stored that the checkpoint quantises; None: none are."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -108,7 +112,9 @@ class DecoderConfig(Architecture):
         generation_source: str = "generation_config.json",
     ) -> DecoderConfig:
         """Read parsed files; the sources are their names in messages."""
-        name, text, architecture = read_family(Fields(config, source))
+        whole = Fields(config, source)
+        name, text, architecture = read_family(whole)
+        quantization = read_scheme(whole, text)
         eos_token_ids = text.token_ids("eos_token_id")
         defaults = NOTHING_SAID
         if generation is not None:
@@ -122,6 +128,7 @@ class DecoderConfig(Architecture):
             bos_token_id=next(iter(text.token_ids("bos_token_id")), None),
             eos_token_ids=eos_token_ids,
             generation=defaults,
+            quantization=quantization,
         )
 
 

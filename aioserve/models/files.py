@@ -14,7 +14,6 @@ from typing import Any
 
 from aioserve.errors import ModelError, ModelNotFoundError
 from aioserve.json_file import read_json_object
-from aioserve.models.architecture import Architecture
 from aioserve.models.checkpoint import Checkpoint
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.stored import StoredWeights
@@ -53,8 +52,8 @@ class ModelFiles(ABC):
         is none. Raises `ModelError`."""
 
     @abstractmethod
-    def weights(self, architecture: Architecture) -> StoredWeights:
-        """The weights that a model of this architecture needs, to be closed. Raises `WeightsError`,
+    def weights(self, config: DecoderConfig) -> StoredWeights:
+        """The weights that a model of this `config()` needs, to be closed. Raises `WeightsError`,
         for all that the files' headers can tell."""
 
     @abstractmethod
@@ -91,8 +90,8 @@ class ModelDirectory(ModelFiles):
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
         return ChatTemplate.from_directory(self.path, file)
 
-    def weights(self, architecture: Architecture) -> Checkpoint:
-        return Checkpoint(self.path, architecture)
+    def weights(self, config: DecoderConfig) -> Checkpoint:
+        return Checkpoint(self.path, config, config.quantization)
 
     def weight_file_bytes(self) -> list[int]:
         return [file.stat().st_size for file in sorted(self.path.glob("*.safetensors"))]

@@ -100,6 +100,10 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """As `read`, the numbers in float32. Raises `WeightsError` for a tensor of integers."""
         return as_float32(self.read(first, end), self)
 
+    def read_float_columns(self, first: int, end: int) -> Floats:
+        """As `read_columns`, the numbers in float32. Raises `WeightsError` for integers."""
+        return as_float32(self.read_columns(first, end), self)
+
     @property
     def _numpy_dtype(self) -> type:
         dtype = _NUMPY_DTYPES.get(self.dtype)

@@ -51,7 +51,7 @@ def test_the_model_type_stands_in_for_absent_architectures():
     ("name", "changes", "field"),
     [
         ("llama", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config.quant_method = None"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder = True"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ("llama", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type = 'ntk'"),

@@ -57,12 +57,6 @@ def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
     """
     name = _name(config)
     text = text_config(config) if name in SEEING else config
-    for fields in (config, text):
-        if fields.has("quantization_config"):
-            fields.unsupported(
-                "quantization_config",
-                "only unquantised weights can be loaded; take the model that it was made from",
-            )
     if config.has("is_encoder_decoder") and config.flag("is_encoder_decoder", False):
         config.unsupported("is_encoder_decoder", "only decoders can be served")
     return name, text, _FAMILIES[name](text)

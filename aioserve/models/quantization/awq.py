@@ -1,0 +1,95 @@
+"""AWQ's checkpoints ("gemm"): integers of 4 bits in words along the outputs, in an order of their
+own, as are the zero points; scales of groups of inputs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from aioserve.models.architecture import Tensor
+from aioserve.models.fields import Fields
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.quantization.scheme import (
+    FLOATS,
+    Parts,
+    Scheme,
+    centred,
+    check_group_size,
+    form_of,
+    grouped,
+    num_groups,
+)
+from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTensor
+
+__all__ = ["Awq"]
+
+_IN_WORD = 8
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)
+"""Which four bits of a word, from the lowest on, hold each of eight outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(Scheme, Format):
+    """One configuration, and the format of its weights."""
+
+    group_size: int
+    """-1: all inputs are one group."""
+    has_zeros: bool
+
+    precision = "int4"
+    unread = re.compile(r"qzeros")
+
+    @classmethod
+    def read(cls, fields: Fields) -> Awq:
+        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        name = "bits" if fields.has("bits") else "w_bit"
+        if fields.integer(name, 4) != 4:
+            fields.unsupported(name, "AWQ is read with 4 bits")
+        version = fields.text("version", "gemm").lower()
+        if version != "gemm":
+            fields.unsupported("version", "AWQ is read in the layout gemm")
+        name = "group_size" if fields.has("group_size") else "q_group_size"
+        group_size = fields.integer(name, 128, least=-1)
+        if group_size == 0:
+            fields.unsupported(name, "a group has at least one input")
+        check_group_size(fields, name, group_size)
+        return cls(group_size, fields.flag("zero_point", True))
+
+    @property
+    def name(self) -> str:
+        return f"awq-int4-g{self.group_size}"
+
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        rows, columns = tensor.rows, tensor.columns
+        if rows % _IN_WORD:
+            parts.refuse(f"{rows} outputs of 4 bits fill no whole words")
+        size = columns if self.group_size == -1 else self.group_size
+        groups, words = num_groups(columns, size), rows // _IN_WORD
+        read = {
+            "qweight": parts.take("qweight", ("I32",), (columns, words)),
+            "scales": parts.take("scales", FLOATS, (groups, rows)),
+        }
+        if self.has_zeros:
+            read["qzeros"] = parts.take("qzeros", ("I32",), (groups, words))
+        return StoredLinear(self, read, rows, columns, size)
+
+    def integers(self, stored: StoredLinear) -> IntegerForm:
+        return form_of(4, stored.group_size, stored.in_features, self.has_zeros)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+        values = _numbers(stored.parts["qweight"], first, end)
+        scales = stored.parts["scales"].read_float_columns(first, end).T
+        zeros = _numbers(stored.parts["qzeros"], first, end) if self.has_zeros else None
+        return grouped(values, scales, zeros, stored.group_size, 4)
+
+
+def _numbers(part: StoredTensor, first: int, end: int) -> np.ndarray:
+    """Numbers of the outputs, their middle at zero: int8 [outputs, rows of the part]."""
+    from_word, to_word = first // _IN_WORD, -(-end // _IN_WORD)
+    words = part.read_columns(from_word, to_word).view(np.uint32)
+    numbers = (words[:, :, None] >> (4 * _PLACES)) & np.uint32(15)
+    numbers = numbers.astype(np.uint8).reshape(len(words), -1)
+    start = from_word * _IN_WORD
+    return centred(numbers[:, first - start : end - start].T, 4)

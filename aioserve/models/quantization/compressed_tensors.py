@@ -1,0 +1,262 @@
+"""Checkpoints of compressed-tensors: integers of 4 or 8 bits, in words or as they are, and floats
+of 8 bits. Groups of modules may have a scheme each.
+
+Scales of activations are left unread: activations stay floats here, or are rounded by their own
+rows, which is closer to the unquantised model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aioserve.models.architecture import Tensor
+from aioserve.models.fields import Fields
+from aioserve.models.quantization import fp8
+from aioserve.models.quantization.packing import unpacked
+from aioserve.models.quantization.scheme import (
+    FLOATS,
+    Parts,
+    Scheme,
+    centred,
+    check_group_size,
+    form_of,
+    grouped,
+    matches,
+    num_groups,
+)
+from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
+
+__all__ = ["CompressedTensors"]
+
+_PACKED, _INT, _FLOAT, _NAIVE = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+)
+_FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE)
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_ALL_LINEARS = "Linear"
+"""The name of torch's class, as a target of a group: every linear layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers(Format):
+    """Integers of a group of modules; as they are ("weight"), or with `packed` in words along the
+    inputs ("weight_packed"), zero points along the outputs; with `by_index` in groups that
+    "weight_g_idx" says."""
+
+    bits: int
+    packed: bool
+    group_size: int
+    """0: each output has one scale, -1: the weight has."""
+    symmetric: bool
+    by_index: bool = False
+
+    @property
+    def name(self) -> str:
+        kind = "packed" if self.packed else "plain"
+        order = "-act-order" if self.by_index else ""
+        return f"compressed-{kind}-int{self.bits}-g{self.group_size}{order}"
+
+    def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        rows, columns, bits = tensor.rows, tensor.columns, self.bits
+        size = self.group_size if self.group_size > 0 else columns
+        groups = num_groups(columns, size)
+        if self.packed:
+            words = num_groups(columns, 32 // bits)
+            weight = parts.take("weight_packed", ("I32",), (rows, words))
+        else:
+            weight = parts.take("weight", ("I8",), (rows, columns))
+        read = {
+            "weight": weight,
+            "scales": self._of_groups(parts, "weight_scale", FLOATS, rows, groups),
+        }
+        if not self.symmetric:
+            zeros = parts.found.get("weight_zero_point")
+            if self.packed and zeros is not None and zeros.dtype == "I32":
+                shape = num_groups(rows, 32 // bits), groups
+                read["zeros"] = parts.take("weight_zero_point", ("I32",), shape)
+            else:
+                read["zeros"] = self._of_groups(parts, "weight_zero_point", ("I8",), rows, groups)
+        format_ = self
+        if "weight_g_idx" in parts:
+            part = parts.take("weight_g_idx", ("I32", "I64"), (columns,))
+            index = part.read()
+            if (
+                index.any()
+                and index.min() >= 0
+                and not np.array_equal(index, np.arange(columns) // size)
+            ):
+                if index.max() >= groups:
+                    parts.refuse(f"weight_g_idx must name groups from 0 to {groups - 1}")
+                read["index"] = part
+                format_ = Integers(bits, self.packed, self.group_size, self.symmetric, True)
+        return StoredLinear(format_, read, rows, columns, size)
+
+    def _of_groups(self, parts: Parts, name: str, dtypes, rows: int, groups: int):
+        stored = parts.found.get(name)
+        if self.group_size == -1 and stored is not None and stored.shape in ((), (1,), (1, 1)):
+            return parts.take(name, dtypes, stored.shape)
+        if groups == 1 and stored is not None and stored.shape == (rows,):
+            return parts.take(name, dtypes, (rows,))
+        return parts.take(name, dtypes, (rows, groups))
+
+    def integers(self, stored: StoredLinear) -> IntegerForm | None:
+        if self.by_index:
+            return None
+        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
+        count, parts = end - first, stored.parts
+        values = parts["weight"].read(first, end)
+        if self.packed:
+            values = centred(unpacked(values.T, self.bits)[: stored.in_features].T, self.bits)
+        alone = self.group_size == -1
+
+        def of_groups(name: str) -> np.ndarray:
+            part = parts[name]
+            read = part.read_floats if part.dtype in FLOATS else part.read
+            if alone:
+                return np.repeat(read().reshape(1, 1), count, axis=0)
+            return read(first, end).reshape(count, -1)
+
+        scales = of_groups("scales")
+        zeros = None
+        if "zeros" in parts:
+            zeros = (
+                self._packed_zeros(stored, first, end)
+                if parts["zeros"].dtype == "I32"
+                else of_groups("zeros")
+            )
+        if not self.by_index:
+            return grouped(values, scales, zeros, stored.group_size, self.bits)
+        index = parts["index"].read()
+        weight = values.astype(np.float32)
+        if zeros is not None:
+            weight -= zeros[:, index]
+        return weight * scales[:, index]
+
+    def _packed_zeros(self, stored: StoredLinear, first: int, end: int) -> np.ndarray:
+        in_word = 32 // self.bits
+        words = stored.parts["zeros"].read(first // in_word, num_groups(end, in_word))
+        start = first - first % in_word
+        numbers = unpacked(words, self.bits)[first - start : end - start]
+        return centred(numbers, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Floats8:
+    """Floats of 8 bits of a group of modules."""
+
+    block: tuple[int, int] | None
+
+    def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        return fp8.described(tensor, parts, "weight_scale", self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors(Scheme):
+    """Schemes by what they are for, in the order of the file."""
+
+    groups: tuple[tuple[tuple[str, ...], Integers | Floats8], ...]
+    """(targets, what they are stored as)."""
+    ignored: tuple[str, ...]
+
+    unread = re.compile(
+        r"weight_shape|weight_g_idx|weight_zero_point|(input|output)_(scale|zero_point)"
+        r"|[kqv]_(scale|zero_point)"
+    )
+
+    @classmethod
+    def read(cls, fields: Fields) -> CompressedTensors:
+        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        for name in ("sparsity_config", "transform_config"):
+            value = fields.values.get(name)
+            if isinstance(value, Mapping) and value and value.get("format") != "dense":
+                fields.unsupported(name, "only weights that are quantised alone can be loaded")
+        whole = fields.text("format", "dense")
+        said = fields.nested("config_groups")
+        groups = [
+            (_targets(one := said.nested(name)), _group(one, one.text("format", whole)))
+            for name in said.values
+        ]
+        if not groups:
+            fields.invalid("config_groups", "an object with at least one group")
+        return cls(tuple(groups), _names(fields, "ignore"))
+
+    @property
+    def precision(self) -> str:
+        found = self.groups[0][1]
+        return "fp8" if isinstance(found, Floats8) else "int4" if found.bits <= 4 else "int8"
+
+    @property
+    def name(self) -> str:
+        return "compressed-tensors"
+
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        module = parts.module
+        if any(matches(pattern, module) for pattern in self.ignored):
+            parts.refuse("is among those that quantization_config says aren't quantised, and is")
+        meant = [
+            (_certainty(target), kind)
+            for targets, kind in self.groups
+            for target in targets
+            if target == _ALL_LINEARS or matches(target, module)
+        ]
+        if not meant:
+            parts.refuse("is quantised, and no group of quantization_config is for it")
+        return max(meant, key=lambda found: found[0])[1].described(tensor, parts)
+
+
+def _certainty(target: str) -> int:
+    """A name says more than a pattern, and a pattern more than a class of layers. Of targets that
+    say as much the first counts."""
+    return 0 if target == _ALL_LINEARS else 1 if target.startswith("re:") else 2
+
+
+def _targets(group: Fields) -> tuple[str, ...]:
+    return _names(group, "targets") or (_ALL_LINEARS,)
+
+
+def _names(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.values.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        fields.invalid(name, "a list of strings")
+    return tuple(value)
+
+
+def _group(group: Fields, stored_as: str) -> Integers | Floats8:
+    weights = group.nested("weights")
+    if stored_as not in _FORMATS:
+        group.unsupported("format", f"{stored_as} isn't read; {', '.join(_FORMATS)} are")
+    bits, kind = weights.integer("num_bits", 8), weights.text("type", "int")
+    strategy = weights.text("strategy", "group" if weights.has("group_size") else "tensor")
+    if strategy not in _STRATEGIES:
+        weights.unsupported("strategy", f"scales are read by {', '.join(_STRATEGIES)}")
+    if kind == "float":
+        if bits != 8 or strategy == "group" or stored_as == _PACKED:
+            weights.unsupported(
+                "num_bits", "floats have 8 bits, and scales by tensor, channel, block"
+            )
+        return Floats8(_block(weights) if strategy == "block" else None)
+    if bits not in (4, 8):
+        weights.unsupported("num_bits", "integers have 4 or 8 bits")
+    if kind != "int" or strategy == "block" or stored_as == _FLOAT:
+        weights.unsupported("type", "integers have scales by tensor, channel, group")
+    size = {"tensor": -1, "channel": 0}.get(strategy)
+    if size is None:
+        size = weights.integer("group_size")
+        check_group_size(weights, "group_size", size)
+    return Integers(bits, stored_as == _PACKED, size, weights.flag("symmetric", True))
+
+
+def _block(weights: Fields) -> tuple[int, int]:
+    outputs, inputs = weights.numbers("block_structure", 2)
+    if not (outputs.is_integer() and inputs.is_integer() and outputs >= 1 and inputs >= 1):
+        weights.unsupported("block_structure", "a block has whole numbers of rows and columns")
+    return int(outputs), int(inputs)

@@ -1,0 +1,129 @@
+"""GPTQ's checkpoints: integers of 2, 3, 4 or 8 bits in words along the inputs, scales and zero
+points of groups of inputs, and maybe the group of each input, in `g_idx`.
+
+The first version of the format stores zero points minus 1, modulo the number of values; the
+second stores them as they are. Where the method is symmetric the zero point is the middle,
+whatever the file says: files of either version carry the wrong label.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from aioserve.models.architecture import Tensor
+from aioserve.models.fields import Fields
+from aioserve.models.quantization.packing import unpacked
+from aioserve.models.quantization.scheme import (
+    FLOATS,
+    Parts,
+    Scheme,
+    centred,
+    check_group_size,
+    form_of,
+    grouped,
+    num_groups,
+)
+from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
+
+__all__ = ["Gptq"]
+
+BITS = (2, 3, 4, 8)
+_FORMATS = ("gptq", "gptq_v2")
+_ALIGNED = 32
+"""Zero points of so many outputs begin at a whole word, whatever their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(Scheme, Format):
+    """One configuration; as a format, that of a weight whose inputs are in the order of groups, or
+    `by_index`, each in the group that `g_idx` says."""
+
+    bits: int
+    group_size: int
+    """-1: all inputs are one group."""
+    symmetric: bool
+    adds_one: bool
+    """To zero points, as the first version of the format wants it."""
+    by_index: bool = False
+
+    unread = re.compile(r"g_idx|qzeros")
+
+    @classmethod
+    def read(cls, fields: Fields) -> Gptq:
+        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        bits = fields.integer("bits")
+        if bits not in BITS:
+            fields.unsupported("bits", f"GPTQ is read with {', '.join(map(str, BITS))} bits")
+        group_size = fields.integer("group_size", -1, least=-1)
+        if group_size == 0:
+            fields.unsupported("group_size", "a group has at least one input")
+        check_group_size(fields, "group_size", group_size)
+        version = fields.text("checkpoint_format", "gptq")
+        if version not in _FORMATS:
+            fields.unsupported("checkpoint_format", f"GPTQ is read as {' or '.join(_FORMATS)}")
+        if fields.values.get("dynamic"):
+            fields.unsupported("dynamic", "all modules must be quantised alike, or not at all")
+        return cls(bits, group_size, fields.flag("sym", True), version == "gptq")
+
+    @property
+    def precision(self) -> str:
+        return "int4" if self.bits <= 4 else "int8"
+
+    @property
+    def name(self) -> str:
+        order = "-act-order" if self.by_index else ""
+        return f"gptq-int{self.bits}-g{self.group_size}{order}"
+
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        rows, columns, bits = tensor.rows, tensor.columns, self.bits
+        if columns * bits % 32 or rows * bits % 32:
+            parts.refuse(f"{columns} inputs and {rows} outputs of {bits} bits fill no whole words")
+        size = columns if self.group_size == -1 else self.group_size
+        groups = num_groups(columns, size)
+        read = {
+            "qweight": parts.take("qweight", ("I32",), (columns * bits // 32, rows)),
+            "scales": parts.take("scales", FLOATS, (groups, rows)),
+        }
+        if not self.symmetric:
+            read["qzeros"] = parts.take("qzeros", ("I32",), (groups, rows * bits // 32))
+        format_ = self
+        if "g_idx" in parts:
+            index = parts.take("g_idx", ("I32", "I64"), (columns,))
+            groups_of_inputs = index.read()
+            in_order = np.array_equal(groups_of_inputs, np.arange(columns) // size)
+            if groups_of_inputs.any() and not in_order:
+                if not 0 <= groups_of_inputs.min() <= groups_of_inputs.max() < groups:
+                    parts.refuse(f"g_idx must name groups from 0 to {groups - 1}")
+                read["g_idx"] = index
+                format_ = Gptq(bits, self.group_size, self.symmetric, self.adds_one, True)
+        return StoredLinear(format_, read, rows, columns, size)
+
+    def integers(self, stored: StoredLinear) -> IntegerForm | None:
+        if self.by_index:
+            return None
+        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
+        words = stored.parts["qweight"].read_columns(first, end)
+        values = centred(unpacked(words, self.bits).T, self.bits)
+        scales = stored.parts["scales"].read_float_columns(first, end).T
+        zeros = None if self.symmetric else self._zeros(stored, first, end)
+        if not self.by_index:
+            return grouped(values, scales, zeros, stored.group_size, self.bits)
+        index = stored.parts["g_idx"].read()
+        weight = values.astype(np.float32)
+        if zeros is not None:
+            weight -= zeros[:, index]
+        return weight * scales[:, index]
+
+    def _zeros(self, stored: StoredLinear, first: int, end: int) -> np.ndarray:
+        """int8 [rows, groups]."""
+        part, bits = stored.parts["qzeros"], self.bits
+        from_row = first - first % _ALIGNED
+        to_row = min(end + -end % _ALIGNED, part.shape[1] * 32 // bits)
+        words = part.read_columns(from_row * bits // 32, to_row * bits // 32)
+        zeros = unpacked(np.ascontiguousarray(words.T), bits)[first - from_row : end - from_row]
+        return centred((zeros + self.adds_one) & np.uint8((1 << bits) - 1), bits)

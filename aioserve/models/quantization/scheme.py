@@ -1,0 +1,135 @@
+"""What a checkpoint's `quantization_config` says: how the parts of each weight are found."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import numpy as np
+
+from aioserve.errors import WeightsError
+from aioserve.isolation import shown
+from aioserve.models.architecture import Tensor
+from aioserve.models.fields import Fields
+from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
+from aioserve.models.stored import Floats, IntegerForm, StoredLinear, StoredTensor
+
+__all__ = ["Parts", "Scheme", "matches"]
+
+FLOATS = ("F32", "F16", "BF16")
+KV_SCALES = re.compile(r"attn\.[qkv]_(scale|zero_point)$")
+"""Tensors for a KV cache of fewer bits, which isn't what keys and values are kept in here."""
+
+
+class Parts:
+    """The tensors of one module by the rest of their names: "qweight" of "model.x.qweight"."""
+
+    def __init__(self, module: str, found: Mapping[str, StoredTensor]) -> None:
+        self.module = module
+        self.found: Mapping[str, StoredTensor] = found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.found
+
+    def take(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> StoredTensor:
+        """The part of that name. Raises `WeightsError` for another dtype or shape, or none."""
+        part = self.found.get(name)
+        if part is None:
+            raise WeightsError(f"the weights lack {self.module}.{name}")
+        if part.dtype not in dtypes:
+            raise WeightsError(
+                f"{part.label} has dtype {part.dtype}, quantization_config asks for "
+                f"{' or '.join(dtypes)}"
+            )
+        if part.shape != shape:
+            raise WeightsError(
+                f"{part.label} has shape {shown(list(part.shape))}, quantization_config asks for "
+                f"{list(shape)}"
+            )
+        return part
+
+    def refuse(self, why: str) -> NoReturn:
+        raise WeightsError(f"{self.module}: {why}")
+
+
+class Scheme(ABC):
+    """How a checkpoint stores the weights that it quantises; those that it doesn't are plain."""
+
+    precision: str
+    """Of its weights, by which sizes are planned: int4, int8 or fp8."""
+    unread: re.Pattern[str]
+    """Names of parts that may be there, and that the numbers of weights don't depend on."""
+
+    @abstractmethod
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        """Description of a weight that isn't plain. Raises `WeightsError`."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the method in messages."""
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether a name, or a pattern behind "re:", stands for the module, as compressed-tensors has
+    it; or the last part of the module's name."""
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern.removeprefix("re:"), module) is not None
+        except re.error as error:
+            raise WeightsError(f"quantization_config: {shown(pattern)}: {error}") from error
+    return module == pattern or module.endswith("." + pattern)
+
+
+def num_groups(columns: int, group_size: int) -> int:
+    return -(-columns // group_size)
+
+
+def form_of(bits: int, group_size: int, columns: int, has_minimums: bool) -> IntegerForm:
+    """The form of `grouped`."""
+    bits = 4 if bits <= 4 else 8
+    return IntegerForm(bits, _common_size(group_size, columns), has_minimums)
+
+
+def check_group_size(fields: Fields, name: str, group_size: int) -> None:
+    if group_size > 0 and group_size not in GROUP_SIZES and group_size % max(GROUP_SIZES):
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        fields.unsupported(name, f"groups have {sizes} inputs, or a multiple of the last")
+
+
+def centred(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Unsigned numbers of so many bits with their middle at zero: int8."""
+    return (numbers - np.uint8(1 << (bits - 1))).view(np.int8)
+
+
+def grouped(
+    values: np.ndarray,
+    scales: Floats,
+    zeros: np.ndarray | None,
+    group_size: int,
+    bits: int,
+) -> GroupedIntegers:
+    """Signed values, int8, in groups of any size that is a multiple of 128, or one of
+    `GROUP_SIZES`, or all inputs."""
+    columns = values.shape[1]
+    size = _common_size(group_size, columns)
+    if size < group_size:
+        count, times = num_groups(columns, size), group_size // size
+        scales = np.repeat(scales, times, axis=1)[:, :count]
+        zeros = None if zeros is None else np.repeat(zeros, times, axis=1)[:, :count]
+    return GroupedIntegers(
+        np.ascontiguousarray(values),
+        np.ascontiguousarray(scales, np.float32),
+        None if zeros is None else np.ascontiguousarray(zeros),
+        None,
+        size,
+        4 if bits <= 4 else 8,
+    )
+
+
+def _common_size(group_size: int, columns: int) -> int:
+    if group_size in GROUP_SIZES or group_size == columns:
+        return group_size
+    return max(GROUP_SIZES)
