@@ -29,7 +29,7 @@ from aioserve.errors import ModelError
 from aioserve.isolation import shown
 from aioserve.json_file import read_file
 
-__all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "read_tokenizer"]
+__all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "parse_tokenizer", "read_tokenizer"]
 
 MAX_FILE_BYTES = 64 << 20
 """Largest tokenizer.json; a larger one is refused unread. The largest in use have half of it."""
@@ -93,7 +93,11 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
 
     Raises `ModelError` naming the file if it is too large or can't be read.
     """
-    data = read_file(file, MAX_FILE_BYTES)
+    return parse_tokenizer(read_file(file, MAX_FILE_BYTES), str(file))
+
+
+def parse_tokenizer(data: bytes, source: str) -> tuple[tokenizers.Tokenizer, int]:
+    """As `read_tokenizer`, of what a file holds; `source` names it in errors."""
     try:
         try:
             return _read_in_pieces(data)
@@ -103,7 +107,7 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
         if not _is_of_the_library(error):
             raise
         raise ModelError(
-            f"{file} can't be read as a tokenizer: {str(error)[:_MAX_ERROR_CHARS]}"
+            f"{source} can't be read as a tokenizer: {str(error)[:_MAX_ERROR_CHARS]}"
         ) from error
 
 

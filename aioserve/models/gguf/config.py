@@ -1,0 +1,327 @@
+"""What a GGUF file says of its model, as the config.json that the model was converted from.
+
+`families` reads the result as it reads such a file. What the conversion dropped is put back as
+llama.cpp computes it. A setting that isn't known is refused, never ignored. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aioserve.errors import UnsupportedModelError, WeightsError
+from aioserve.models.fields import Fields
+
+__all__ = ["FAMILIES", "ReadVector", "architecture_of", "generation_of", "read_config"]
+
+ReadVector = Callable[[str], np.ndarray]
+"""float32 values of a small tensor of the file, by its name."""
+
+_EVERYWHERE = frozenset(
+    {
+        "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+        "attention.head_count", "attention.head_count_kv", "attention.causal", "expert_count",
+        "expert_used_count", "tensor_data_layout",
+    }
+)  # fmt: skip
+_ROTARY = frozenset(
+    {
+        "attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length",
+        "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type",
+        "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned",
+        "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    }
+)  # fmt: skip
+
+
+class _Model(NamedTuple):
+    """One file's keys, without the architecture in front, and its tensors."""
+
+    keys: Fields
+    shapes: Mapping[str, tuple[int, ...]]
+    vector: ReadVector
+
+    def has_bias(self, name: str) -> bool:
+        return f"blk.0.{name}.bias" in self.shapes
+
+
+def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
+    """`general.architecture`, one of `FAMILIES`.
+
+    Raises `UnsupportedModelError` for others, for mixtures of experts, and for files that hold no
+    language model: projectors of images, adapters, bare vocabularies.
+    """
+    general = Fields(metadata, source)
+    name = general.text("general.architecture")
+    kind = general.text("general.type", "model")
+    if name == "clip" or kind == "mmproj":
+        raise UnsupportedModelError(
+            f"{source}: holds the part of a model that sees or hears (mmproj), which is not "
+            f"served: give the file of its language model"
+        )
+    if kind != "model":
+        general.unsupported("general.type", "only whole models can be served")
+    if general.has(f"{name}.expert_count") and general.integer(f"{name}.expert_count", least=0):
+        general.unsupported(f"{name}.expert_count", "mixtures of experts can't be served yet")
+    if name not in FAMILIES:
+        general.unsupported("general.architecture", f"supported are {', '.join(FAMILIES)}")
+    return name
+
+
+def read_config(
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    vector: ReadVector,
+    source: str,
+) -> dict[str, Any]:
+    """Fields of config.json for `DecoderConfig.from_dict`, ids of tokens left out.
+
+    Args:
+        metadata: of the file.
+        shapes: of its tensors, by their names in the file.
+        vector: reads one of them.
+        source: name of the file in errors.
+
+    Raises `ModelError` naming file and key.
+    """
+    name = architecture_of(metadata, source)
+    prefix = f"{name}."
+    keys = Fields(
+        {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)},
+        source,
+        prefix,
+    )
+    family = FAMILIES[name]
+    for key in keys.values:
+        if key not in family.keys:
+            keys.unsupported(key, "an unknown setting")
+    if not keys.flag("attention.causal", True):
+        keys.unsupported("attention.causal", "only causal attention can be served")
+    if "token_embd.weight" not in shapes:
+        raise WeightsError(f"{source}: the weights lack token_embd.weight")
+    config = family.read(_Model(keys, shapes, vector))
+    return {
+        "architectures": [family.architecture],
+        "vocab_size": shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in shapes,
+        **config,
+    }
+
+
+def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | None:
+    """Fields of generation_config.json, from `general.sampling`; None if the file says nothing."""
+    prefix = "general.sampling."
+    fields = {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+    }
+    found = {
+        name: metadata[prefix + key] for key, name in fields.items() if prefix + key in metadata
+    }
+    return {"do_sample": True, **found} if found else None
+
+
+def _sizes(model: _Model) -> dict[str, Any]:
+    """What Llama and its relatives have."""
+    keys = model.keys
+    layers = keys.integer("block_count")
+    hidden, heads = keys.integer("embedding_length"), _each_layer(keys, "attention.head_count")
+    head_dim = keys.integer("attention.key_length", hidden // heads or None)
+    if (values := keys.integer("attention.value_length", head_dim)) != head_dim:
+        keys.unsupported(
+            "attention.value_length", f"keys have {head_dim} dimensions, and values {values}"
+        )
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _each_layer(keys, "feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _each_layer(keys, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+    }
+
+
+def _each_layer(keys: Fields, name: str, default: int | None = None) -> int:
+    """An integer that is the same in all layers, which some files have once for each."""
+    value = keys.values.get(name)
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or not len(value) or (value != value[0]).any():
+            keys.unsupported(name, "all layers must be alike")
+        keys = Fields({name: value[0].item()}, keys.source, keys.path)
+    return keys.integer(name, default)
+
+
+def _whole_heads(model: _Model, config: dict[str, Any]) -> dict[str, Any]:
+    rotated = model.keys.integer("rope.dimension_count", config["head_dim"])
+    if rotated != config["head_dim"]:
+        model.keys.unsupported(
+            "rope.dimension_count",
+            f"this architecture rotates whole heads, of {config['head_dim']} dimensions",
+        )
+    return config | _scaled_rope(model)
+
+
+def _scaled_rope(model: _Model) -> dict[str, Any]:
+    """`rope_scaling`, where positions are scaled."""
+    keys = model.keys
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    kind = keys.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
+    if kind == "linear" and factor == 1.0:
+        kind = "none"
+    if "rope_freqs.weight" in model.shapes:
+        if kind != "none":
+            keys.unsupported("rope.scaling.type", "rope_freqs.weight scales frequencies already")
+        # A divisor of each frequency: LongRoPE, alike for short and long contexts.
+        divisors = model.vector("rope_freqs.weight").tolist()
+        return _rope("longrope", short_factor=divisors, long_factor=divisors, attention_factor=1.0)
+    if kind == "none":
+        return {}
+    if kind == "linear":
+        return _rope("linear", factor=factor)
+    if kind != "yarn":
+        keys.unsupported("rope.scaling.type", "this architecture has none, linear or yarn")
+    scaling: dict[str, Any] = {"factor": factor}
+    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if keys.has(f"rope.scaling.{key}"):
+            scaling[name] = keys.number(f"rope.scaling.{key}")
+    if keys.has("rope.scaling.original_context_length"):
+        original = keys.integer("rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = original
+    if keys.has("rope.scaling.attn_factor"):
+        # That of the file is multiplied by the one that follows from the factor.
+        own = 0.1 * float(np.log(factor)) + 1.0 if factor > 1 else 1.0
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor") * own
+    return _rope("yarn", **scaling)
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": kind, **fields}}
+
+
+def _window(keys: Fields) -> int | None:
+    window = keys.integer("attention.sliding_window", 0, least=0)
+    return window or None
+
+
+def _llama(model: _Model) -> dict[str, Any]:
+    config = _whole_heads(model, _sizes(model))
+    if (window := _window(model.keys)) is not None:
+        return config | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    biases = {"attention_bias": model.has_bias("attn_q"), "mlp_bias": model.has_bias("ffn_up")}
+    return config | biases
+
+
+def _qwen2(model: _Model) -> dict[str, Any]:
+    return _whole_heads(model, _sizes(model))
+
+
+def _qwen3(model: _Model) -> dict[str, Any]:
+    return _qwen2(model) | {"attention_bias": model.has_bias("attn_q")}
+
+
+def _gemma(model: _Model, pattern: int, large: int) -> dict[str, Any]:
+    """`large` is the number of layers of the model of 27 B, whose scores are scaled by another
+    number than the others', which files don't say."""
+    config = _whole_heads(model, _sizes(model))
+    keys, layers, window = model.keys, config["num_hidden_layers"], _window(model.keys)
+    scalar = config["head_dim"]
+    if layers == large:
+        scalar = config["hidden_size"] / config["num_attention_heads"]
+    kinds = ["full_attention"] * layers
+    if window is not None:
+        for layer in range(layers):
+            if (layer + 1) % _pattern(keys, pattern):
+                kinds[layer] = "sliding_attention"
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if keys.has(name):
+            config[name] = keys.number(name)
+    return config | {
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": window,
+        "layer_types": kinds,
+        "attention_bias": model.has_bias("attn_q"),
+    }
+
+
+def _pattern(keys: Fields, default: int) -> int:
+    """Every how many layers one sees everything."""
+    return keys.integer("attention.sliding_window_pattern", default)
+
+
+def _gemma2(model: _Model) -> dict[str, Any]:
+    return _gemma(model, pattern=2, large=46)
+
+
+def _gemma3(model: _Model) -> dict[str, Any]:
+    sliding = model.keys.number("rope.freq_base_swa", 10_000.0)
+    return _gemma(model, pattern=6, large=62) | {"rope_local_base_freq": sliding}
+
+
+def _phi3(model: _Model) -> dict[str, Any]:
+    config, keys = _sizes(model), model.keys
+    rotated = keys.integer("rope.dimension_count", config["head_dim"])
+    config["partial_rotary_factor"] = rotated / config["head_dim"]
+    config["sliding_window"] = _window(keys)
+    if keys.has("rope.scaling.original_context_length"):
+        original = keys.integer("rope.scaling.original_context_length")
+        config["original_max_position_embeddings"] = original
+    factors = {
+        f"{length}_factor": model.vector(f"rope_factors_{length}.weight").tolist()
+        for length in ("short", "long")
+        if f"rope_factors_{length}.weight" in model.shapes
+    }
+    if not factors:
+        return config | _scaled_rope(model)
+    if keys.has("rope.scaling.attn_factor"):
+        factors["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return config | _rope("longrope", **factors)
+
+
+def _gpt2(model: _Model) -> dict[str, Any]:
+    keys = model.keys
+    return {
+        "n_embd": keys.integer("embedding_length"),
+        "n_head": keys.integer("attention.head_count"),
+        "n_layer": keys.integer("block_count"),
+        "n_positions": keys.integer("context_length"),
+        "n_inner": keys.integer("feed_forward_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+    }
+
+
+class _Family(NamedTuple):
+    architecture: str
+    """In config.json."""
+    read: Callable[[_Model], dict[str, Any]]
+    keys: frozenset[str]
+    """All that files may say."""
+
+
+def _family(architecture: str, read: Callable[[_Model], dict[str, Any]], *keys: str) -> _Family:
+    return _Family(architecture, read, _EVERYWHERE | _ROTARY | set(keys))
+
+
+_WINDOW = "attention.sliding_window"
+_PATTERN = "attention.sliding_window_pattern"
+_CAPS = "attn_logit_softcapping", "final_logit_softcapping"
+
+FAMILIES: Mapping[str, _Family] = {
+    "llama": _family("LlamaForCausalLM", _llama, _WINDOW),
+    "qwen2": _family("Qwen2ForCausalLM", _qwen2),
+    "qwen3": _family("Qwen3ForCausalLM", _qwen3),
+    "gemma2": _family("Gemma2ForCausalLM", _gemma2, _WINDOW, _PATTERN, *_CAPS),
+    "gemma3": _family(
+        "Gemma3ForCausalLM", _gemma3, _WINDOW, _PATTERN, *_CAPS, "rope.freq_base_swa"
+    ),
+    "phi3": _family("Phi3ForCausalLM", _phi3, _WINDOW),
+    "gpt2": _Family("GPT2LMHeadModel", _gpt2, _EVERYWHERE | {"attention.layer_norm_epsilon"}),
+}
+"""What `general.architecture` may be."""

@@ -1,0 +1,69 @@
+"""Names of tensors: what the converters of llama.cpp call what Hugging Face's checkpoints have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["checkpoint_name"]
+
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)", re.ASCII)
+_OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
+
+_LLAMA = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA = _LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3 = _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": _PHI3,
+    "gpt2": _GPT2,
+}
+
+
+def checkpoint_name(family: str, name: str) -> str | None:
+    """What the tensor `name` of a file of `family` (`general.architecture`) is called in a
+    directory; None if it has no name there."""
+    names = _NAMES[family]
+    if (layer := _LAYER.fullmatch(name)) is not None:
+        inside = names.get(layer[2])
+        layers = "transformer.h" if family == "gpt2" else "model.layers"
+        return None if inside is None else f"{layers}.{layer[1]}.{inside}.{layer[3]}"
+    if (outside := _OUTSIDE.fullmatch(name)) is not None:
+        found = names.get(outside[1])
+        return None if found is None else f"{found}.{outside[2]}"
+    return None

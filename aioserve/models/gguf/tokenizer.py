@@ -1,0 +1,320 @@
+"""What a GGUF file says of its tokenizer, as the tokenizer.json that the model came with.
+
+Two kinds of vocabulary are known. "llama": SentencePiece's BPE, whose merges follow from scores.
+"gpt2": byte-level BPE with merges; how text is cut before them is told by a name alone
+(`tokenizer.ggml.pre`), whose meaning is in `pre_tokenizers`. Others are refused by name. Knows
+neither files nor torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import ModelError
+from aioserve.isolation import shown
+from aioserve.models.fields import Fields
+from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+
+__all__ = ["GGUFVocabulary", "TokenKind"]
+
+MAX_TOKEN_CHARS = 256
+"""Longest token: each way to put it together from two others is looked at."""
+_KEY = "tokenizer.ggml."
+_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+_ENDS = frozenset(
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<end_of_turn>", "<|endoftext|>",
+        "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
+    }
+)  # fmt: skip
+"""Control tokens that end a completion, whatever else the file says. Files name one or two of those
+that generation_config.json lists."""
+_PADDING = re.compile(r"\[PAD\d+\]")
+
+
+class TokenKind(IntEnum):
+    """`tokenizer.ggml.token_type`"""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_UNUSED = int(TokenKind.UNUSED)
+
+
+class GGUFVocabulary:
+    """Tokens and rules of one file. `source` names it in errors.
+
+    Raises `UnsupportedModelError` for kinds of tokenizers that aren't known, and `ModelError` for
+    metadata that contradict themselves; both name file and key.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self._fields = Fields(
+            {k.removeprefix(_KEY): v for k, v in metadata.items() if k.startswith(_KEY)},
+            source,
+            _KEY,
+        )
+        self._source = source
+        self._architecture = metadata.get("general.architecture")
+        self._template = metadata.get("tokenizer.chat_template")
+        self._kind = self._fields.text("model")
+        if self._kind not in ("llama", "gpt2"):
+            self._fields.unsupported("model", "known are llama (SentencePiece) and gpt2 (bytes)")
+        self.tokens: list[str] = self._texts("tokens")
+        self.kinds: list[int] = self._numbers("token_type", TokenKind.NORMAL, np.integer).tolist()
+        self._ids = self._unique_ids()
+        self.bos_token_id: int | None = self._token_id("bos_token_id")
+        """Begin of a sequence."""
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(self._ends()))
+        """All that end a completion, the file's own first."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the template in Jinja. Raises `ModelError` if it isn't text."""
+        if self._template is not None and not isinstance(self._template, str):
+            raise ModelError(
+                f"{self._source}: tokenizer.chat_template must be a string, got "
+                f"{shown(self._template)}"
+            )
+        return self._template
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Tokens that templates name: bos_token, eos_token, unk_token, pad_token."""
+        names = {
+            "bos_token": "bos_token_id",
+            "eos_token": "eos_token_id",
+            "unk_token": "unknown_token_id",
+            "pad_token": "padding_token_id",
+        }
+        ids = {name: self._token_id(key) for name, key in names.items()}
+        return {name: self.tokens[i] for name, i in ids.items() if i is not None}
+
+    def tokenizer_json(self) -> bytes:
+        """Content of a tokenizer.json."""
+        parts = self._sentencepiece() if self._kind == "llama" else self._byte_level()
+        return msgspec.json.encode(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": list(self._added_tokens()),
+                "post_processor": self._frame(),
+                **parts,
+            }
+        )
+
+    # -- the kinds
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        prefix = self._fields.flag("add_space_prefix", True)
+        spelled = [self._spelled(token) for token in self.tokens]
+        normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] * prefix
+        normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+        decoders: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        if prefix:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        unknown = self._token_id("unknown_token_id")
+        model = {
+            "unk_token": None if unknown is None else spelled[unknown],
+            "fuse_unk": True,
+            "byte_fallback": TokenKind.BYTE in self.kinds,
+            "merges": self._merges_of_scores(spelled),
+        }
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": normalizers},
+            "pre_tokenizer": None,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": self._model(spelled, model),
+        }
+
+    def _byte_level(self) -> dict[str, Any]:
+        name = self._fields.text("pre")
+        if (rules := PRE_TOKENIZERS.get(name)) is None:
+            self._fields.unsupported(
+                "pre", f"how text is cut is known for {', '.join(PRE_TOKENIZERS)}"
+            )
+        merges = []
+        for line in self._texts("merges"):
+            left, _, right = line.partition(" ")
+            if not left or not right or " " in right:
+                self._fields.invalid("merges", f"pairs with a space between, not {shown(line)}")
+            merges.append((left, right))
+        model = {
+            "unk_token": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": rules.ignore_merges,
+            "merges": merges,
+        }
+        return {
+            "normalizer": {"type": "NFC"} if rules.composes else None,
+            "pre_tokenizer": rules.pre_tokenizer(),
+            "decoder": {"type": "ByteLevel"}
+            | dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), True),
+            "model": self._model(self.tokens, model),
+        }
+
+    def _model(self, spelled: Sequence[str], fields: dict[str, Any]) -> dict[str, Any]:
+        vocab = {
+            token: token_id for token_id, token in enumerate(spelled) if self._is_one(token_id)
+        }
+        return {
+            "type": "BPE",
+            "dropout": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "vocab": vocab,
+            **fields,
+        }
+
+    def _is_one(self, token_id: int) -> bool:
+        """False for what fills the vocabulary up to the number of rows of the embedding."""
+        token = self.tokens[token_id]
+        return bool(token) and not (self.kinds[token_id] == _UNUSED and _PADDING.fullmatch(token))
+
+    def _spelled(self, token: str) -> str:
+        """As SentencePiece has it: files have runs of spaces as such."""
+        return token if token.strip(" ") else token.replace(" ", _SPACE)
+
+    def _merges_of_scores(self, spelled: Sequence[str]) -> list[tuple[str, str]]:
+        """Each way to make a token of two others, those of the best tokens first. A token that the
+        model's makers defined comes before all that were learned. No text becomes a control token,
+        or the name of a byte."""
+        scores = self._numbers("scores", 0.0, np.floating)
+        kinds = np.array(self.kinds)
+        defined = np.flatnonzero(kinds == TokenKind.USER_DEFINED).tolist()
+        learned = np.flatnonzero(np.isin(kinds, (TokenKind.NORMAL, TokenKind.UNUSED)))
+        learned = learned[np.argsort(-scores[learned], kind="stable")].tolist()
+        parts = {spelled[token_id] for token_id in (*defined, *learned)}
+        merges = []
+        for token_id in (*defined, *learned):
+            token = spelled[token_id]
+            for cut in range(len(token) - 1, 0, -1):
+                left, right = token[:cut], token[cut:]
+                if left in parts and right in parts:
+                    merges.append((left, right))
+        return merges
+
+    # -- what is around them
+
+    def _added_tokens(self) -> Iterator[dict[str, Any]]:
+        """Tokens that are found in text before it is cut."""
+        marked = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
+        for token_id, kind in enumerate(self.kinds):
+            if kind not in marked or not self._is_one(token_id):
+                continue
+            token = self.tokens[token_id]
+            yield {
+                "id": token_id,
+                "content": self._spelled(token) if self._kind == "llama" else token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": kind == TokenKind.CONTROL and self._swallows_space(token),
+                "normalized": False,
+                "special": kind != TokenKind.USER_DEFINED,
+            }
+
+    def _swallows_space(self, token: str) -> bool:
+        """Phi-3's marks take the white space behind them, which files don't say."""
+        phi = self._architecture == "phi3" and self._kind == "llama"
+        return phi and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+    def _frame(self) -> dict[str, Any] | None:
+        """What stands before and behind each text."""
+        by_default = self._kind == "llama"
+        if not by_default:
+            rules = PRE_TOKENIZERS.get(self._fields.text("pre"))
+            by_default = rules is not None and rules.adds_bos
+        before = self._added("bos_token_id", self._fields.flag("add_bos_token", by_default))
+        behind = self._added("eos_token_id", self._fields.flag("add_eos_token", False))
+        if not before and not behind:
+            return None
+        both = {self.tokens[i]: i for i in (*before, *behind)}
+
+        def marks(ids: Sequence[int]) -> list[dict[str, Any]]:
+            return [{"SpecialToken": {"id": self.tokens[i], "type_id": 0}} for i in ids]
+
+        def text(name: str) -> list[dict[str, Any]]:
+            return [*marks(before), {"Sequence": {"id": name, "type_id": 0}}, *marks(behind)]
+
+        return {
+            "type": "TemplateProcessing",
+            "single": text("A"),
+            "pair": text("A") + text("B"),
+            "special_tokens": {
+                token: {"id": token, "ids": [i], "tokens": [token]} for token, i in both.items()
+            },
+        }
+
+    def _added(self, name: str, wanted: bool) -> list[int]:
+        token_id = self._token_id(name) if wanted else None
+        if wanted and token_id is None and self._fields.has(f"add_{name[:3]}_token"):
+            self._fields.invalid(name, f"there, since add_{name[:3]}_token is true")
+        return [] if token_id is None else [token_id]
+
+    def _ends(self) -> Iterator[int]:
+        for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
+            if (token_id := self._token_id(name)) is not None:
+                yield token_id
+        for token_id in sorted(self._ids[name] for name in _ENDS & self._ids.keys()):
+            if self.kinds[token_id] == TokenKind.CONTROL:
+                yield token_id
+
+    # -- reading
+
+    def _token_id(self, name: str) -> int | None:
+        if not self._fields.has(name):
+            return None
+        return self._fields.integer(name, least=0, most=len(self.tokens) - 1)
+
+    def _texts(self, name: str) -> list[str]:
+        found = self._fields.values.get(name)
+        if not isinstance(found, list):
+            self._fields.invalid(name, "an array of strings")
+        return found
+
+    def _numbers(self, name: str, default: float, kind: type) -> npt.NDArray[Any]:
+        found = self._fields.values.get(name)
+        if found is None:
+            return np.full(len(self.tokens), default)
+        if (
+            not isinstance(found, np.ndarray)
+            or len(found) != len(self.tokens)
+            or not np.issubdtype(found.dtype, kind)
+        ):
+            self._fields.invalid(
+                name, f"an array with a number for each of {len(self.tokens)} tokens"
+            )
+        return found
+
+    def _unique_ids(self) -> dict[str, int]:
+        ids: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            if len(token) > MAX_TOKEN_CHARS:
+                raise ModelError(
+                    f"{self._source}: token {token_id} has {len(token)} characters, must have at "
+                    f"most {MAX_TOKEN_CHARS}"
+                )
+            if token and ids.setdefault(token, token_id) != token_id:
+                raise ModelError(
+                    f"{self._source}: {shown(token)} is token {ids[token]} and token {token_id}"
+                )
+        return ids
