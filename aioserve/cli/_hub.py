@@ -87,7 +87,10 @@ def _wanted(hub_id: str, listed: dict[str, int | None]) -> dict[str, int | None]
     if "config.json" in wanted and any(name.endswith(".safetensors") for name in wanted):
         return wanted
     if any(name.lower().endswith(".gguf") for name in listed):
-        why = "it has GGUF files, which are not supported"
+        why = (
+            f"it has GGUF files alone: take one of them with `hf download {hub_id} FILE` and name "
+            "its path"
+        )
     elif "config.json" not in wanted:
         why = "it has no config.json"
     else:

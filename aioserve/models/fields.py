@@ -101,7 +101,7 @@ class Fields:
 
     def unsupported(self, name: str, why: str) -> NoReturn:
         value = shown(self.values.get(name))
-        if not name.isidentifier() or len(name) > _MOST_NAME_CHARS:
+        if not name.replace(".", "_").isidentifier() or len(name) > _MOST_NAME_CHARS:
             name = shown(name)  # a key that the file made up
         raise UnsupportedModelError(
             f"{self.source}: {self.path}{name} = {value} is not supported: {why}"

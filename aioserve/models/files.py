@@ -1,13 +1,13 @@
 """What a model is read from: its config, its tokenizer and chat template, its weights.
 
 `ModelFiles` is one interface for all ways to keep a model on disk; `model_files` chooses the
-implementation by the path, which `resolve` finds. No torch here.
+implementation by the path, which `resolve` finds: a directory in Hugging Face's layout, or a GGUF
+file. No torch here.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,49 +16,13 @@ from aioserve.errors import ModelError, ModelNotFoundError
 from aioserve.json_file import read_json_object
 from aioserve.models.checkpoint import Checkpoint
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
-from aioserve.models.stored import StoredWeights
+from aioserve.models.gguf.model import GGUFModel
+from aioserve.models.gguf.parts import is_gguf, only_file
+from aioserve.models.model_files import ModelFiles
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
 __all__ = ["ModelDirectory", "ModelFiles", "model_files"]
-
-
-class ModelFiles(ABC):
-    """One model on disk. Each method reads when it is called, in any thread."""
-
-    def __init__(self, path: Path) -> None:
-        self.path: Path = path
-        """The directory or file that names the model."""
-
-    @abstractmethod
-    def config_values(self) -> tuple[Mapping[str, Any], str]:
-        """What config.json says, or would say, and its name in messages. Raises `ModelError`."""
-
-    @abstractmethod
-    def config(self) -> DecoderConfig:
-        """Raises `UnsupportedModelError` and `ModelError`."""
-
-    @abstractmethod
-    def why_no_tokenizer(self) -> str | None:
-        """Reason why there is no tokenizer, and what to do; None if there is one."""
-
-    @abstractmethod
-    def tokenizer(self) -> Tokenizer:
-        """Raises `ModelError`."""
-
-    @abstractmethod
-    def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
-        """The model's template, or the one in `file` with the model's special tokens. None if there
-        is none. Raises `ModelError`."""
-
-    @abstractmethod
-    def weights(self, config: DecoderConfig) -> StoredWeights:
-        """The weights that a model of this `config()` needs, to be closed. Raises `WeightsError`,
-        for all that the files' headers can tell."""
-
-    @abstractmethod
-    def weight_file_bytes(self) -> list[int]:
-        """Sizes of the files with weights."""
 
 
 class ModelDirectory(ModelFiles):
@@ -98,8 +62,12 @@ class ModelDirectory(ModelFiles):
 
 
 def model_files(path: Path | str) -> ModelFiles:
-    """The files of the model at `path`. Raises `ModelNotFoundError` where nothing is there."""
+    """The files of the model at `path`: a directory, or a GGUF file, which may be the only model of
+    a directory. Raises `ModelNotFoundError` where nothing is there."""
     path = Path(path)
+    if is_gguf(path):
+        return GGUFModel(path)
     if not os.path.isdir(path):
         raise ModelNotFoundError(f"{path}: no such directory")
-    return ModelDirectory(path)
+    file = None if any(path.glob("*.safetensors*")) else only_file(path)
+    return ModelDirectory(path) if file is None else GGUFModel(file)

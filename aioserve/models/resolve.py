@@ -1,4 +1,4 @@
-"""Finds the directory of a model by the name that a user gives it. No torch, no network."""
+"""Finds the directory or file of a model by the name that a user gives it. No torch, no network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aioserve import assets
 from aioserve.errors import ModelNotFoundError
+from aioserve.models.gguf.parts import holds_gguf, is_gguf
 
 __all__ = [
     "INSTALL_HUB",
@@ -33,11 +34,12 @@ _MOST_NAME_CHARS = 300  # that a message shows
 
 
 def resolve(name: str | Path) -> Path:
-    """The directory of the model `name`: tried as a path, an embedded model and a Hugging Face id.
+    """The directory or GGUF file of the model `name`: tried as a path, an embedded model and a
+    Hugging Face id.
 
     Ids are looked up in huggingface_hub's local cache, where that library is installed; nothing is
-    downloaded. Raises `ModelNotFoundError` naming everything that was tried, or that it is a GGUF
-    file or an adapter, which isn't supported.
+    downloaded. Raises `ModelNotFoundError` naming everything that was tried, or that it is an
+    adapter, which isn't supported.
     """
     if name == "":
         raise ModelNotFoundError("a model must be named, got an empty string")
@@ -45,18 +47,13 @@ def resolve(name: str | Path) -> Path:
     path = expanded(name)
     if is_model(path):
         return path
-    if (gguf := _gguf_file(path)) is not None:
-        raise ModelNotFoundError(
-            f"{_printable(gguf)}: GGUF files are not supported; a model is a directory with "
-            "config.json and .safetensors files, as Hugging Face has them: take the one that the "
-            "file was made from"
-        )
     if os.path.isfile(path / "adapter_config.json"):
         raise ModelNotFoundError(
             f"{_printable(path)}: an adapter (LoRA) alone is not supported; merge it into its base "
             "model, as merge_and_unload() of peft does, and name the directory with the result"
         )
-    tried = [f"no directory {_printable(path)}"]
+    kind = "file" if path.suffix.lower() == ".gguf" else "directory"
+    tried = [f"no {kind} {_printable(path)}"]
     if os.path.isdir(path):
         tried = [f"the directory {_printable(path)} has no config.json that can be read"]
     if isinstance(name, str):
@@ -75,7 +72,9 @@ def resolve(name: str | Path) -> Path:
 
 def is_model(path: Path) -> bool:
     """Whether a model can be read from `path`, as `aioserve.models.files` does."""
-    return os.path.isfile(path / "config.json")
+    if os.path.isfile(path / "config.json") or is_gguf(path):
+        return True
+    return os.path.isdir(path) and holds_gguf(path)
 
 
 def like_embedded(name: str) -> str | None:
@@ -93,19 +92,6 @@ def expanded(name: str | Path) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise ModelNotFoundError(f"model {_short(name)!r} not found: {error}") from error
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path names, or the first one of a directory of them."""
-    try:
-        if path.suffix.lower() == ".gguf":
-            return path if os.path.isfile(path) else None
-        if os.path.isdir(path):
-            files = [one for one in path.iterdir() if one.suffix.lower() == ".gguf"]
-            return min(files, default=None)
-    except OSError:
-        pass  # a folder that can't be read
-    return None
 
 
 def _from_hub_cache(hub_id: str) -> Path | str:

@@ -79,22 +79,30 @@ class ChatTemplate:
         or a list of named templates, of which "default" is taken. `file` is a template in their
         place. Raises `ModelError` naming the file.
         """
-        config_file = Path(path) / "tokenizer_config.json"
+        directory = Path(path)
+        config_file = directory / "tokenizer_config.json"
         config = _read_config(config_file)
-        origin = Path(path) / "chat_template.jinja" if file is None else Path(file)
-        if file is not None or origin.is_file():
-            try:
-                source = read_file(origin, MAX_FILE_BYTES).decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ModelError(f"{origin}: not valid UTF-8: {error}") from error
-        else:
-            origin = config_file
-            source = _source_in_config(config, config_file)
+        tokens = _special_tokens(_read_config(directory / "special_tokens_map.json"))
+        tokens.update(_special_tokens(config))
+        if file is None and (own := directory / "chat_template.jinja").is_file():
+            file = own
+        if file is not None:
+            return cls.from_file(file, special_tokens=tokens)
+        source = _source_in_config(config, config_file)
         if source is None:
             return None
-        tokens = _special_tokens(_read_config(Path(path) / "special_tokens_map.json"))
-        tokens.update(_special_tokens(config))
-        return cls(source, special_tokens=tokens, origin=str(origin))
+        return cls(source, special_tokens=tokens, origin=str(config_file))
+
+    @classmethod
+    def from_file(
+        cls, file: Path | str, *, special_tokens: Mapping[str, str] | None = None
+    ) -> ChatTemplate:
+        """The template in `file`, in UTF-8. Raises `ModelError` naming it."""
+        try:
+            source = read_file(Path(file), MAX_FILE_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{file}: not valid UTF-8: {error}") from error
+        return cls(source, special_tokens=special_tokens, origin=str(file))
 
     def reads(self, name: str) -> bool:
         """Whether a variable of that name is read anywhere in the template."""

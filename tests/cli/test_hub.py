@@ -112,7 +112,8 @@ REFUSALS = {
     "GGUF files alone": (
         Repository(CARD),
         2,
-        "made-up/tiny can't be used: it has GGUF files, which are not supported",
+        "made-up/tiny can't be used: it has GGUF files alone: take one of them with "
+        "`hf download made-up/tiny FILE` and name its path",
     ),
     "no model": (
         Repository({"README.md": b"x", "data.safetensors": b"x"}),

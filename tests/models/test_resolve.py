@@ -115,13 +115,20 @@ def test_a_slip_of_an_embedded_models_name_is_told(hub, tmp_path, monkeypatch, n
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "below", "./below/B.GGUF"])
-def test_a_gguf_file_is_told_not_to_be_supported(hub, tmp_path, monkeypatch, name):
+def test_a_gguf_file_and_a_directory_of_them_are_found(hub, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "below").mkdir()
     for file in ("a.gguf", "below/B.GGUF"):
         (tmp_path / file).write_bytes(b"GGUF")
 
-    with pytest.raises(ModelNotFoundError, match="GGUF files are not supported"):
+    assert resolve(name) == Path(name)
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "below/mmproj-b.gguf"])
+def test_a_gguf_file_that_is_not_there_is_said(hub, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelNotFoundError, match=f"no file {name}"):
         resolve(name)
 
 

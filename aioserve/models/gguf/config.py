@@ -16,9 +16,11 @@ from aioserve.models.fields import Fields
 
 __all__ = ["FAMILIES", "ReadVector", "architecture_of", "generation_of", "read_config"]
 
-ReadVector = Callable[[str], np.ndarray]
-"""float32 values of a small tensor of the file, by its name."""
+ReadVector = Callable[[str], list[float]]
+"""Values of a small tensor of the file by its name, as metadata have numbers of float32."""
 
+_QUANTIZATION = 2
+"""What the layout of blocks is called. Since 2023 it is this one."""
 _EVERYWHERE = frozenset(
     {
         "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
@@ -65,6 +67,10 @@ def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
         general.unsupported("general.type", "only whole models can be served")
     if general.has(f"{name}.expert_count") and general.integer(f"{name}.expert_count", least=0):
         general.unsupported(f"{name}.expert_count", "mixtures of experts can't be served yet")
+    if general.integer("general.quantization_version", _QUANTIZATION) != _QUANTIZATION:
+        general.unsupported(
+            "general.quantization_version", f"blocks are read as version {_QUANTIZATION} has them"
+        )
     if name not in FAMILIES:
         general.unsupported("general.architecture", f"supported are {', '.join(FAMILIES)}")
     return name
@@ -153,7 +159,9 @@ def _each_layer(keys: Fields, name: str, default: int | None = None) -> int:
     """An integer that is the same in all layers, which some files have once for each."""
     value = keys.values.get(name)
     if isinstance(value, np.ndarray):
-        if value.ndim != 1 or not len(value) or (value != value[0]).any():
+        if not len(value):
+            keys.invalid(name, "an integer, or one for each layer")
+        if (value != value[0]).any():
             keys.unsupported(name, "all layers must be alike")
         keys = Fields({name: value[0].item()}, keys.source, keys.path)
     return keys.integer(name, default)
@@ -180,7 +188,7 @@ def _scaled_rope(model: _Model) -> dict[str, Any]:
         if kind != "none":
             keys.unsupported("rope.scaling.type", "rope_freqs.weight scales frequencies already")
         # A divisor of each frequency: LongRoPE, alike for short and long contexts.
-        divisors = model.vector("rope_freqs.weight").tolist()
+        divisors = model.vector("rope_freqs.weight")
         return _rope("longrope", short_factor=divisors, long_factor=divisors, attention_factor=1.0)
     if kind == "none":
         return {}
@@ -273,8 +281,8 @@ def _phi3(model: _Model) -> dict[str, Any]:
     if keys.has("rope.scaling.original_context_length"):
         original = keys.integer("rope.scaling.original_context_length")
         config["original_max_position_embeddings"] = original
-    factors = {
-        f"{length}_factor": model.vector(f"rope_factors_{length}.weight").tolist()
+    factors: dict[str, Any] = {
+        f"{length}_factor": model.vector(f"rope_factors_{length}.weight")
         for length in ("short", "long")
         if f"rope_factors_{length}.weight" in model.shapes
     }

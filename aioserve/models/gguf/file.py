@@ -21,9 +21,9 @@ import numpy.typing as npt
 from aioserve.errors import UnsupportedModelError, WeightsError
 from aioserve.isolation import shown
 from aioserve.models.gguf.formats import FORMATS, format_name
-from aioserve.models.safetensors_file import StoredTensor
+from aioserve.models.stored import StoredTensor
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "GGUFFile", "Metadata"]
+__all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "GGUFFile", "Metadata", "short_decimal"]
 
 MAX_HEADER_BYTES = 64 << 20
 """Largest size of what stands before the tensors. A vocabulary of 262,144 tokens takes 7 MB."""
@@ -69,6 +69,8 @@ class GGUFFile:
             raise self._wrong(error.strerror or str(error)) from error
         try:
             header = _Header(path, self._file)
+            self.num_bytes: int = header.file_bytes
+            """Size of the file."""
             num_pairs, num_tensors = _read_start(header)
             self.metadata: Metadata = _read_metadata(header, num_pairs)
             self.tensors: dict[str, StoredTensor] = self._read_tensors(header, num_tensors)
@@ -273,8 +275,13 @@ def _read_numbers(header: _Header, kind: int, count: int, key: str) -> npt.NDArr
 
 
 def _scalar(kind: int, numbers: npt.NDArray[Any]) -> int | float | bool:
-    # 1e-05 in float32 is 9.999999747378752e-06 as a Python float, and was 1e-05 in config.json.
-    return float(str(numbers[0])) if kind == _FLOAT32 else numbers[0].item()
+    return short_decimal(numbers[0]) if kind == _FLOAT32 else numbers[0].item()
+
+
+def short_decimal(number: np.float32) -> float:
+    """The shortest decimal number that rounds to `number`. 1e-05 in float32 is
+    9.999999747378752e-06 as a Python float, and was 1e-05 in config.json."""
+    return float(str(number))
 
 
 def _read_tensor(header: _Header) -> tuple[str, tuple[int, ...], int, int]:

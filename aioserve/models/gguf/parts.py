@@ -15,10 +15,10 @@ from aioserve.errors import ModelError, WeightsError
 from aioserve.isolation import shown
 from aioserve.models.gguf.file import GGUFFile
 
-__all__ = ["MAX_PARTS", "only_file", "open_parts"]
+__all__ = ["MAX_PARTS", "holds_gguf", "is_gguf", "only_file", "open_parts"]
 
 MAX_PARTS = 1000
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.IGNORECASE | re.ASCII)
 _NAMED = 4  # files that a message spells out
 
 
@@ -59,16 +59,23 @@ def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
     return files
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a file that is called GGUF."""
+    return path.suffix.lower() == ".gguf" and os.path.isfile(path)
+
+
+def holds_gguf(directory: Path) -> bool:
+    """Whether a language model in GGUF lies in `directory`."""
+    return bool(_models(directory))
+
+
 def only_file(directory: Path) -> Path | None:
     """The GGUF model in `directory`, by its first part; None if it holds none.
 
     What sees or hears beside a language model (`mmproj`) is left aside. Raises `ModelError` naming
     the files if there are several models.
     """
-    found = [path for path in sorted(directory.glob("*.gguf")) if "mmproj" not in path.name]
-    parts = {path: _PART.fullmatch(path.name) for path in found}
-    models = [path for path, named in parts.items() if named is None or int(named[2]) == 1]
-    models = models or found  # parts without the first, which is what the error is about then
+    models = _models(directory)
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:_NAMED])
         more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
@@ -76,6 +83,17 @@ def only_file(directory: Path) -> Path | None:
             f"{directory}: holds {len(models)} GGUF models, {names}{more}: give the path of one"
         )
     return models[0] if models else None
+
+
+def _models(directory: Path) -> list[Path]:
+    try:
+        names = sorted(name for name in os.listdir(directory) if "mmproj" not in name)
+    except OSError:  # a directory that can't be read
+        return []
+    found = [path for path in map(directory.joinpath, names) if is_gguf(path)]
+    parts = {path: _PART.fullmatch(path.name) for path in found}
+    first = [path for path, named in parts.items() if named is None or int(named[2]) == 1]
+    return first or found[:1]  # a part without the first, which is what the error is about then
 
 
 def _opened(path: Path, stack: ExitStack) -> GGUFFile:

@@ -1,0 +1,120 @@
+"""A GGUF file as `ModelFiles`. No torch here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aioserve.errors import WeightsError
+from aioserve.models.config import DecoderConfig
+from aioserve.models.gguf.config import generation_of, read_config
+from aioserve.models.gguf.file import Metadata, short_decimal
+from aioserve.models.gguf.parts import open_parts
+from aioserve.models.gguf.tokenizer import GGUFVocabulary
+from aioserve.models.gguf.weights import GGUFWeights
+from aioserve.models.model_files import ModelFiles
+from aioserve.models.stored import StoredTensor
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+from aioserve.text.tokenizer_file import parse_tokenizer
+
+__all__ = ["GGUFModel"]
+
+_MOST_VECTOR_VALUES = 1 << 12
+"""In a tensor that belongs to the config: one for each pair of dimensions of a head."""
+
+
+class _Said(NamedTuple):
+    """What the files say, read once."""
+
+    metadata: Metadata
+    config: dict[str, Any]
+    num_bytes: list[int]
+
+
+class GGUFModel(ModelFiles):
+    """The model whose only file, or first part, is `path`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()
+        self._said: _Said | None = None
+
+    def config_values(self) -> tuple[Mapping[str, Any], str]:
+        said = self._read()
+        config = dict(said.config)
+        if (vocabulary := self._vocabulary()) is not None:
+            config["bos_token_id"] = vocabulary.bos_token_id
+            config["eos_token_id"] = list(vocabulary.eos_token_ids)
+        return config, str(self.path)
+
+    def config(self) -> DecoderConfig:
+        values, source = self.config_values()
+        generation = generation_of(self._read().metadata, source)
+        return DecoderConfig.from_dict(
+            values, source=source, generation=generation, generation_source=source
+        )
+
+    def why_no_tokenizer(self) -> str | None:
+        if self._vocabulary() is None:
+            return f"{self.path} has no tokenizer: take a file that was converted with one"
+        return None
+
+    def tokenizer(self) -> Tokenizer:
+        if (vocabulary := self._vocabulary()) is None:
+            raise WeightsError(str(self.why_no_tokenizer()))
+        source = str(self.path)
+        backend, size = parse_tokenizer(vocabulary.tokenizer_json(), source)
+        return Tokenizer(backend, source=source, vocab_size=size)
+
+    def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
+        vocabulary = self._vocabulary()
+        tokens = {} if vocabulary is None else vocabulary.special_tokens
+        if file is not None:
+            return ChatTemplate.from_file(file, special_tokens=tokens)
+        source = None if vocabulary is None else vocabulary.chat_template
+        if source is None:
+            return None
+        return ChatTemplate(source, special_tokens=tokens, origin=str(self.path))
+
+    def weights(self, config: DecoderConfig) -> GGUFWeights:
+        return GGUFWeights(self.path, config)
+
+    def weight_file_bytes(self) -> list[int]:
+        return self._read().num_bytes
+
+    def _vocabulary(self) -> GGUFVocabulary | None:
+        metadata = self._read().metadata
+        if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+            return None
+        return GGUFVocabulary(metadata, str(self.path))
+
+    def _read(self) -> _Said:
+        with self._lock:
+            if self._said is None:
+                self._said = self._opened()
+            return self._said
+
+    def _opened(self) -> _Said:
+        with ExitStack() as stack:
+            files = open_parts(self.path, stack)
+            tensors = {name: t for file in files for name, t in file.tensors.items()}
+            config = read_config(
+                files[0].metadata,
+                {name: stored.shape for name, stored in tensors.items()},
+                lambda name: _vector(tensors[name]),
+                str(self.path),
+            )
+            return _Said(files[0].metadata, config, [file.num_bytes for file in files])
+
+
+def _vector(stored: StoredTensor) -> list[float]:
+    if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_VECTOR_VALUES:
+        raise WeightsError(
+            f"{stored.label} must be at most {_MOST_VECTOR_VALUES} numbers of F32, got "
+            f"{list(stored.shape)} of {stored.dtype}"
+        )
+    return [short_decimal(number) for number in stored.read()]

@@ -1,0 +1,211 @@
+"""The weights of a GGUF model under the names, and with the meaning, that Hugging Face's have.
+
+Converters write some tensors otherwise: queries and keys of Llama in the order of another rotation,
+norms of Gemma with 1 added. Here they are put back. No torch here.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import WeightsError
+from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.gguf.config import architecture_of
+from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
+from aioserve.models.gguf.names import checkpoint_name
+from aioserve.models.gguf.parts import open_parts
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.stored import (
+    PLAIN,
+    Format,
+    IntegerForm,
+    Plain,
+    Rows,
+    StoredLinear,
+    StoredTensor,
+    StoredWeights,
+)
+
+__all__ = ["Blocks", "GGUFWeights"]
+
+_BY_NAME = {form.name: form for form in FORMATS.values()}
+_READ_WITH_THE_CONFIG = re.compile(
+    r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight"
+)
+_NAMED = 4  # tensors that a message spells out
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Format):
+    """Rows of blocks as GGUF has them: the part "weight", uint8 [rows, bytes of a row]."""
+
+    form: GGUFFormat
+    paired_heads: int = 0
+    """Rows are those of so many heads, of which each has the two dimensions that rotate together
+    side by side. Elsewhere the second one stands half a head behind the first. 0: no such rows."""
+    less: float = 0.0
+    """Subtracted from floats."""
+
+    @property
+    def name(self) -> str:
+        pairs = f", pairs of {self.paired_heads} heads" if self.paired_heads else ""
+        return self.form.name + pairs + (f" - {self.less:g}" if self.less else "")
+
+    def integers(self, stored: StoredLinear) -> IntegerForm | None:
+        return _integer_form(self.form)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
+        weight = stored.parts["weight"]
+        if self.paired_heads:
+            places = _paired(first, end, weight.shape[0] // self.paired_heads)
+            low = int(places.min())
+            content = weight.read(low, int(places.max()) + 1)[places - low]
+        else:
+            content = weight.read(first, end)
+        found = decoded(self.form, content)
+        if self.less and not isinstance(found, GroupedIntegers):
+            found -= np.float32(self.less)
+        return found
+
+
+def _paired(first: int, end: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Where the rows `first` to `end` stand in a file: halves of heads in turn."""
+    head, within = np.divmod(np.arange(first, end), head_dim)
+    half, place = np.divmod(within, head_dim // 2)
+    return head * head_dim + 2 * place + half
+
+
+@functools.cache
+def _integer_form(form: GGUFFormat) -> IntegerForm | None:
+    found = decoded(form, np.zeros((1, form.bytes_per_block), np.uint8))
+    if not isinstance(found, GroupedIntegers):
+        return None
+    return IntegerForm(found.bits, found.group_size, found.minimums is not None)
+
+
+class GGUFWeights(StoredWeights):
+    """The tensors of the model whose first file is `path`, open until `close`.
+
+    Raises `WeightsError` naming file and tensor, for what is missing, left over or of another shape
+    than `architecture` has, and as the files themselves do.
+    """
+
+    def __init__(self, path: Path, architecture: Architecture) -> None:
+        self._path = path
+        self._architecture = architecture
+        self._stack = ExitStack()
+        self._found: dict[str, StoredTensor] = {}
+        try:
+            files = open_parts(path, self._stack)
+            self._family = architecture_of(files[0].metadata, str(path))
+            left = [
+                stored
+                for file in files
+                for stored in file.tensors.values()
+                if not self._place(stored)
+            ]
+            self._check(left)
+        except BaseException:
+            self._stack.close()
+            raise
+        self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
+        formats = {stored.dtype for stored in self._found.values()}
+        # Quantised models were bfloat16 before, and float16 is not what they are computed in.
+        self.dtype: str = (
+            "bfloat16"
+            if formats - PLAIN.keys()
+            else PLAIN[self._found[architecture.embedding.name].dtype]
+        )
+
+    def close(self) -> None:
+        self._found.clear()
+        self._stack.close()
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.name in self._found
+
+    def __getitem__(self, tensor: Tensor) -> StoredLinear:
+        stored = self._found[tensor.name]
+        paired, less = self._paired_heads(tensor), self._offset(tensor)
+        if stored.dtype in PLAIN and not (paired or less or tensor.transposed):
+            plain = Plain(PLAIN[stored.dtype])
+            return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
+        form = _BY_NAME[stored.dtype]
+        rows = msgspec.structs.replace(
+            stored, dtype="U8", shape=(tensor.rows, form.bytes_per_row(tensor.columns))
+        )
+        integers = _integer_form(form)
+        return StoredLinear(
+            Blocks(form, paired, less),
+            {"weight": rows},
+            tensor.rows,
+            tensor.columns,
+            0 if integers is None else integers.group_size,
+        )
+
+    def _paired_heads(self, tensor: Tensor) -> int:
+        heads = self._architecture.heads
+        if self._family != "llama":
+            return 0
+        if ".q_proj." in tensor.name:
+            return heads.query
+        return heads.kv if ".k_proj." in tensor.name else 0
+
+    def _offset(self, tensor: Tensor) -> float:
+        """What the converter added to norms, and what computes them adds again."""
+        norm = self._architecture.final_norm
+        return norm.weight_offset if tensor.name.endswith("norm.weight") else 0.0
+
+    def _place(self, stored: StoredTensor) -> bool:
+        """False for a tensor without a name in the architecture."""
+        if _READ_WITH_THE_CONFIG.fullmatch(stored.name):
+            return True
+        name = checkpoint_name(self._family, stored.name)
+        if name is None:
+            return False
+        if (other := self._found.get(name)) is not None:
+            raise WeightsError(f"{stored.path}: {stored.name} is also in {other.path}")
+        self._found[name] = stored
+        return True
+
+    def _check(self, left: list[StoredTensor]) -> None:
+        architecture = self._architecture
+        expected = {tensor.name: tensor for tensor in (*architecture.required, architecture.head)}
+        optional = {architecture.head.name} if architecture.tie_word_embeddings else set()
+        if absent := expected.keys() - self._found.keys() - optional:
+            raise WeightsError(f"{self._path}: the weights lack {_some(absent)}")
+        for name, stored in self._found.items():
+            if (tensor := expected.get(name)) is None:
+                left.append(stored)
+                continue
+            vector = len(tensor.shape) == 1
+            shape = (tensor.rows,) if vector else (tensor.rows, tensor.columns)
+            if stored.shape != shape:
+                raise WeightsError(
+                    f"{stored.label} has shape {list(stored.shape)}, and its metadata ask for "
+                    f"{list(shape)}"
+                )
+            if vector and stored.dtype not in PLAIN:
+                raise WeightsError(f"{stored.label} is a vector of {stored.dtype}, must be floats")
+        if left:
+            names = _some(stored.name for stored in left)
+            raise WeightsError(
+                f"{self._path}: the architecture {self._family} has no place for {names}"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = set(names)
+    more = len(names) - _NAMED
+    named = ", ".join(heapq.nsmallest(_NAMED, names))
+    return named + (f" and {more} more tensors" if more > 0 else "")

@@ -1,0 +1,53 @@
+"""The interface of all ways to keep a model on disk; `files` chooses among them. No torch here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aioserve.models.config import DecoderConfig
+from aioserve.models.stored import StoredWeights
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["ModelFiles"]
+
+
+class ModelFiles(ABC):
+    """One model on disk. Each method reads when it is called, in any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+        """The directory or file that names the model."""
+
+    @abstractmethod
+    def config_values(self) -> tuple[Mapping[str, Any], str]:
+        """What config.json says, or would say, and its name in messages. Raises `ModelError`."""
+
+    @abstractmethod
+    def config(self) -> DecoderConfig:
+        """Raises `UnsupportedModelError` and `ModelError`."""
+
+    @abstractmethod
+    def why_no_tokenizer(self) -> str | None:
+        """Reason why there is no tokenizer, and what to do; None if there is one."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """Raises `ModelError`."""
+
+    @abstractmethod
+    def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
+        """The model's template, or the one in `file` with the model's special tokens. None if there
+        is none. Raises `ModelError`."""
+
+    @abstractmethod
+    def weights(self, config: DecoderConfig) -> StoredWeights:
+        """The weights that a model of this `config()` needs, to be closed. Raises `WeightsError`,
+        for all that the files' headers can tell."""
+
+    @abstractmethod
+    def weight_file_bytes(self) -> list[int]:
+        """Sizes of the files with weights."""

@@ -1,0 +1,173 @@
+"""Converts tiny models in Hugging Face's layout to GGUF, as the converter of llama.cpp does.
+
+Names of tensors come from the gguf package, which also writes the file. What that converter does to
+tensors and settings is done here again, from its description: rows of Llama's queries and keys
+change places, 1 is added to Gemma's norms, GPT-2's matrices are turned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from safetensors.torch import load_file
+
+from tests.models.gguf.writing import quantized
+
+Array = npt.NDArray[np.float32]
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+}
+
+
+def convert(
+    directory: Path,
+    file: Path,
+    *,
+    weights: str = "F32",
+    formats: Mapping[str, str] | None = None,
+    pre: str = "gpt-2",
+) -> Path:
+    """Write the model in `directory` as `file`.
+
+    weights: format of matrices, whose rows must be whole blocks. Vectors are F32.
+    formats: by a part of a matrix's name in the file, its format instead.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    architecture = ARCHITECTURES[config["architectures"][0]]
+    tensors = {k: v.float().numpy() for k, v in load_file(directory / "model.safetensors").items()}
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_type("model")
+    (_gpt2_settings if "n_embd" in config else _settings)(writer, config)
+    _tokenizer(writer, directory, config, pre)
+    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    names = gguf.get_tensor_name_map(architecture, layers)
+    for name, tensor in (*tensors.items(), *_rope_tensors(config).items()):
+        stored = name if name.startswith("rope") else names.get_name(name, (".weight", ".bias"))
+        assert stored is not None, name
+        tensor = converted(architecture, name, tensor, config)
+        given = [value for part, value in (formats or {}).items() if part in stored]
+        form = "F32" if tensor.ndim == 1 else given[0] if given else weights
+        kind = gguf.GGMLQuantizationType[form]
+        rows = quantized(tensor, form)
+        if form in ("F32", "F16"):
+            rows = rows.view(np.float32 if form == "F32" else np.float16).reshape(tensor.shape)
+        writer.add_tensor(stored, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1)))
+    if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3"):
+        writer.add_sliding_window(config["sliding_window"])
+    if "sliding_window_pattern" in config:
+        writer.add_sliding_window_pattern(config["sliding_window_pattern"])
+    if "rope_local_base_freq" in config:
+        writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+    if "attn_logit_softcapping" in config:
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if "final_logit_softcapping" in config:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if "original_max_position_embeddings" in config:
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+
+
+def _gpt2_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["n_layer"])
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config.get("layer_norm_epsilon", 1e-5))
+
+
+def _tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any], pre: str) -> None:
+    model = json.loads((directory / "tokenizer.json").read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+
+    if model["merges"]:  # the package writes no empty list
+        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    ends = config["eos_token_id"]
+    ends = ends if isinstance(ends, list) else [ends]
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(ends[0])
+    if len(ends) > 1:
+        writer.add_eot_token_id(ends[1])
+
+
+def _rope_tensors(config: dict[str, Any]) -> dict[str, Array]:
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("type") == "longrope":
+        return {
+            f"rope_factors_{length}.weight": np.array(scaling[f"{length}_factor"], np.float32)
+            for length in ("long", "short")
+        }
+    if scaling.get("rope_type") != "llama3":
+        return {}
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    frequencies = config["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    lengths = 2 * np.pi / frequencies
+    smooth = (original / lengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(lengths > original / low, factor, between)
+    divisors = np.where(lengths < original / high, 1.0, divisors)
+    return {"rope_freqs.weight": divisors.astype(np.float32)}
+
+
+def converted(
+    architecture: gguf.MODEL_ARCH, name: str, tensor: Array, config: dict[str, Any]
+) -> Array:
+    if architecture == gguf.MODEL_ARCH.LLAMA and (".q_proj." in name or ".k_proj." in name):
+        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        halves = tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+        return tensor + np.float32(1) if name.endswith("norm.weight") else tensor
+    turned = ("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")
+    if architecture == gguf.MODEL_ARCH.GPT2 and name.endswith(turned):
+        return np.ascontiguousarray(tensor.T)
+    return tensor
