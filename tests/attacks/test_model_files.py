@@ -34,11 +34,14 @@ from aioserve import (
 from aioserve.execution import loading
 from aioserve.models.checkpoint import MAX_INDEX_BYTES
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.gguf.file import GGUFFile
+from aioserve.models.gguf.tokenizer import GGUFVocabulary
 from aioserve.models.loader import load_model
 from aioserve.models.safetensors_file import MAX_HEADER_BYTES
 from aioserve.testing import check_invariants
 from tests.attacks.held_loop import MAX_HELD_SECONDS, HeldLoop, assert_loop_is_free
 from tests.attacks.hostile import HUGE_INTS, hostile_json, hostile_values, named_errors
+from tests.models.gguf.writing import write_gguf
 from tests.parity.tiny_models import CONFIGS, write
 from tests.timing import computing_at_most
 
@@ -531,6 +534,31 @@ def test_no_file_of_a_model_holds_the_loop(models: dict[str, Path], name: str) -
 
     with with_file(models["shards"], name, content) as directory:
         asyncio.run(assert_loop_is_free(lambda: asyncio.to_thread(load, directory)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_no_vocabulary_of_a_gguf_file_holds_the_loop(tmp_path: Path, kind: str) -> None:
+    """Of 200,000 tokens, with as many merges; those that follow from scores are looked for."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokens = [*letters, *(f"{a}{b}{c}" for a in letters for b in letters for c in letters)]
+    tokens += [f"{i:x}{i:o}" for i in range(200_000 - len(tokens))]
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+        "tokenizer.ggml.merges": ["a b"] * 200_000,
+    }
+    path = write_gguf(tmp_path / "x.gguf", metadata)
+
+    def read() -> None:
+        file = GGUFFile(path)
+        file.close()
+        vocabulary = GGUFVocabulary(file.metadata, str(path))
+        assert len(vocabulary.tokenizer_json()) > 3_000_000
+
+    asyncio.run(assert_loop_is_free(lambda: asyncio.to_thread(read)))
 
 
 def test_reading_a_config_costs_as_little_as_ever() -> None:

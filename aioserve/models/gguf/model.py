@@ -32,6 +32,7 @@ class _Said(NamedTuple):
 
     metadata: Metadata
     config: dict[str, Any]
+    vocabulary: GGUFVocabulary | None
     num_bytes: list[int]
 
 
@@ -44,12 +45,7 @@ class GGUFModel(ModelFiles):
         self._said: _Said | None = None
 
     def config_values(self) -> tuple[Mapping[str, Any], str]:
-        said = self._read()
-        config = dict(said.config)
-        if (vocabulary := self._vocabulary()) is not None:
-            config["bos_token_id"] = vocabulary.bos_token_id
-            config["eos_token_id"] = list(vocabulary.eos_token_ids)
-        return config, str(self.path)
+        return self._read().config, str(self.path)
 
     def config(self) -> DecoderConfig:
         values, source = self.config_values()
@@ -59,19 +55,19 @@ class GGUFModel(ModelFiles):
         )
 
     def why_no_tokenizer(self) -> str | None:
-        if self._vocabulary() is None:
+        if self._read().vocabulary is None:
             return f"{self.path} has no tokenizer: take a file that was converted with one"
         return None
 
     def tokenizer(self) -> Tokenizer:
-        if (vocabulary := self._vocabulary()) is None:
+        if (vocabulary := self._read().vocabulary) is None:
             raise WeightsError(str(self.why_no_tokenizer()))
         source = str(self.path)
         backend, size = parse_tokenizer(vocabulary.tokenizer_json(), source)
         return Tokenizer(backend, source=source, vocab_size=size)
 
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
-        vocabulary = self._vocabulary()
+        vocabulary = self._read().vocabulary
         tokens = {} if vocabulary is None else vocabulary.special_tokens
         if file is not None:
             return ChatTemplate.from_file(file, special_tokens=tokens)
@@ -86,12 +82,6 @@ class GGUFModel(ModelFiles):
     def weight_file_bytes(self) -> list[int]:
         return self._read().num_bytes
 
-    def _vocabulary(self) -> GGUFVocabulary | None:
-        metadata = self._read().metadata
-        if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
-            return None
-        return GGUFVocabulary(metadata, str(self.path))
-
     def _read(self) -> _Said:
         with self._lock:
             if self._said is None:
@@ -99,16 +89,22 @@ class GGUFModel(ModelFiles):
             return self._said
 
     def _opened(self) -> _Said:
+        source = str(self.path)
         with ExitStack() as stack:
             files = open_parts(self.path, stack)
             tensors = {name: t for file in files for name, t in file.tensors.items()}
+            metadata, vocabulary = files[0].metadata, None
             config = read_config(
-                files[0].metadata,
+                metadata,
                 {name: stored.shape for name, stored in tensors.items()},
                 lambda name: _vector(tensors[name]),
-                str(self.path),
+                source,
             )
-            return _Said(files[0].metadata, config, [file.num_bytes for file in files])
+            if metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"):
+                vocabulary = GGUFVocabulary(metadata, source)
+                config["bos_token_id"] = vocabulary.bos_token_id
+                config["eos_token_id"] = list(vocabulary.eos_token_ids)
+            return _Said(metadata, config, vocabulary, [file.num_bytes for file in files])
 
 
 def _vector(stored: StoredTensor) -> list[float]:

@@ -9,8 +9,9 @@ neither files nor torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ _ENDS = frozenset(
 )  # fmt: skip
 """Control tokens that end a completion, whatever else the file says. Files name one or two of those
 that generation_config.json lists."""
+_PIECE = 2000
+"""Entries of JSON that are made in one call, which takes less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
 
 
@@ -136,7 +139,7 @@ class GGUFVocabulary:
             "unk_token": None if unknown is None else spelled[unknown],
             "fuse_unk": True,
             "byte_fallback": TokenKind.BYTE in self.kinds,
-            "merges": self._merges_of_scores(spelled),
+            "merges": _in_pieces(b"[]", self._merges_of_scores(spelled)),
         }
         return {
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
@@ -151,18 +154,12 @@ class GGUFVocabulary:
             self._fields.unsupported(
                 "pre", f"how text is cut is known for {', '.join(PRE_TOKENIZERS)}"
             )
-        merges = []
-        for line in self._texts("merges"):
-            left, _, right = line.partition(" ")
-            if not left or not right or " " in right:
-                self._fields.invalid("merges", f"pairs with a space between, not {shown(line)}")
-            merges.append((left, right))
         model = {
             "unk_token": None,
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": rules.ignore_merges,
-            "merges": merges,
+            "merges": _in_pieces(b"[]", self._listed_merges()),
         }
         return {
             "normalizer": {"type": "NFC"} if rules.composes else None,
@@ -173,15 +170,13 @@ class GGUFVocabulary:
         }
 
     def _model(self, spelled: Sequence[str], fields: dict[str, Any]) -> dict[str, Any]:
-        vocab = {
-            token: token_id for token_id, token in enumerate(spelled) if self._is_one(token_id)
-        }
+        ids = ((token, i) for i, token in enumerate(spelled) if self._is_one(i))
         return {
             "type": "BPE",
             "dropout": None,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "vocab": vocab,
+            "vocab": _in_pieces(b"{}", ids),
             **fields,
         }
 
@@ -194,7 +189,14 @@ class GGUFVocabulary:
         """As SentencePiece has it: files have runs of spaces as such."""
         return token if token.strip(" ") else token.replace(" ", _SPACE)
 
-    def _merges_of_scores(self, spelled: Sequence[str]) -> list[tuple[str, str]]:
+    def _listed_merges(self) -> Iterator[tuple[str, str]]:
+        for line in self._texts("merges"):
+            left, _, right = line.partition(" ")
+            if not left or not right or " " in right:
+                self._fields.invalid("merges", f"pairs with a space between, not {shown(line)}")
+            yield left, right
+
+    def _merges_of_scores(self, spelled: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Each way to make a token of two others, those of the best tokens first. A token that the
         model's makers defined comes before all that were learned. No text becomes a control token,
         or the name of a byte."""
@@ -204,14 +206,12 @@ class GGUFVocabulary:
         learned = np.flatnonzero(np.isin(kinds, (TokenKind.NORMAL, TokenKind.UNUSED)))
         learned = learned[np.argsort(-scores[learned], kind="stable")].tolist()
         parts = {spelled[token_id] for token_id in (*defined, *learned)}
-        merges = []
         for token_id in (*defined, *learned):
             token = spelled[token_id]
             for cut in range(len(token) - 1, 0, -1):
                 left, right = token[:cut], token[cut:]
                 if left in parts and right in parts:
-                    merges.append((left, right))
-        return merges
+                    yield left, right
 
     # -- what is around them
 
@@ -318,3 +318,12 @@ class GGUFVocabulary:
                     f"{self._source}: {shown(token)} is token {ids[token]} and token {token_id}"
                 )
         return ids
+
+
+def _in_pieces(brackets: bytes, entries: Iterable[tuple[str, Any]]) -> msgspec.Raw:
+    """JSON of pairs, [], or of an object, {}. All of it in one call would hold the interpreter's
+    lock, which the event loop of the process waits for."""
+    pieces, left = [], iter(entries)
+    while piece := list(islice(left, _PIECE)):
+        pieces.append(msgspec.json.encode(piece if brackets == b"[]" else dict(piece))[1:-1])
+    return msgspec.Raw(brackets[:1] + b",".join(pieces) + brackets[1:])
