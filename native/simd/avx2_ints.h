@@ -53,7 +53,8 @@ inline Vec load_float16(const uint16_t* p) {
     const __m256i magnitude = _mm256_and_si256(halves, _mm256_set1_epi32(0x7fff));
     const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(halves, 15), 31);
     const __m256 small = _mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 13));
-    return {_mm256_or_ps(_mm256_mul_ps(small, _mm256_set1_ps(0x1p112f)), _mm256_castsi256_ps(sign))};
+    const __m256 positive = _mm256_mul_ps(small, _mm256_set1_ps(0x1p112f));
+    return {_mm256_or_ps(positive, _mm256_castsi256_ps(sign))};
 }
 
 // Sums of the products of neighbouring int16.

@@ -210,6 +210,25 @@ def test_a_value_that_is_read_again_is_not_fused_away():
     assert same_bits(plain, program)
 
 
+@pytest.mark.parametrize("dtype", LAYERS)
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_a_norm_before_a_layer_made_of_several_is_computed_once(dtype, tokens):
+    weights = LAYERS[dtype]
+    norm = RMSNorm(weights.weight, 1e-5)
+
+    def compute(ops: LayerOps[Any]) -> Any:
+        residual = ops.embed(weights.embedding)
+        x = ops.linear(residual, weights.square)
+        for _ in range(2):  # the sum that the norm adds to in place is read again
+            x = ops.linear(ops.rms_norm(x, norm, residual), weights.joined)
+        return ops.linear(ops.logit_rows(ops.rms_norm(x, norm, residual)), weights.head)
+
+    program = recorded(compute, dtype)
+    assert program._program.num_ops == 1 + 1 + 2 + 3, "a norm isn't fused into the joined layer"
+    plain, together = both_ways(compute, dtype, host_batch([tokens], [0, tokens - 1][:tokens]))
+    assert same_bits(plain, together)
+
+
 def sample_rows(count: int, temperature: float) -> SampleRows:
     return SampleRows(
         slots=np.arange(count, dtype=np.int64),

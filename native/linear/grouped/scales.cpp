@@ -30,8 +30,7 @@ bool same_bits(float a, float b) {
     return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
 
-// The largest number of which all values are multiples; 0 where there is none to be found, or where all
-// are 0.
+// The largest number of which all values are multiples; 0 where there is none or all are 0.
 float common_measure(const float* values, int count) {
     constexpr int kBits = 24;
     uint64_t measure = 0;
@@ -40,7 +39,8 @@ float common_measure(const float* values, int count) {
         if (!std::isfinite(values[i])) return 0;
         if (values[i] == 0) continue;
         int own;
-        auto mantissa = static_cast<uint64_t>(std::ldexp(std::frexp(std::fabs(values[i]), &own), kBits));
+        const float fraction = std::frexp(std::fabs(values[i]), &own);
+        auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, kBits));
         own -= kBits;
         const int zeros = std::countr_zero(mantissa);
         mantissa >>= zeros;

@@ -23,39 +23,53 @@ __attribute__((always_inline)) inline void prefetch_line(const char* panel) {
         __builtin_prefetch(panel + kPrefetchBytes + line);
 }
 
-// Of one group, the scales and minimums of some columns: where they lie or, unless they are float32,
-// in memory of the tile's own.
+// Of the groups of a span, the scales and minimums of some columns: where they lie or, unless they are
+// float32, in memory of the tile's own.
 template <int VECTORS>
 struct Parameters {
     static constexpr int kCount = VECTORS * Vec::kWidth;
 
     const float* scales;
     const float* minimums;
-    alignas(64) float made[2][kCount];
+    alignas(64) float made[2][kMultiplesInputs / kUnit][kCount];
 
     __attribute__((always_inline)) void read(const WeightShape& weight, const char* header,
-                                             int group, int column) {
-        const auto* floats = reinterpret_cast<const float*>(header) + column;
-        scales = floats;
-        minimums = floats + kPanelColumns;
+                                             int column) {
+        scales = reinterpret_cast<const float*>(header) + column;
+        minimums = scales + kPanelColumns;
         if (weight.kind == kFloat32) return;
-        scales = made[0];
-        minimums = made[1];
         const int parameters = weight.has_minimums ? 2 : 1;
-        const auto* bytes = reinterpret_cast<const int8_t*>(header) + column +
-                            (4 * parameters + group) * kPanelColumns;
-        for (int i = 0; i < parameters; ++i) {
-#pragma GCC unroll 8
-            for (int v = 0; v < kCount; v += Vec::kWidth) {
-                const int at = i * kPanelColumns + v;
-                const Vec x =
-                    weight.kind == kFloat16
-                        ? load_float16(reinterpret_cast<const uint16_t*>(header) + column + at)
-                        : Vec::load(floats + at) *
-                              Ints::load_bytes(bytes + i * weight.span * kPanelColumns + v).floats();
-                x.store(made[i] + v);
+        for (int which = 0; which < parameters; ++which) {
+            const int at = which * kPanelColumns + column;
+            if (weight.kind == kFloat16) {
+                read_float16(reinterpret_cast<const uint16_t*>(header) + at, made[which][0]);
+            } else {
+                const auto* multiples = reinterpret_cast<const int8_t*>(header) + column;
+                read_multiples(reinterpret_cast<const float*>(header) + at,
+                               multiples + (4 * parameters + which * weight.span) * kPanelColumns,
+                               weight.span, made[which]);
             }
         }
+        scales = made[0][0];
+        minimums = made[1][0];
+    }
+
+    static void read_float16(const uint16_t* from, float* to) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kCount; i += Vec::kWidth) load_float16(from + i).store(to + i);
+    }
+
+    static void read_multiples(const float* numbers, const int8_t* multiples, int groups,
+                               float (*to)[kCount]) {
+        Vec number[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) number[v] = Vec::load(numbers + v * Vec::kWidth);
+        for (int group = 0; group < groups; ++group, multiples += kPanelColumns)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) {
+                const Ints multiple = Ints::load_bytes(multiples + v * Vec::kWidth);
+                (number[v] * multiple.floats()).store(to[group] + v * Vec::kWidth);
+            }
     }
 };
 
@@ -117,6 +131,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             panel += t.weight.header_bytes;
             for (int line = 0; line < t.weight.header_bytes; line += 64)
                 __builtin_prefetch(header + kPrefetchBytes + line);
+            parameters.read(t.weight, header, column);
         }
         const char* rows = x;
         x += ROWS * kRowChunkBytes;
@@ -132,12 +147,12 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             x += kUnitRowBytes;
             panel += kUnitPanelBytes;
         }
-        parameters.read(t.weight, header, in_span, column);
+        const int skipped = in_span * VECTORS * Vec::kWidth;
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
-            const Vec scale = Vec::load(parameters.scales + v * Vec::kWidth);
+            const Vec scale = Vec::load(parameters.scales + skipped + v * Vec::kWidth);
             if (has_minimums) {
-                const Vec minimum = Vec::load(parameters.minimums + v * Vec::kWidth);
+                const Vec minimum = Vec::load(parameters.minimums + skipped + v * Vec::kWidth);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
                     const char* row = rows + r * kRowChunkBytes;
@@ -226,7 +241,8 @@ char* pack_some(const Groups& groups, const T* from, char* to) {
     find_scales<SIZE, WHOLE>(groups, from, scales).store(factors);
     const bool is_finite = scales[0] == scales[0];
     const int row_bytes = groups.rows_in_block * kRowChunkBytes;
-    const int group_bytes = (1 + SIZE / kUnit * kUnitSteps * P::kStepBytes / kRowChunkBytes) * row_bytes;
+    constexpr int kChunks = 1 + SIZE / 4 * P::kStepBytes / kRowChunkBytes;
+    const int group_bytes = kChunks * row_bytes;
     Vec totals[kGroupsAtOnce];
     for (int group = groups.count; group < kGroupsAtOnce; ++group) totals[group] = Vec::zero();
     int64_t left = groups.left;
