@@ -37,7 +37,7 @@ class Weights:
     def linear(
         self, described: architecture.Linear, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        if self._read.packed:
+        if self._read.computed.packed:
             packed = self._read.linears.pop(described)
             return self.backend.linear(packed, out_dtype=out_dtype)
         weight = self._stacked(described.weights, described.transposed)

@@ -16,7 +16,9 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     """Floats that it computes in."""
     packed: bool
     """Whether linear layers are held as `_native` packs them; else they are arrays."""
+    integer_bits: tuple[int, ...] = ()
+    """Bits of the integers with scales in groups that it multiplies as they are."""
 
 
-NATIVE = ComputedFormats(dtypes=("float32", "bfloat16"), packed=True)
+NATIVE = ComputedFormats(dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 8))
 PLAIN_FLOATS = ComputedFormats(dtypes=("float32", "bfloat16", "float16"), packed=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 
 from aioserve import _native
 from aioserve.errors import WeightsError
-from aioserve.models.stored import Floats, StoredLinear
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.stored import Floats, IntegerForm, StoredLinear
 
 __all__ = ["ARRAY_DTYPES", "Array", "Decoding"]
 
@@ -30,7 +32,8 @@ ARRAY_DTYPES = {
 
 
 class Decoding:
-    """Decodes on as many threads as `_native` has, into floats of `dtype`.
+    """Decodes on as many threads as `_native` has. Floats become those of `dtype`, which is what
+    kernels compute in, too.
 
     `stop` lets what runs in other threads end with WeightsError, soon.
     """
@@ -52,12 +55,27 @@ class Decoding:
         self._each_block(parts, fill)
         return array
 
-    def packed(
+    def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
-    ) -> _native.PackedWeight:
-        """The weights, stacked along their rows, with their biases, as `_native` packs floats."""
-        weight = self.array(parts)
+    ) -> _native.LinearKernel:
+        """The weights, stacked along their rows, with their biases, as `_native` multiplies them:
+        those that are integers as they are, each run of one form by itself."""
         bias = self.array(biases) if biases else None
+        kernels: list[_native.LinearKernel] = []
+        top = 0
+        for form, run in groupby(parts, lambda part: part.integers):
+            of_run = list(run)
+            end = top + _rows(of_run)
+            own_bias = None if bias is None else np.ascontiguousarray(bias[top:end])
+            if form is None:
+                kernels.append(self._packed(of_run, own_bias))
+            else:
+                kernels.append(self._grouped(form, of_run, own_bias))
+            top = end
+        return kernels[0] if len(kernels) == 1 else _native.JoinedKernel(tuple(kernels))
+
+    def _packed(self, parts: Sequence[StoredLinear], bias: Array | None) -> _native.PackedWeight:
+        weight = self.array(parts)
         rows, columns = weight.shape
         return _native.PackedWeight(
             weight.ctypes.data,
@@ -68,6 +86,33 @@ class Decoding:
             0 if bias is None else bias.ctypes.data,
             self._dtype == "bfloat16",
         )
+
+    def _grouped(
+        self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
+    ) -> _native.GroupedWeight:
+        weight = _native.GroupedWeight(
+            _rows(parts),
+            parts[0].in_features,
+            form.group_size,
+            form.bits,
+            form.has_minimums,
+            self._dtype == "bfloat16",
+        )
+
+        def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
+            rows = part.rows(first, end)
+            if not isinstance(rows, GroupedIntegers):
+                raise WeightsError(f"{part.name}: {part.format.name} must give integers")
+            values, scales, minimums = _with_minimums(rows)
+            minimums_at = 0 if minimums is None else minimums.ctypes.data
+            weight.set_rows(
+                top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
+            )
+
+        self._each_block(parts, fill)
+        if bias is not None:
+            weight.set_bias(bias.ctypes.data)
+        return weight
 
     def _each_block(
         self,
@@ -88,6 +133,21 @@ class Decoding:
                 top += part.out_features
         for task in tasks:
             task.result()
+
+
+def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:
+    """Values, scales and minimums, in which zero points are, of memory without gaps. Of 4 bits
+    values with minimums are from 0 on."""
+    values, zeros, minimums = rows.values, rows.zeros, rows.minimums
+    if zeros is None and minimums is None:
+        return np.ascontiguousarray(values), np.ascontiguousarray(rows.scales), None
+    down = 0 if zeros is None else zeros.astype(np.float32)
+    if rows.bits == 4 and values.min() < 0:
+        values, down = values + np.int8(8), down + np.float32(8)
+    less = down * rows.scales
+    minimums = -less if minimums is None else minimums - less
+    scales = np.ascontiguousarray(rows.scales)
+    return np.ascontiguousarray(values), scales, np.ascontiguousarray(minimums, np.float32)
 
 
 def rounded(floats: Floats, dtype: str) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -38,20 +38,22 @@ of packed weights are slower to read, which shows in small models."""
 class ReadWeights:
     """The weights of one model in memory, each to be taken once.
 
-    `dtype` is float32, bfloat16 or float16. Where `packed`, a linear layer's weight and bias are
-    one `_native.PackedWeight`; else they are arrays. bfloat16 arrays have dtype int16.
+    `dtype` is float32, bfloat16 or float16. Where `formats` are packed, a linear layer's weight and
+    bias are one `_native.LinearKernel`; else they are arrays. bfloat16 arrays have dtype int16.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: str, packed: bool, max_model_len: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, dtype: str, formats: ComputedFormats, max_model_len: int
+    ) -> None:
         self.config = config
         self.dtype = dtype
-        self.packed = packed
+        self.computed = formats
         self.max_model_len = max_model_len
         self.head: architecture.Linear = architecture.Linear((config.head,))
         """The output layer."""
         self.has_table: bool = True
         """Whether the embedding is there as an array: else its rows are those of the head."""
-        self.linears: dict[architecture.Linear, _native.PackedWeight] = {}
+        self.linears: dict[architecture.Linear, _native.LinearKernel] = {}
         self.arrays: dict[Tensor, Array] = {}
         self.formats: dict[str, int] = {}
         """Bytes in memory of the weights of each format that the files have, or that they were
@@ -94,7 +96,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             if quantization is not None:
                 self._stored = QuantizedWhileLoading(self._stored, config, quantization)
             chosen = _choose_dtype(dtype, config, self._stored, formats)
-            needed = self._held_bytes(config, ARRAY_DTYPES[chosen].itemsize)
+            needed = self._least_bytes(config, chosen, formats)
             if memory_bytes is not None and needed > memory_bytes:
                 raise ModelError(
                     f"{files.path}: the weights take {needed} bytes in {chosen}, and there are "
@@ -103,7 +105,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         except BaseException:
             self._stored.close()
             raise
-        self._weights = ReadWeights(config, chosen, formats.packed, length)
+        self._weights = ReadWeights(config, chosen, formats, length)
         self._decoding = Decoding(chosen)
         self._decoded: list[tuple[Callable[[], None], int]] = []
         """What is decoded when the reader is done, and the stored bytes that it reads first."""
@@ -165,25 +167,35 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         vectors = [config.embedding] if weights.has_table else []
         in_linears = {tensor for described in linears for tensor in tensors_of(described)}
         vectors += (tensor for tensor in config.required if tensor not in in_linears)
-        self._count_formats({*vectors, *(t for part in linears for t in tensors_of(part))})
+        self._count_formats(set(vectors), linears)
         packed: dict[architecture.Linear, int] = {}
         for tensor in vectors:
             self._add_array(tensor)
         for described in linears:
-            if not weights.packed:
+            if not weights.computed.packed:
                 for tensor in tensors_of(described):
                     self._add_array(tensor)
             elif self._is_plain(tensors_of(described)):
                 packed[described] = self._add_packed(described)
             else:
-                self._decode_packed(described)
+                self._decode_kernel(described)
         return packed
 
-    def _count_formats(self, tensors: Iterable[Tensor]) -> None:
-        float_bytes, counted = ARRAY_DTYPES[self._weights.dtype].itemsize, self._weights.formats
-        for stored in map(self._stored.__getitem__, tensors):
-            name = stored.format.name
-            counted[name] = counted.get(name, 0) + stored.held_bytes(float_bytes)
+    def _count_formats(
+        self, vectors: Iterable[Tensor], linears: Iterable[architecture.Linear]
+    ) -> None:
+        weights, counted = self._weights, self._weights.formats
+        float_bytes = ARRAY_DTYPES[weights.dtype].itemsize
+
+        def count(tensors: Iterable[Tensor], integer_bits: Collection[int]) -> None:
+            for stored in map(self._stored.__getitem__, tensors):
+                held = stored.held_bytes(float_bytes, integer_bits)
+                counted[stored.format.name] = counted.get(stored.format.name, 0) + held
+
+        # What isn't packed is one array, whether it is looked up or multiplied with.
+        multiplied = {tensor for described in linears for tensor in tensors_of(described)}
+        count(multiplied, weights.computed.integer_bits)
+        count((v for v in vectors if weights.computed.packed or v not in multiplied), ())
 
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether C++ reads them as they are."""
@@ -231,13 +243,13 @@ class WeightReading(AbstractContextManager["WeightReading"]):
 
         self._decoded.append((decode, self._new_bytes((tensor,))))
 
-    def _decode_packed(self, described: architecture.Linear) -> None:
+    def _decode_kernel(self, described: architecture.Linear) -> None:
         def decode() -> None:
             weights, biases = (
                 [self._stored[tensor] for tensor in tensors]
                 for tensors in (described.weights, described.biases)
             )
-            self._weights.linears[described] = self._decoding.packed(weights, biases)
+            self._weights.linears[described] = self._decoding.kernel(weights, biases)
 
         self._decoded.append((decode, self._new_bytes(tuple(tensors_of(described)))))
 
@@ -247,9 +259,17 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         self._counted.update(new)
         return sum(self._stored[tensor].num_bytes for tensor in new)
 
-    def _held_bytes(self, config: DecoderConfig, float_bytes: int) -> int:
-        tensors = [*config.required, *([config.head] if config.head in self._stored else ())]
-        return sum(self._stored[tensor].held_bytes(float_bytes) for tensor in tensors)
+    def _least_bytes(self, config: DecoderConfig, dtype: str, formats: ComputedFormats) -> int:
+        """Bytes of the weights, each held once."""
+        multiplied = {weight for described in config.linears for weight in described.weights}
+        multiplied.add(config.embedding if config.head not in self._stored else config.head)
+        return sum(
+            self._stored[tensor].held_bytes(
+                ARRAY_DTYPES[dtype].itemsize, formats.integer_bits if tensor in multiplied else ()
+            )
+            for tensor in (*config.required, config.head)
+            if tensor in self._stored
+        )
 
 
 class _Report:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from aioserve.models.computed import NATIVE
 from aioserve.models.files import model_files
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model
+from aioserve.models.reading import WeightReading
 from aioserve.ops import backend_named
+from aioserve.ops.native_types import NativeLinear
 from tests.parity.paged import PagedRun
 
-__all__ = ["check_stands_for"]
+__all__ = ["check_computes", "check_stands_for", "logits_of"]
 
 PROMPT = [5, 9, 200, 31, 77, 8, 120, 3, 150]
 
@@ -38,12 +42,56 @@ def check_stands_for(model: Path, floats: Path) -> None:
                     assert rows.bits == form.bits
                     assert rows.group_size == form.group_size
                     assert (rows.zeros is not None) == form.has_minimums
-    for name in ("reference", "native"):
-        quantised = _logits(model, name)
-        assert quantised.isfinite().all()
-        assert torch.equal(quantised, _logits(floats, name))
+    check_computes(model, floats)
 
 
-def _logits(directory: Path, backend: str) -> torch.Tensor:
-    decoder = load_model(directory, dtype="float32", backend=backend_named(backend))
+def check_computes(model: Path, floats: Path, quantization: str | None = None) -> None:
+    """The reference backend gives the logits of the float model bit for bit. The native one holds
+    the same weights and biases, and its products are as near as activations of 8 bits let them."""
+    assert torch.equal(
+        logits_of(model, "reference", quantization=quantization), logits_of(floats, "reference")
+    )
+    with ExitStack() as stack:
+        ours, theirs = (
+            stack.enter_context(
+                WeightReading(
+                    model_files(path), dtype="float32", formats=NATIVE, quantization=method
+                )
+            ).read()
+            for path, method in ((model, quantization), (floats, None))
+        )
+        for described, kernel in ours.linears.items():
+            exact = NativeLinear.of_packed(theirs.linears[described])
+            _check_layer(NativeLinear.of_packed(kernel), exact)
+    integers, exact = logits_of(model, quantization=quantization), logits_of(floats)
+    error = (integers - exact).abs()
+    assert error.square().mean().sqrt() < 0.2 * exact.std()
+    best = exact.topk(2).values
+    clear = best[:, 0] - best[:, 1] > 2 * error.max()
+    assert torch.equal(integers.argmax(1)[clear], exact.argmax(1)[clear])
+
+
+def _check_layer(layer: NativeLinear, exact: NativeLinear) -> None:
+    every = torch.arange(layer.out_features)
+    weight = exact.rows(every)
+    # Where there are zero points, their product with the scale is rounded by itself.
+    close = 1e-6 * weight.abs().max().item()
+    torch.testing.assert_close(layer.rows(every), weight, rtol=1e-6, atol=close)
+    x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(7))
+    x[:, 3] *= 20
+    largest = [part.abs().amax(1) for part in x.split(128, dim=1)]
+    off = sum(
+        amax[:, None] / 254 * part.abs().sum(1)
+        for amax, part in zip(largest, weight.split(128, dim=1), strict=True)
+    )
+    off = off + 1e-5 * (x.abs() @ weight.abs().T)
+    assert ((layer(x) - exact(x)).abs() <= off).all()
+
+
+def logits_of(
+    directory: Path, backend: str = "native", *, quantization: str | None = None
+) -> torch.Tensor:
+    decoder = load_model(
+        directory, dtype="float32", backend=backend_named(backend), quantization=quantization
+    )
     return PagedRun(decoder).step({"a": PROMPT})["a"]

@@ -12,26 +12,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from aioserve.errors import ConfigError, ModelError, WeightsError
+from aioserve.models import reading
 from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from aioserve.models.quantization.rounding import FORMS, round_to_integers
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
-from aioserve.ops import Backend, backend_named
+from aioserve.ops import backend_named
+from tests.models.quantization.checking import check_computes, logits_of
 from tests.models.quantization.dequantized import write_dequantized
-from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import ARCHITECTURES, write
 
-PROMPT = [5, 9, 200, 31, 77, 8, 120, 3]
 methods = pytest.mark.parametrize("method", ["int8", "int4"])
-
-
-@pytest.fixture(params=["native", "reference"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return backend_named(request.param)
-
-
-def logits_of(directory: Path, **options: object) -> torch.Tensor:
-    return PagedRun(load_model(directory, **options)).step({"a": PROMPT})["a"]  # type: ignore[arg-type]
 
 
 @st.composite
@@ -99,13 +90,22 @@ def test_a_tensor_that_holds_nan_is_named(tmp_path: Path):
 @methods
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_model_is_the_float_model_of_its_dequantised_weights(
-    name: str, method: str, backend: Backend, tmp_path: Path
+    name: str, method: str, tmp_path: Path
 ):
     model = write(name, tmp_path / "model")
     floats = write_dequantized(model, tmp_path / "floats", method)
-    quantised = logits_of(model, quantization=method, backend=backend)
-    assert torch.equal(quantised, logits_of(floats, backend=backend))
-    assert not torch.equal(quantised, logits_of(model, backend=backend))
+    check_computes(model, floats, method)
+    assert not torch.equal(logits_of(floats), logits_of(model))
+
+
+@methods
+def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = write("qwen3", tmp_path / "model")
+    kept_twice = logits_of(model, quantization=method)
+    monkeypatch.setattr(reading, "TWO_COPIES_BYTES", 0)
+    assert torch.equal(logits_of(model, quantization=method), kept_twice)
 
 
 @methods
@@ -125,14 +125,27 @@ def test_layers_and_head_are_quantised_and_all_else_stays(method: str, tmp_path:
 
 
 def test_what_there_is_is_counted_by_format(tmp_path: Path):
-    decoder = load_model(write("phi3", tmp_path), quantization="int4", dtype="bfloat16")
-    assert set(decoder.weight_formats) == {"float32", "int4-g32", "int8-g128"}
-    plain = load_model(tmp_path, dtype="bfloat16")
-    assert plain.weight_formats == {"float32": sum(decoder.weight_formats.values())}
-
-
-def test_the_bytes_that_are_needed_are_those_of_what_is_held(tmp_path: Path):
     write("phi3", tmp_path)
+    reference = backend_named("reference")
+    plain = load_model(tmp_path, dtype="bfloat16", backend=reference).weight_formats
+    held = load_model(
+        tmp_path, quantization="int4", dtype="bfloat16", backend=reference
+    ).weight_formats
+    assert set(held) == {"float32", "int4-g32", "int8-g128"}
+    assert plain == {"float32": sum(held.values())}, "the reference holds all as floats"
+    native = load_model(tmp_path, quantization="int4", dtype="bfloat16").weight_formats
+    assert native.keys() == held.keys()
+    # Inputs of 48 and 80 take two and three scales of four bytes.
+    assert 0.3 < native["int4-g32"] / held["int4-g32"] < 0.34
+    assert 0.5 < native["int8-g128"] / held["int8-g128"] < 0.6
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen3"])
+def test_the_bytes_that_are_needed_are_those_of_what_is_held(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reading, "TWO_COPIES_BYTES", 0)
+    write(name, tmp_path)
     needed = sum(load_model(tmp_path, quantization="int4").weight_formats.values())
     load_model(tmp_path, quantization="int4", memory_bytes=needed)
     with pytest.raises(ModelError, match=f"the weights take {needed} bytes in float32"):
