@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.models.quantization.compressed import write_mixture
 from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_size
 from tests.pairs.prefix_list import PrefixList
 from tests.pairs.scene import Alone, Seen, features_of, place_of, played, scene_of
 from tests.parity import tiny_models
 
-MODELS = ("llama", "qwen3", "gemma3")
+MODELS = ("llama", "qwen3", "gemma3", "quantised")
+"""The last has layers of integers, of floats, and of both."""
 PAGE_SIZES = (1, 2, 16)
 FULL_SEEDS = 3
 DRAWN_CASES = 2
@@ -57,7 +58,10 @@ def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
     @cache
     def made(name: str) -> tuple[str, Alone]:
-        directory: Path = tiny_models.write(name, root / name)
+        if name == "quantised":
+            directory, _ = write_mixture(root / name)
+        else:
+            directory = tiny_models.write(name, root / name)
         return str(directory), Alone(str(directory))
 
     return made
