@@ -1,12 +1,37 @@
-"""Keys of prefix tree namespaces: prompts share KV only within one.
+"""Keys of cached KV: what must be equal for one request to be given what another computed.
 
-Two requests share a namespace exactly if all of their parts are equal. Each part carries a tag and
-its length, so no value of one part can pass for another part.
+Within an engine the prefix tree has a namespace for all prompts that may share KV; between engines
+a key says all that the numbers of KV depend on. Both are made of parts with a tag and a length, so
+no value of one part can pass for another part.
 """
 
 from __future__ import annotations
 
-__all__ = ["namespace_key"]
+import hashlib
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KVContent", "cache_key", "namespace_key"]
+
+
+class KVContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the numbers of KV depend on, beside the tokens and the namespace: the same in two
+    processes exactly if one may read what the other wrote."""
+
+    weights: bytes
+    """`aioserve.models.identity.weights_digest`: numbers and formats of the weights."""
+    computation: bytes
+    """`aioserve.models.identity.computation_digest`: architecture, rotary embedding."""
+    dtype: str
+    """Of activations."""
+    kv_format: str
+    """Of the KV pages: "bfloat16"."""
+    page_size: int
+    """Tokens in a page."""
+    kernels: str
+    """What computes it, where that decides the last bits: "native avx512_bf16", "cuda sm_90"."""
 
 
 def namespace_key(*, adapter: str | None = None, salt: str | None = None) -> bytes:
@@ -16,13 +41,30 @@ def namespace_key(*, adapter: str | None = None, salt: str | None = None) -> byt
     `b""`. Keys are netstrings with a tag in front: `b"adapter3:abc,salt1:x,"`. Raises `TypeError`
     for a part that is no string.
     """
-    return _part(b"adapter", adapter) + _part(b"salt", salt)
+    return _text(b"adapter", adapter) + _text(b"salt", salt)
 
 
-def _part(tag: bytes, value: str | None) -> bytes:
+def cache_key(content: KVContent, namespace: bytes, token_ids: npt.NDArray[np.int32]) -> bytes:
+    """The key, 32 bytes, of the KV of these tokens, int32 [T], from the first position on, in the
+    namespace of `namespace_key`. The same in every process."""
+    parts = [_part(b"aioserve kv", b"1")]
+    for name in content.__struct_fields__:
+        value = getattr(content, name)
+        parts.append(
+            _part(name.encode(), value if isinstance(value, bytes) else str(value).encode())
+        )
+    tokens = np.ascontiguousarray(token_ids, "<i4").tobytes()
+    parts += [_part(b"namespace", namespace), _part(b"tokens", tokens)]
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _text(tag: bytes, value: str | None) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, str):
         raise TypeError(f"{tag.decode()} must be a string, got {type(value).__name__}")
-    data = value.encode("utf-8", "surrogatepass")
+    return _part(tag, value.encode("utf-8", "surrogatepass"))
+
+
+def _part(tag: bytes, data: bytes) -> bytes:
     return b"%b%d:%b," % (tag, len(data), data)

@@ -96,6 +96,12 @@ class StoredTensor(msgspec.Struct, frozen=True):
             self._read_into(array[row], (row * columns + first) * array.itemsize)
         return array
 
+    def read_bytes(self, at: int, count: int) -> npt.NDArray[np.uint8]:
+        """`count` bytes from the tensor's byte `at` on."""
+        array = np.empty(count, np.uint8)
+        self._read_into(array, at)
+        return array
+
     def read_floats(self, first: int = 0, end: int | None = None) -> Floats:
         """As `read`, the numbers in float32. Raises `WeightsError` for a tensor of integers."""
         return as_float32(self.read(first, end), self)

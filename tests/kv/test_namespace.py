@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.kv.namespace import namespace_key
+from aioserve.kv.namespace import KVContent, cache_key, namespace_key
 
 parts = st.none() | st.text() | st.sampled_from(["salt1:x,", "1:x,", "adapter", "\ud800"])
 
@@ -37,3 +41,47 @@ def test_lengths_count_bytes() -> None:
 def test_a_part_that_is_no_string_is_refused() -> None:
     with pytest.raises(TypeError, match="salt must be a string, got bytes"):
         namespace_key(salt=b"x")  # pyright: ignore[reportArgumentType]
+
+
+contents = st.builds(
+    KVContent,
+    weights=st.binary(max_size=3),
+    computation=st.binary(max_size=3),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    kv_format=st.sampled_from(["float32", "bfloat16"]),
+    page_size=st.sampled_from([1, 16]),
+    kernels=st.text(max_size=3),
+)
+keyed = st.tuples(contents, st.binary(max_size=3), st.lists(st.integers(0, 2**31 - 1), max_size=3))
+
+
+@given(keyed, keyed, st.data())
+def test_cache_keys_are_equal_exactly_if_all_that_counts_is(
+    left: tuple, right: tuple, data: st.DataObject
+) -> None:
+    right = data.draw(st.sampled_from([right, left]))
+    if data.draw(st.booleans()):
+        field = data.draw(st.sampled_from(KVContent.__struct_fields__))
+        changed = msgspec.structs.replace(left[0], **{field: getattr(right[0], field)})
+        right = (changed, *left[1:])
+    keys = [cache_key(one, space, np.array(ids, np.int32)) for one, space, ids in (left, right)]
+    assert len(keys[0]) == 32
+    assert (keys[0] == keys[1]) == (left == right)
+
+
+def test_the_cache_key_is_this_one_in_every_version_of_python() -> None:
+    content = KVContent(
+        weights=b"w",
+        computation=b"c",
+        dtype="bfloat16",
+        kv_format="bfloat16",
+        page_size=16,
+        kernels="native avx2",
+    )
+    key = cache_key(content, namespace_key(salt="x"), np.array([1, 2, 300], np.int32))
+    written = (
+        b"aioserve kv1:1,weights1:w,computation1:c,dtype8:bfloat16,kv_format8:bfloat16,"
+        b"page_size2:16,kernels11:native avx2,namespace8:salt1:x,,"
+        b"tokens12:\x01\0\0\0\x02\0\0\0\x2c\x01\0\0,"
+    )
+    assert key == hashlib.sha256(written).digest()
