@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from aioserve.errors import WeightsError
 from aioserve.models.config import DecoderConfig
+from aioserve.models.fields import Fields
 from aioserve.models.gguf.config import generation_of, read_config
 from aioserve.models.gguf.file import Metadata, short_decimal
 from aioserve.models.gguf.parts import open_parts
@@ -100,7 +101,8 @@ class GGUFModel(ModelFiles):
                 lambda name: _vector(tensors[name]),
                 source,
             )
-            if metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"):
+            kind = Fields(metadata, source).text("tokenizer.ggml.model", "none")
+            if kind not in ("none", "no_vocab"):
                 vocabulary = GGUFVocabulary(metadata, source)
                 config["bos_token_id"] = vocabulary.bos_token_id
                 config["eos_token_id"] = list(vocabulary.eos_token_ids)

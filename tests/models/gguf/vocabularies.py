@@ -1,4 +1,4 @@
-"""Small vocabularies, trained on this repository's README, as GGUF metadata have them."""
+"""Small vocabularies, trained on a file of this repository, as GGUF metadata have them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-README = Path(__file__).parents[3] / "README.md"
-TEXT = README.read_text(encoding="utf-8") + "Grüße aus 世界! 😀 it's  5,000   naïve\n\n\tcafés\r\n"
+SOURCE = Path(__file__).parents[3] / "aioserve" / "errors.py"
+TEXT = SOURCE.read_text(encoding="utf-8") + "Grüße aus 世界! 😀 it's  5,000   naïve\n\n\tcafés\r\n"
 CONTROL = ("<s>", "</s>", "<|im_end|>")
 DEFINED = ("<think>", "two words")
 NORMAL, UNKNOWN, IS_CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
