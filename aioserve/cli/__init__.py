@@ -99,6 +99,13 @@ app.command(
     sort_key=7,
 )
 app.command(
+    "aioserve.cli.evaluate:evaluate",
+    name="evaluate",
+    help="Measure perplexity on a text, and divergence from another model.",
+    usage="Usage: aioserve evaluate MODEL --text FILE [OPTIONS]",
+    sort_key=7,
+)
+app.command(
     "aioserve.cli.plugins:app", name="plugins", help="List, check and begin plugins.", sort_key=8
 )
 app.command(

@@ -144,6 +144,11 @@ class Tokenizer:
         """Ids of a text that UTF-8 can encode, without any frame and of any length."""
         return library.encode_ids(self._backend, text)
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids as of `encode_plain`, and where in `text` each token ends, in characters."""
+        encoding = library.encode(self._backend, text)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token writes behind others: the name of a special one, nothing for an id outside
         the vocabulary. Raises `InvariantError` for what is no id."""

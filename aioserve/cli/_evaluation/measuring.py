@@ -1,0 +1,181 @@
+"""Opens the engines of `aioserve evaluate`, chooses the windows and measures: its options, and what
+came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioserve.arguments import counted
+from aioserve.cli._engine import DeviceOptions, open_engine
+from aioserve.cli._evaluation.divergence import Divergence, RowReader, compare_text
+from aioserve.cli._evaluation.scoring import Scored, score_text
+from aioserve.cli._evaluation.text import EvaluatedText, check_same_tokens, tokens_of_text
+from aioserve.cli._evaluation.windows import Window, second_halves, sliding_windows
+from aioserve.errors import ConfigError
+from aioserve.kv.pages import pages_for
+from aioserve.progress_bar import bar_on_terminal
+
+if TYPE_CHECKING:
+    from aioserve import Engine
+
+__all__ = ["Measured", "Options", "check", "measure"]
+
+CONTEXT = 512
+"""Tokens of a window, where the model takes as many."""
+LEAST_CONTEXT = 2
+MAX_CONTEXT = 1 << 24
+MAX_CONCURRENCY = 1024
+PAGE_SIZE = 16
+SPARE_PAGES = 8
+"""Pages of each window beside those of its tokens, so that the next one can begin."""
+
+
+class Options(NamedTuple):
+    """What the command line says of windows."""
+
+    context: int | None
+    stride: int | None
+    second_halves: bool
+    max_tokens: int | None
+    concurrency: int
+
+
+class Measured(NamedTuple):
+    """What the engines gave. That of the reference is None where there is none."""
+
+    text: EvaluatedText
+    context: int
+    stride: int | None
+    windows: list[Window]
+    scored: Scored
+    reference: Scored | None
+    divergence: Divergence | None
+    facts: tuple[dict[str, Any], ...]
+    """What each engine is: dtype, device, backend."""
+
+
+def check(options: Options) -> None:
+    """Raise `ConfigError` for a count that is out of bounds, or without effect."""
+    limits: dict[str, tuple[int | None, int, int]] = {
+        "context": (options.context, LEAST_CONTEXT, MAX_CONTEXT),
+        "stride": (options.stride, 1, options.context or MAX_CONTEXT),
+        "max_tokens": (options.max_tokens, 2, MAX_CONTEXT),
+        "concurrency": (options.concurrency, 1, MAX_CONCURRENCY),
+    }
+    for name, (value, least, most) in limits.items():
+        if value is not None and not least <= value <= most:
+            raise ConfigError(
+                f"{name} must be in [{least}, {most}], got {value}",
+                argument=name,
+                value=value,
+                limit=least if value < least else most,
+            )
+    if options.second_halves and options.stride is not None:
+        raise ConfigError(
+            "stride has no effect with --second-halves: leave one of them out", argument="stride"
+        )
+
+
+async def measure(
+    models: list[tuple[str, str]], contents: str, options: Options, on: DeviceOptions
+) -> Measured:
+    engines: list[Engine] = []
+    readers = [RowReader() for _ in models]
+    async with AsyncExitStack() as stack:
+        for (model, dtype), reader in zip(models, readers, strict=True):
+            sizes = _engine_sizes(options)
+            engine = open_engine(model, dtype=dtype, plugins=(reader,), **sizes, **on.of_engine())
+            with _blaming_context(options.context):
+                engines.append(await stack.enter_async_context(engine))
+        if len(engines) > 1:
+            check_same_tokens(engines[0], engines[1], contents)
+        text = tokens_of_text(contents, engines[0], options.max_tokens)
+        context, stride, windows = _windows(options, engines, text)
+        scores: list[Scored] = []
+        for (model, _), engine in zip(models, engines, strict=True):
+            with bar_on_terminal(f"scoring {model}") as bar:
+                scores.append(await score_text(engine, text, windows, options.concurrency, bar))
+        divergence = None
+        if len(engines) > 1:
+            with bar_on_terminal("comparing distributions") as bar:
+                divergence = await compare_text(
+                    (engines[0], engines[1]),
+                    (readers[0], readers[1]),
+                    text,
+                    windows,
+                    options.concurrency,
+                    bar,
+                )
+        facts = tuple([engine.dump()["model"] for engine in engines])
+    reference = scores[1] if len(scores) > 1 else None
+    return Measured(text, context, stride, windows, scores[0], reference, divergence, facts)
+
+
+def _engine_sizes(options: Options) -> dict[str, Any]:
+    """Options of `Engine` with which it has room for the windows, and for no more: there may be
+    another one beside it."""
+    context = options.context or CONTEXT
+    return {
+        "max_num_seqs": options.concurrency,
+        "max_model_len": options.context and context + 1,
+        "page_size": PAGE_SIZE,
+        "num_pages": options.concurrency * (pages_for(context + 1, PAGE_SIZE) + SPARE_PAGES),
+    }
+
+
+@contextmanager
+def _blaming_context(context: int | None) -> Iterator[None]:
+    """What an engine says of a `max_model_len` that is too large is told of the context."""
+    try:
+        yield
+    except ConfigError as error:
+        if context is None or not str(error).startswith("max_model_len "):
+            raise
+        raise ConfigError(
+            f"context={context} takes a max_model_len of {context + 1}: {error}",
+            argument="context",
+            value=context,
+            limit=error.limit,
+        ) from error
+
+
+def _windows(
+    options: Options, engines: list[Engine], text: EvaluatedText
+) -> tuple[int, int | None, list[Window]]:
+    """Context, stride and windows. Raises `ConfigError` where there can be none."""
+    most = min([engine.limits.max_model_len - 1 for engine in engines])
+    context = options.context or min(CONTEXT, most)
+    num_before, num_tokens = len(text.before), len(text.token_ids)
+    size = context - num_before
+    if size < LEAST_CONTEXT:
+        raise ConfigError(
+            f"context must be at least {LEAST_CONTEXT + num_before}, got {context}",
+            argument="context",
+            value=context,
+            limit=LEAST_CONTEXT + num_before,
+        )
+    if options.second_halves:
+        windows = [one for one in second_halves(num_tokens, context, num_before) if one.num_scored]
+        if not windows:
+            raise ConfigError(
+                f"text must have at least {size} tokens for a whole chunk of {context}, "
+                f"got {counted(num_tokens, 'token')}",
+                argument="text",
+                value=num_tokens,
+                limit=size,
+            )
+        return context, None, windows
+    stride = options.stride or max(1, context // 2)
+    largest = size - 1 + min(1, num_before)
+    if stride > largest:
+        raise ConfigError(
+            f"stride must be at most {largest} with a context of {context}, so that each token has "
+            f"context, got {stride}",
+            argument="stride",
+            value=stride,
+            limit=largest,
+        )
+    return context, stride, sliding_windows(num_tokens, size, stride, num_before)

@@ -1,0 +1,81 @@
+"""`aioserve evaluate MODEL --text FILE`: perplexity on a text, and with `--reference` how far the
+model is from another one. How that is measured is in `_evaluation/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from aioserve.cli._engine import DeviceOptions
+from aioserve.cli._evaluation.measuring import Options, check, measure
+from aioserve.cli._evaluation.results import print_tables, result_of
+from aioserve.cli._evaluation.text import read_text
+from aioserve.cli._models import check_model
+from aioserve.cli._streams import check_output, json_text
+from aioserve.errors import ConfigError
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    model: str,
+    /,
+    *,
+    text: Path,
+    reference: str | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    second_halves: Annotated[bool, Parameter(negative=())] = False,
+    max_tokens: int | None = None,
+    concurrency: int = 16,
+    dtype: str = "auto",
+    reference_dtype: str | None = None,
+    json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    on: DeviceOptions | None = None,
+) -> None:
+    """Measure a model's perplexity on a text, and its divergence from another model.
+
+    Args:
+        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
+            downloaded where it isn't in the local cache.
+        text: A file in UTF-8, at most 16 MiB.
+        reference: A model with the same tokenizer, to compare with: the ratio of perplexities,
+            KL(reference || model) over the whole vocabulary, and at how many tokens both find the
+            same token the most likely one.
+        context: Tokens of a window, the BOS before it included; 512 when not given, or as many as
+            the model takes.
+        stride: Tokens from a window to the next; a token has at least context - stride tokens of
+            context. Half of the context when not given.
+        second_halves: Cut the text into chunks and score the second half of each alone, as
+            llama.cpp's perplexity does, in place of windows with a stride.
+        max_tokens: Evaluate the first tokens of the text alone.
+        concurrency: Windows at once.
+        dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
+        reference_dtype: The same of the reference; auto when not given.
+        json: Also write the result to this file; "-" prints JSON alone.
+        on: Where the models run.
+    """
+    options = Options(context, stride, second_halves, max_tokens, concurrency)
+    check(options)
+    if reference is None and reference_dtype is not None:
+        raise ConfigError("reference_dtype goes with --reference", argument="reference_dtype")
+    if json not in (None, "-"):
+        check_output("json", Path(json))
+    contents = read_text(text)
+    models = [(model, dtype)]
+    if reference is not None:
+        models.append((reference, reference_dtype or "auto"))
+    for name, _ in models:
+        check_model(name, None)
+    measured = asyncio.run(measure(models, contents, options, on or DeviceOptions()))
+    result = result_of(measured, [Path(name).name for name, _ in models], text)
+    if json == "-":
+        print(json_text(result))
+        return
+    print_tables(result)
+    if json is not None:
+        Path(json).write_text(json_text(result) + "\n", encoding="utf-8")
