@@ -45,7 +45,19 @@ def test_a_short_command_imports_no_heavy_module(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["run", "chat", "serve", "bench", "doctor", "plan", "simulate", "calibrate", "plugins"]
+    "verb",
+    [
+        "run",
+        "chat",
+        "serve",
+        "bench",
+        "doctor",
+        "plan",
+        "simulate",
+        "calibrate",
+        "evaluate",
+        "plugins",
+    ],
 )
 def test_the_help_of_a_verb_imports_no_heavy_module(verb: str) -> None:
     modules, output = modules_after(run_as_main(verb, "--help"))

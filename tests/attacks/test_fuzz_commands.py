@@ -36,6 +36,7 @@ VERBS = (
     ("simulate",),
     ("sweep",),
     ("calibrate",),
+    ("evaluate",),
     ("plugins",),
     ("plugins", "check"),
     ("plugins", "new"),
@@ -88,6 +89,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for kind in ("policy", "eviction", "observer", "admission"):
             patch.setattr(f"aioserve.testing.check_{kind}", begin)
         patch.setattr("sys.stdin", io.StringIO("a prompt\n"))
+        (directory / "text.txt").write_text("Lorem ipsum\n")
         (directory / NO_TEXT).mkdir()
         (directory / NO_TEXT / "config.json").write_text(json.dumps(PRESETS["llama-3-8b"]))
         yield directory
@@ -128,6 +130,12 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         words.append(draw(st.just("http://127.0.0.1:1") | values()))
     if verb == ("calibrate",):
         words += ["-o", "table.json"]
+    if verb == ("evaluate",):
+        words += [
+            draw(st.just("pyhelp") | values()),
+            "--text",
+            draw(st.just("text.txt") | values()),
+        ]
     for _ in range(draw(st.integers(0, 4))):
         option = draw(st.sampled_from([*options, "--no-such-option", "-x"]))
         value = draw(values())
@@ -166,6 +174,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @example(["sweep", "--synthetic", "bursts", "--rates", "9" * 5000])
 @example(["sweep", "--synthetic", "bursts", "--vary", "max_num_seqs=" + "9" * 5000])
 @example(["calibrate", "-o", f"{NO_TEXT}/table.json"])
+@example(["evaluate", "pyhelp", "--text", "/dev/zero"])
+@example(["evaluate", "pyhelp", "--text", NO_TEXT, "--reference", NO_TEXT])
 @example(["plan", NO_TEXT, "--json"])
 @example(["plan", NO_TEXT])
 @example(["bench", "latency", NO_TEXT])

@@ -18,6 +18,7 @@ def test_help_lists_every_verb(aioserve: Run) -> None:
         "plan",
         "simulate",
         "calibrate",
+        "evaluate",
         "plugins",
     ):
         assert verb in shown

@@ -67,7 +67,7 @@ def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
 
 @pytest.mark.parametrize(
     "verb",
-    [("bench", "latency"), ("serve",), ("chat",), ("calibrate",)],
+    [("bench", "latency"), ("serve",), ("chat",), ("calibrate",), ("evaluate",)],
     ids=" ".join,
 )
 def test_every_verb_that_computes_with_a_model_downloads_it(
@@ -75,6 +75,7 @@ def test_every_verb_that_computes_with_a_model_downloads_it(
 ) -> None:
     more = {
         "calibrate": ("-o", "table.json"),
+        "evaluate": ("--text", __file__),
         "serve": ("--port", 0),
         "bench": ("--device", "cpu"),
     }

@@ -42,8 +42,8 @@ def test_they_are_named_with_the_commands_usage(
         if parameter.kind is parameter.POSITIONAL_ONLY
     ]
     words = [f"word-{n}" for n in range(len(taken))]
-    needed = ["--output", "table.json"] if chain == ("calibrate",) else []
-    done = aioserve_here(*chain, *words, "big", "world", *needed)
+    needed = {"calibrate": ["--output", "table.json"], "evaluate": ["--text", "text.txt"]}
+    done = aioserve_here(*chain, *words, "big", "world", *needed.get(chain[0], []))
     assert (done.returncode, done.stdout) == (2, "")
     usage = f"usage: aioserve {' '.join(chain)} "
     assert done.stderr.startswith(f"aioserve: 'big' 'world' are 2 words too many; {usage}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
     from aioserve import Engine
     from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["MAX_TEXT_BYTES", "EvaluatedText", "check_same_tokens", "read_text", "tokens_of_text"]
+__all__ = [
+    "MAX_TEXT_BYTES",
+    "EvaluatedText",
+    "bytes_of_tokens",
+    "check_same_tokens",
+    "read_text",
+    "tokens_of_text",
+]
 
 MAX_TEXT_BYTES = 1 << 24
 
@@ -70,18 +78,22 @@ def tokens_of_text(text: str, engine: Engine, max_tokens: int | None) -> Evaluat
         raise ConfigError(
             f"text must have at least 2 tokens, got {counted(len(ids), 'token')}", argument="text"
         )
-    ends = np.maximum.accumulate(np.array(ends, np.int64))
-    ends[-1] = len(text)
-    # Bytes before each character, and before the end.
+    return EvaluatedText(
+        before=tuple(_before(tokenizer)),
+        token_ids=np.array(ids[:max_tokens], np.int32),
+        num_bytes=bytes_of_tokens(text, ends)[:max_tokens],
+    )
+
+
+def bytes_of_tokens(text: str, ends: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Bytes of a text, float64 `[tokens]`, by where each token ends, in characters. What lies
+    between two tokens counts for the second, and what lies behind all for the last."""
+    reached = np.maximum.accumulate(np.array(ends, np.int64))
+    reached[-1] = len(text)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
-    places = np.concatenate([[0], np.cumsum(widths)])
-    num_bytes = np.diff(places[ends], prepend=0).astype(np.float64)
-    return EvaluatedText(
-        before=tuple(tokenizer.encode("a")[: tokenizer.frame[0]]),
-        token_ids=np.array(ids[:max_tokens], np.int32),
-        num_bytes=num_bytes[:max_tokens],
-    )
+    places = np.concatenate([[0], np.cumsum(widths)])  # before each character, and before the end
+    return np.diff(places[reached], prepend=0).astype(np.float64)
 
 
 def check_same_tokens(engine: Engine, reference: Engine, text: str) -> None:
