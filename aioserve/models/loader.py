@@ -26,7 +26,7 @@ def load_model(
     memory_bytes: int | None = None,
     use_program: bool = True,
 ) -> Decoder:
-    """Load the Hugging Face model in the directory `path`.
+    """Load the model at `path`: a directory in Hugging Face's layout, or a GGUF file.
 
     dtype: float32, bfloat16 or float16, of weights, activations and KV pages. "auto" is the
         checkpoint's. The native backend knows no float16: such a checkpoint becomes float32 there,

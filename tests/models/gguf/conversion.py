@@ -129,6 +129,8 @@ def _tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any],
 
     if model["merges"]:  # the package writes no empty list
         writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    if (template := directory / "chat_template.jinja").exists():
+        writer.add_chat_template(template.read_text())
     ends = config["eos_token_id"]
     ends = ends if isinstance(ends, list) else [ends]
     writer.add_bos_token_id(config["bos_token_id"])

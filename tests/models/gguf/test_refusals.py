@@ -65,9 +65,7 @@ def used(path: Path) -> None:
         files.tokenizer()
 
 
-def test_the_file_that_the_others_are_made_of_is_right(
-    tmp_path: Path, tiny: Tiny
-) -> None:
+def test_the_file_that_the_others_are_made_of_is_right(tmp_path: Path, tiny: Tiny) -> None:
     pairs, tensors = tiny
     used(write_gguf(tmp_path / "x.gguf", {**pairs, "tokenizer.ggml.model": "none"}, tensors))
 
@@ -183,9 +181,7 @@ def test_vectors_of_blocks_are_refused(tmp_path: Path) -> None:
         used(path)
 
 
-def test_what_the_config_was_read_from_needs_no_place(
-    tmp_path: Path, tiny: Tiny
-) -> None:
+def test_what_the_config_was_read_from_needs_no_place(tmp_path: Path, tiny: Tiny) -> None:
     pairs, tensors = tiny
     assert "rope_freqs.weight" in tensors
     more = {**tensors, "blk.0.attn_rot_embd.weight": floats(4)}
