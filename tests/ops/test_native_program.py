@@ -211,7 +211,7 @@ def test_a_value_that_is_read_again_is_not_fused_away():
 
 
 @pytest.mark.parametrize("dtype", LAYERS)
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("tokens", [1, 5, 32])
 def test_a_norm_before_a_layer_made_of_several_is_computed_once(dtype, tokens):
     weights = LAYERS[dtype]
     norm = RMSNorm(weights.weight, 1e-5)
@@ -225,7 +225,8 @@ def test_a_norm_before_a_layer_made_of_several_is_computed_once(dtype, tokens):
 
     program = recorded(compute, dtype)
     assert program._program.num_ops == 1 + 1 + 2 + 3, "a norm isn't fused into the joined layer"
-    plain, together = both_ways(compute, dtype, host_batch([tokens], [0, tokens - 1][:tokens]))
+    counts = [tokens] if tokens < 16 else [16, tokens - 16]
+    plain, together = both_ways(compute, dtype, host_batch(counts, sorted({0, tokens - 1})))
     assert same_bits(plain, together)
 
 
