@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -29,6 +30,9 @@ ARRAY_DTYPES = {
     "float16": np.dtype(np.float16),
 }
 """Array dtype for the numbers of each: numpy has no bfloat16."""
+
+_SCALES = ("multiples", "float16", "float32")
+"""Ways in which `_native.GroupedWeight` keeps scales, of which the last takes any."""
 
 
 class Decoding:
@@ -90,12 +94,23 @@ class Decoding:
     def _grouped(
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
     ) -> _native.GroupedWeight:
+        """With scales in as few bytes as hold them exactly."""
+        for scales in _SCALES[:-1]:
+            with suppress(ValueError):  # scales that would be rounded
+                return self._filled(form, parts, bias, scales)
+        return self._filled(form, parts, bias, _SCALES[-1])
+
+    def _filled(
+        self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None, scales: str
+    ) -> _native.GroupedWeight:
+        """Raises ValueError for scales that can't be kept so."""
         weight = _native.GroupedWeight(
             _rows(parts),
             parts[0].in_features,
             form.group_size,
             form.bits,
             form.has_minimums,
+            scales,
             self._dtype == "bfloat16",
         )
 
@@ -109,6 +124,7 @@ class Decoding:
                 top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
             )
 
+        fill(parts[0], 0, 0, 1)  # tells most often whether scales can be kept so
         self._each_block(parts, fill)
         if bias is not None:
             weight.set_bias(bias.ctypes.data)

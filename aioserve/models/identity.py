@@ -63,5 +63,5 @@ def _told(weights: StoredWeights, tensor: Tensor) -> bytes:
 def _digest(part: StoredTensor) -> str:
     found = hashlib.sha256()
     for at in range(0, part.num_bytes, _PIECE_BYTES):
-        found.update(part.read_bytes(at, min(_PIECE_BYTES, part.num_bytes - at)))
+        found.update(part.read_bytes(at, min(_PIECE_BYTES, part.num_bytes - at)).data)
     return found.hexdigest()

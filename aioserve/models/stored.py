@@ -42,8 +42,8 @@ Floats = npt.NDArray[np.float32]
 Rows = GroupedIntegers | Floats
 """Rows of a weight, [rows, in]."""
 
-BLOCK_VALUES = 1 << 20
-"""About so many numbers of a weight are decoded at once."""
+BLOCK_VALUES = 1 << 17
+"""About so many numbers of a weight are decoded at once: their floats stay in the caches."""
 
 _NUMPY_DTYPES: dict[str, type] = {
     "F64": np.float64,

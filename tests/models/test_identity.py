@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -59,8 +60,7 @@ def test_shards_and_the_order_in_a_file_do_not_count(tmp_path: Path):
         inside = {name: tensors[name] for name in reversed(names) if placed[name] == shard}
         save_file(inside, tmp_path / shard)
     file.unlink()
-    index = '{"weight_map": {%s}}' % ", ".join(f'"{k}": "{v}"' for k, v in placed.items())
-    (tmp_path / "model.safetensors.index.json").write_text(index)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     assert digest_of(tmp_path) == before
 
 
