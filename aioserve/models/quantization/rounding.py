@@ -47,26 +47,34 @@ def round_to_integers(weight: Floats, form: IntegerForm) -> GroupedIntegers:
 
 
 def _int8(groups: Floats) -> tuple[Floats, Floats]:
-    largest = np.abs(groups).max(axis=2, keepdims=True)
-    return np.rint(_shares(groups, largest) * np.float32(127)), largest / np.float32(127)
+    scales = _short(np.abs(groups).max(axis=2, keepdims=True) / np.float32(127))
+    return np.clip(np.rint(_quotients(groups, scales)), -127, 127), scales
 
 
 def _int4(groups: Floats) -> tuple[Floats, Floats]:
     at = np.abs(groups).argmax(axis=2, keepdims=True)
     largest = np.take_along_axis(groups, at, axis=2)
-    shares = _shares(groups, largest)
+    shares = _quotients(groups, largest)
     best_error = np.full_like(largest, np.inf)
-    best_values, best_scales = np.zeros_like(groups), np.zeros_like(largest)
+    best_scales = np.zeros_like(largest)
     for becomes in map(np.float32, _INT4_LARGEST):
         values = np.clip(np.rint(shares * -becomes), -8, 7)
         error = np.square(values / -becomes - shares).sum(axis=2, keepdims=True)
         better = error < best_error
         np.copyto(best_error, error, where=better)
-        np.copyto(best_values, values, where=better)
         np.copyto(best_scales, largest / -becomes, where=better)
-    return best_values, best_scales
+    best_scales = _short(best_scales)
+    return np.clip(np.rint(_quotients(groups, best_scales)), -8, 7), best_scales
 
 
-def _shares(groups: Floats, largest: Floats) -> Floats:
-    """Quotients by the largest of each group; zeros where that is zero."""
-    return np.divide(groups, largest, out=np.zeros_like(groups), where=largest != 0)
+def _quotients(groups: Floats, by: Floats) -> Floats:
+    """Zeros where the divisor is zero."""
+    return np.divide(groups, by, out=np.zeros_like(groups), where=by != 0)
+
+
+def _short(scales: Floats) -> Floats:
+    """The scales in float16, which kernels read faster, where that has 11 bits of them."""
+    with np.errstate(over="ignore"):
+        short = scales.astype(np.float16).astype(np.float32)
+        close = np.abs(short - scales) <= np.abs(scales) * np.float32(2**-11)
+    return np.where(close, short, scales)
