@@ -45,7 +45,8 @@ def evaluate(
         text: A file in UTF-8, at most 16 MiB.
         reference: A model with the same tokenizer, to compare with: the ratio of perplexities,
             KL(reference || model) over the whole vocabulary, and at how many tokens both find the
-            same token the most likely one.
+            same token the most likely one. It is taken as it is stored: --quantization is for
+            MODEL alone.
         context: Tokens of a window, the BOS before it included; 512 when not given, or as many as
             the model takes.
         stride: Tokens from a window to the next; a token has at least context - stride tokens of
@@ -57,7 +58,7 @@ def evaluate(
         dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         reference_dtype: The same of the reference; auto when not given.
         json: Also write the result to this file; "-" prints JSON alone.
-        on: Where the models run.
+        on: Where the models run, and the model in how many bits.
     """
     options = Options(context, stride, second_halves, max_tokens, concurrency)
     check(options)
@@ -66,12 +67,14 @@ def evaluate(
     if json not in (None, "-"):
         check_output("json", Path(json))
     contents = read_text(text)
-    models = [(model, dtype)]
+    places = (on or DeviceOptions()).of_engine()
+    models = [(model, places | {"dtype": dtype})]
     if reference is not None:
-        models.append((reference, reference_dtype or "auto"))
+        as_stored = {"dtype": reference_dtype or "auto", "quantization": None}
+        models.append((reference, places | as_stored))
     for name, _ in models:
         check_model(name, None)
-    measured = asyncio.run(measure(models, contents, options, on or DeviceOptions()))
+    measured = asyncio.run(measure(models, contents, options))
     result = result_of(measured, [Path(name).name for name, _ in models], text)
     if json == "-":
         print(json_text(result))

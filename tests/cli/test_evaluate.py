@@ -193,6 +193,21 @@ def test_a_model_is_not_apart_from_itself_and_hardly_in_fewer_bits(
     assert 0 < found["comparison"]["kl_nats_per_token"]["value"] < 0.01
 
 
+def test_the_reference_is_taken_as_it_is_stored(
+    aioserve_here: Run, tiny_model: Path, text: Path
+) -> None:
+    done = aioserve_here(
+        *("evaluate", tiny_model, "--text", text, "--reference", tiny_model, "--json", "-"),
+        *("--quantization", "int4", "--max-tokens", 60),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    model, reference = [" ".join(one["weight_bytes"]) for one in result["models"]]
+    assert "int4" in model
+    assert "int" not in reference
+    assert result["comparison"]["kl_nats_per_token"]["value"] > 1e-4
+
+
 def test_a_context_that_is_not_given_is_one_that_the_model_has(
     aioserve_here: Run, tmp_path: Path, tiny_model: Path, text: Path
 ) -> None:

@@ -4,12 +4,12 @@ came out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.arguments import counted
-from aioserve.cli._engine import DeviceOptions, open_engine
+from aioserve.cli._engine import open_engine
 from aioserve.cli._evaluation.divergence import Divergence, RowReader, compare_text
 from aioserve.cli._evaluation.scoring import Scored, score_text
 from aioserve.cli._evaluation.text import EvaluatedText, check_same_tokens, tokens_of_text
@@ -80,14 +80,16 @@ def check(options: Options) -> None:
 
 
 async def measure(
-    models: list[tuple[str, str]], contents: str, options: Options, on: DeviceOptions
+    models: Sequence[tuple[str, Mapping[str, Any]]], contents: str, options: Options
 ) -> Measured:
+    """Measure a model, and the one behind it for its reference if there is one, each with options
+    of its engine. Raises `ConfigError` for what doesn't go together."""
     engines: list[Engine] = []
     readers = [RowReader() for _ in models]
     async with AsyncExitStack() as stack:
-        for (model, dtype), reader in zip(models, readers, strict=True):
+        for (model, of_engine), reader in zip(models, readers, strict=True):
             sizes = _engine_sizes(options)
-            engine = open_engine(model, dtype=dtype, plugins=(reader,), **sizes, **on.of_engine())
+            engine = open_engine(model, plugins=(reader,), **sizes, **of_engine)
             with _blaming_context(options.context):
                 engines.append(await stack.enter_async_context(engine))
         if len(engines) > 1:

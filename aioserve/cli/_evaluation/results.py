@@ -59,7 +59,7 @@ def result_of(measured: Measured, names: list[str], text: Path) -> dict[str, Any
         result["models"].append(
             {
                 "model": name,
-                **{key: facts[key] for key in ("device", "dtype", "backend")},
+                **{key: facts[key] for key in ("device", "dtype", "backend", "weight_bytes")},
                 "perplexity": nats.map(_exp)._asdict(),
                 "nats_per_token": nats._asdict(),
                 "bits_per_byte": bits._asdict(),
@@ -100,13 +100,15 @@ def print_tables(result: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    columns = ("model", "dtype", "perplexity", "bits per byte", "nats per token", "tokens/s")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("model", "dtype") else "right")
+    named = ("model", "dtype", "weights")
+    for column in (*named, "MB", "perplexity", "bits per byte", "nats per token", "tokens/s"):
+        table.add_column(column, justify="left" if column in named else "right")
     for one in result["models"]:
         table.add_row(
             one["model"],
             one["dtype"],
+            " ".join(one["weight_bytes"]),
+            f"{sum(one['weight_bytes'].values()) / 1e6:,.1f}",
             _shown(one["perplexity"], 4),
             _shown(one["bits_per_byte"], 4),
             _shown(one["nats_per_token"], 4),

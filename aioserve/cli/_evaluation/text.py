@@ -15,7 +15,6 @@ from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from aioserve import Engine
-    from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
     "MAX_TEXT_BYTES",
@@ -79,7 +78,7 @@ def tokens_of_text(text: str, engine: Engine, max_tokens: int | None) -> Evaluat
             f"text must have at least 2 tokens, got {counted(len(ids), 'token')}", argument="text"
         )
     return EvaluatedText(
-        before=tuple(_before(tokenizer)),
+        before=tuple(_before(engine)),
         token_ids=np.array(ids[:max_tokens], np.int32),
         num_bytes=bytes_of_tokens(text, ends)[:max_tokens],
     )
@@ -109,7 +108,7 @@ def check_same_tokens(engine: Engine, reference: Engine, text: str) -> None:
         pair = ours.token_bytes(token_id), theirs.token_bytes(token_id)
         if pair[0] != pair[1]:
             raise _different(f"token {token_id} is {pair[0]!r} and {pair[1]!r}")
-    frames = _before(ours), _before(theirs)
+    frames = _before(engine), _before(reference)
     if frames[0] != frames[1]:
         raise _different(f"the ids before a text are {frames[0]} and {frames[1]}")
     each = [one.encode_plain(text) for one in (ours, theirs)]
@@ -118,7 +117,8 @@ def check_same_tokens(engine: Engine, reference: Engine, text: str) -> None:
             raise _different(f"token {place} of the text is {pair[0]} and {pair[1]}")
 
 
-def _before(tokenizer: Tokenizer) -> list[int]:
+def _before(engine: Engine) -> list[int]:
+    tokenizer = engine.tokenizer
     return tokenizer.encode("a")[: tokenizer.frame[0]]
 
 
