@@ -104,8 +104,11 @@ def console_commands() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where commands run one after the other: what one writes, the next can read."""
-    return tmp_path_factory.mktemp("commands")
+    """Where commands run one after the other: what one writes, the next can read. README.md is
+    there, as where they are typed."""
+    made = tmp_path_factory.mktemp("commands")
+    (made / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8"))
+    return made
 
 
 @pytest.fixture(scope="module")
