@@ -369,9 +369,15 @@ def _result_of(future: Future[Done | _Failed]) -> Done:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is heard of afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Ctrl-C is heard of afterwards: this thread blocks it, and where another one takes it, which
+    the kernel may choose, Python has a handler that only takes note."""
+    noted: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda signum, _: noted.append(signum))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if noted:
+            signal.raise_signal(signal.SIGINT)

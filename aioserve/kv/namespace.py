@@ -25,9 +25,9 @@ class KVContent(msgspec.Struct, frozen=True, kw_only=True):
     computation: bytes
     """`aioserve.models.identity.computation_digest`: architecture, rotary embedding."""
     dtype: str
-    """Of activations."""
+    """Dtype of activations."""
     kv_format: str
-    """Of the KV pages: "bfloat16"."""
+    """Format of the KV pages: "bfloat16"."""
     page_size: int
     """Tokens in a page."""
     kernels: str

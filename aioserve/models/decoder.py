@@ -70,9 +70,9 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype: torch.dtype = weights.dtype
-        """Of activations, and of weights that are held as floats."""
+        """Dtype of activations, and of weights that are held as floats."""
         self.kv_dtype: torch.dtype = weights.dtype
-        """Of the KV pages."""
+        """Dtype of the KV pages."""
         self.weight_formats: Mapping[str, int] = weights.formats
         """Bytes in memory of the weights of each format that the files have."""
         self.backend = backend

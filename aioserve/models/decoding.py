@@ -24,7 +24,7 @@ __all__ = ["ARRAY_DTYPES", "Array", "Decoding"]
 
 Array = npt.NDArray[Any]
 
-ARRAY_DTYPES = {
+ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.int16),
     "float16": np.dtype(np.float16),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aioserve.cli import _calibration, doctor
+from aioserve.cli import _calibration, calibrate, doctor
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
 from aioserve.execution.cuda_driver import Card, Driver
@@ -79,6 +79,14 @@ def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
         taken.append(len(samples))
         return samples
 
+    async def lone(*given: Any) -> Any:
+        before = len(taken)
+        found = await measure(*given)
+        del taken[before:]
+        return found
+
+    measure = calibrate.measure_host
+    monkeypatch.setattr(calibrate, "measure_host", lone)
     monkeypatch.setattr(_calibration.Recorder, "take", noted)
     path = tmp_path / "table.json"
     sizes = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)

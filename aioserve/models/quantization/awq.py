@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Awq(Scheme, Format):
     has_zeros: bool
 
     precision = "int4"
-    unread = re.compile(r"qzeros")
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"qzeros")
 
     @classmethod
     def read(cls, fields: Fields) -> Awq:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -167,7 +168,7 @@ class CompressedTensors(Scheme):
     """(targets, what they are stored as)."""
     ignored: tuple[str, ...]
 
-    unread = re.compile(
+    unread: ClassVar[re.Pattern[str]] = re.compile(
         r"weight_shape|weight_g_idx|weight_zero_point|(input|output)_(scale|zero_point)"
         r"|[kqv]_(scale|zero_point)"
     )

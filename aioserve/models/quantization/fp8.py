@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Fp8(Scheme):
     """Outputs and inputs that share a scale; None: each output has one, or all have one."""
 
     precision = "fp8"
-    unread = re.compile(r"input_scale|[kv]_scale")
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"input_scale|[kv]_scale")
 
     @classmethod
     def read(cls, fields: Fields) -> Fp8:

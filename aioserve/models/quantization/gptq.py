@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,10 +47,10 @@ class Gptq(Scheme, Format):
     """-1: all inputs are one group."""
     symmetric: bool
     adds_one: bool
-    """To zero points, as the first version of the format wants it."""
+    """Whether 1 is added to zero points, as the first version of the format wants it."""
     by_index: bool = False
 
-    unread = re.compile(r"g_idx|qzeros")
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"g_idx|qzeros")
 
     @classmethod
     def read(cls, fields: Fields) -> Gptq:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -58,8 +58,8 @@ class Scheme(ABC):
     """How a checkpoint stores the weights that it quantises; those that it doesn't are plain."""
 
     precision: str
-    """Of its weights, by which sizes are planned: int4, int8 or fp8."""
-    unread: re.Pattern[str]
+    """Precision of its weights, by which sizes are planned: int4, int8 or fp8."""
+    unread: ClassVar[re.Pattern[str]]
     """Names of parts that may be there, and that the numbers of weights don't depend on."""
 
     @abstractmethod

@@ -48,8 +48,8 @@ class QuantizedWhileLoading(StoredWeights):
 
     def __init__(self, stored: StoredWeights, architecture: Architecture, method: str) -> None:
         self._stored = stored
-        self.total_bytes = stored.total_bytes
-        self.dtype = stored.dtype
+        self.total_bytes: int = stored.total_bytes
+        self.dtype: str = stored.dtype
         self._formats: dict[Tensor, Rounded] = {}
         for tensor, chosen in _methods(architecture, method).items():
             if tensor not in stored:
