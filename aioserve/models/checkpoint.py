@@ -22,10 +22,10 @@ from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
 
-__all__ = ["Checkpoint"]
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "weight_files"]
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE: str = "model.safetensors"
+INDEX_FILE: str = "model.safetensors.index.json"
 _WEIGHT = ".weight"
 
 _NAMED = 4  # tensors that a message spells out
@@ -50,7 +50,7 @@ class Checkpoint(StoredWeights):
         self._found: dict[str, StoredTensor] = {}
         self._weights: dict[str, StoredLinear] = {}
         try:
-            for path, names in _weight_files(directory).items():
+            for path, names in weight_files(directory).items():
                 self._open(path, names)
             self._describe()
         except BaseException:
@@ -181,7 +181,7 @@ def _taken(name: str, parts: Parts, linear: StoredLinear, scheme: Scheme) -> set
     }
 
 
-def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
+def weight_files(directory: Path) -> dict[Path, set[str] | None]:
     """File -> the tensors to take from it; None: all."""
     if os.path.isfile(single := directory / SINGLE_FILE):
         return {single: None}
