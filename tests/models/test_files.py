@@ -26,6 +26,7 @@ WRITERS = {
     "cli/_models.py",
     "testing/random_model.py",
     "models/config.py",
+    "models/quantization/quantized_copy.py",
 }
 """Modules that name files that they write, ship or download, or only in messages."""
 

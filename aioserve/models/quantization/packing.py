@@ -6,7 +6,7 @@ import numpy as np
 
 from aioserve.models.stored import Floats
 
-__all__ = ["E4M3", "e8m0", "unpacked"]
+__all__ = ["E4M3", "e4m3_bits", "e8m0", "packed", "unpacked"]
 
 
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
@@ -29,6 +29,16 @@ def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     return numbers.reshape(-1, *words.shape[1:])
 
 
+def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of 4 or 8 bits, uint8 [rows, numbers], along the last axis in int32 words, the first
+    in the lowest bits; the last word of a row ends with zeros."""
+    in_word = 32 // bits
+    whole = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % in_word))).astype(np.uint32)
+    shifts = np.arange(in_word, dtype=np.uint32) * np.uint32(bits)
+    words = whole.reshape(len(numbers), -1, in_word) << shifts
+    return np.bitwise_or.reduce(words, axis=2).view(np.int32)
+
+
 def _e4m3() -> Floats:
     bits = np.arange(256, dtype=np.int64)
     exponent, mantissa = (bits >> 3) & 15, bits & 7
@@ -41,6 +51,23 @@ def _e4m3() -> Floats:
 E4M3: Floats = _e4m3()
 """float8_e4m3fn by its bits: no infinities, largest 448 (Micikevicius et al., "FP8 Formats for
 Deep Learning", 2022)."""
+
+
+def _e4m3_ends() -> Floats:
+    """Largest number that becomes each code from 0 to 125: what lies between two codes belongs to
+    the nearer one, and the middle to the even one."""
+    middles = (E4M3[:126] + E4M3[1:127]) / np.float32(2)
+    odd = np.arange(126) % 2 == 1
+    return np.where(odd, np.nextafter(middles, np.float32(0)), middles)
+
+
+_E4M3_ENDS = _e4m3_ends()
+
+
+def e4m3_bits(weight: Floats) -> np.ndarray:
+    """float8_e4m3fn of finite numbers, uint8: half to even, and the largest for what is larger."""
+    magnitude = np.searchsorted(_E4M3_ENDS, np.abs(weight)).astype(np.uint8)
+    return magnitude | (np.signbit(weight).astype(np.uint8) << 7)
 
 
 def e8m0(bits: np.ndarray) -> Floats:

@@ -12,7 +12,7 @@ from aioserve.errors import WeightsError
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm
 
-__all__ = ["FORMS", "round_to_integers"]
+__all__ = ["FORMS", "nearest_integers", "quotients", "round_to_integers"]
 
 FORMS = {
     "int8": IntegerForm(bits=8, group_size=128, has_minimums=False),
@@ -46,15 +46,23 @@ def round_to_integers(weight: Floats, form: IntegerForm) -> GroupedIntegers:
     )
 
 
+def nearest_integers(weight: Floats, scales: Floats, form: IntegerForm) -> np.ndarray:
+    """The values, int8 [out, in], that come nearest to the weight with these scales, float32
+    [out, groups]: those of `round_to_integers`, rounded to what a file holds."""
+    each = np.repeat(scales, form.group_size, axis=1)[:, : weight.shape[1]]
+    least, largest = (-127, 127) if form.bits == 8 else (-8, 7)
+    return np.clip(np.rint(quotients(weight, each)), least, largest).astype(np.int8)
+
+
 def _int8(groups: Floats) -> tuple[Floats, Floats]:
     scales = _short(np.abs(groups).max(axis=2, keepdims=True) / np.float32(127))
-    return np.clip(np.rint(_quotients(groups, scales)), -127, 127), scales
+    return np.clip(np.rint(quotients(groups, scales)), -127, 127), scales
 
 
 def _int4(groups: Floats) -> tuple[Floats, Floats]:
     at = np.abs(groups).argmax(axis=2, keepdims=True)
     largest = np.take_along_axis(groups, at, axis=2)
-    shares = _quotients(groups, largest)
+    shares = quotients(groups, largest)
     best_error = np.full_like(largest, np.inf)
     best_scales = np.zeros_like(largest)
     for becomes in map(np.float32, _INT4_LARGEST):
@@ -64,10 +72,10 @@ def _int4(groups: Floats) -> tuple[Floats, Floats]:
         np.copyto(best_error, error, where=better)
         np.copyto(best_scales, largest / -becomes, where=better)
     best_scales = _short(best_scales)
-    return np.clip(np.rint(_quotients(groups, best_scales)), -8, 7), best_scales
+    return np.clip(np.rint(quotients(groups, best_scales)), -8, 7), best_scales
 
 
-def _quotients(groups: Floats, by: Floats) -> Floats:
+def quotients(groups: Floats, by: Floats) -> Floats:
     """Zeros where the divisor is zero."""
     return np.divide(groups, by, out=np.zeros_like(groups), where=by != 0)
 

@@ -1,0 +1,279 @@
+"""Copies a model directory with the weights of its linear layers quantised.
+
+All that isn't the weight of a linear layer stays bit for bit: embedding, output layer, norms,
+biases, tensors that no text needs, and the files of tokenizer and settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aioserve.errors import ConfigError, ModelError, WeightsError
+from aioserve.models.checkpoint import weight_files
+from aioserve.models.config import DecoderConfig
+from aioserve.models.files import ModelDirectory, model_files
+from aioserve.models.quantization.storing import Method
+from aioserve.models.safetensors_file import SafetensorsFile
+from aioserve.models.safetensors_writer import SHARD_BYTES, SafetensorsWriter, TensorSpec
+from aioserve.models.stored import Plain, StoredLinear, StoredTensor, StoredWeights
+from aioserve.progress_bar import OnProgress
+
+__all__ = ["Written", "write_quantized_copy"]
+
+COPIED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "*.md")
+"""Patterns of files beside the weights that go along: settings, tokenizer, terms."""
+_REPLACED_FILES = ("config.json", "*.safetensors.index.json", "*.bin.index.json")
+_HEAD = "lm_head"
+_COPY_BYTES = 4 << 20
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Sizes of what was read and written, in bytes."""
+
+    read_bytes: int
+    """All tensors of the model."""
+    written_bytes: int
+    """All weight files of the copy."""
+    num_files: int
+    """Weight files of the copy."""
+
+
+def write_quantized_copy(
+    model: Path,
+    out: Path,
+    method: Method,
+    *,
+    progress: OnProgress | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Written:
+    """Write the directory `out`, which must not be there or be empty: it appears when it is
+    complete, until then everything lies in a hidden directory beside it. `progress` is called with
+    bytes of tensors.
+
+    Raises `ConfigError` naming `out` or `model` where they can't be what they are to be, and
+    `ModelError` for a model that can't be read.
+    """
+    target = _free_target(out)
+    files = model_files(model)
+    if not isinstance(files, ModelDirectory):
+        raise ConfigError(
+            f"model must be a directory with .safetensors, got the GGUF file {files.path}",
+            argument="model",
+            value=str(model),
+        )
+    values, _ = files.config_values()
+    config = files.config()
+    if config.quantization is not None:
+        raise ConfigError(
+            f"model must have plain weights, and those of {model} are quantised already: its "
+            f"quantization_config says {config.quantization.name}",
+            argument="model",
+            value=str(model),
+        )
+    with ExitStack() as stack:
+        weights = stack.enter_context(files.weights(config))
+        copy = _Copy(stack, files.path, config, weights, method, shard_bytes)
+        _check_space(target, copy.writer.num_bytes)
+        with _beside(target) as directory:
+            _copy_files(files.path, directory)
+            said = {**values, "quantization_config": method.config(copy.ignored)}
+            (directory / "config.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+            copy.write(directory, progress)
+            _rename(directory, target, out)
+    return Written(copy.read_bytes, copy.writer.num_bytes, copy.writer.num_files)
+
+
+class _Copy:
+    """The tensors of one model, and what becomes of each."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        directory: Path,
+        config: DecoderConfig,
+        weights: StoredWeights,
+        method: Method,
+        shard_bytes: int,
+    ) -> None:
+        self._method = method
+        self._tensors = list(_tensors(stack, directory))
+        self._quantized = _linear_weights(config, weights, method)
+        self.ignored: list[str] = [
+            _HEAD,
+            *(
+                one.name.removesuffix(_WEIGHT)
+                for one in self._tensors
+                if config.ignored.search(one.name)
+                and one.name.endswith(_WEIGHT)
+                and len(one.shape) > 1
+            ),
+        ]
+        """Linear layers that stay plain, as quantization_config names them."""
+        self.read_bytes: int = sum(one.num_bytes for one in self._tensors)
+        self.writer: SafetensorsWriter = SafetensorsWriter(self._specs(), shard_bytes)
+
+    def _specs(self) -> Iterator[TensorSpec]:
+        for one in self._tensors:
+            linear = self._quantized.get(one.name)
+            if linear is None:
+                yield TensorSpec(one.name, one.dtype, one.shape, one.num_bytes)
+                continue
+            parts = self._method.parts(linear.out_features, linear.in_features, _scales_of(one))
+            for rest, (dtype, shape) in parts.items():
+                yield TensorSpec.of(_part(one.name, rest), dtype, shape)
+
+    def write(self, directory: Path, progress: OnProgress | None) -> None:
+        done = 0
+        with self.writer.open(directory):
+            for one in self._tensors:
+                for read in self._write_tensor(one):
+                    done += read
+                    if progress is not None:
+                        progress(done, self.read_bytes)
+
+    def _write_tensor(self, one: StoredTensor) -> Iterator[int]:
+        linear = self._quantized.get(one.name)
+        if linear is not None:
+            yield from self._write_linear(one, linear)
+            return
+        for at in range(0, one.num_bytes, _COPY_BYTES):
+            count = min(_COPY_BYTES, one.num_bytes - at)
+            self.writer.write(one.name, one.read_bytes(at, count), at)
+            yield count
+
+    def _write_linear(self, one: StoredTensor, linear: StoredLinear) -> Iterator[int]:
+        rows, columns = linear.out_features, linear.in_features
+        if "weight_shape" in self._method.parts(rows, columns, _scales_of(one)):
+            shape = np.array([rows, columns], "<i8")
+            self.writer.write(_part(one.name, "weight_shape"), shape)
+        for first, end in linear.blocks():
+            try:
+                parts = self._method.encoded(linear.floats(first, end), _scales_of(one))
+            except WeightsError as error:
+                raise WeightsError(f"{linear.name}: {error}") from error
+            for rest, array in parts.items():
+                row_bytes = array.nbytes // (end - first)
+                self.writer.write(_part(one.name, rest), array, first * row_bytes)
+            yield one.num_bytes // rows * (end - first)
+
+
+def _tensors(stack: ExitStack, directory: Path) -> Iterator[StoredTensor]:
+    for path, names in weight_files(directory).items():
+        file = SafetensorsFile(path)
+        stack.callback(file.close)
+        for name, stored in file.tensors.items():
+            if names is None or name in names:
+                yield stored
+
+
+def _linear_weights(
+    config: DecoderConfig, weights: StoredWeights, method: Method
+) -> dict[str, StoredLinear]:
+    """The weights of linear layers by their names in the files."""
+    found: dict[str, StoredLinear] = {}
+    for described in config.linears:
+        for tensor in described.weights:
+            linear = weights[tensor]
+            name = linear.parts["weight"].name
+            if not isinstance(linear.format, Plain) or linear.format.transposed:
+                raise ConfigError(
+                    f"model must store the weights of linear layers as [out, in], and stores "
+                    f"{name} as [in, out]: no format of quantised weights is for these",
+                    argument="model",
+                )
+            method.check(name.removesuffix(_WEIGHT), linear.in_features)
+            found[name] = linear
+    return found
+
+
+def _scales_of(weight: StoredTensor) -> str:
+    return "BF16" if weight.dtype == "BF16" else "F32"
+
+
+def _part(weight: str, rest: str) -> str:
+    return f"{weight.removesuffix(_WEIGHT)}.{rest}"
+
+
+# -- the two directories
+
+
+def _free_target(out: Path) -> Path:
+    """Where `out` leads to. Raises `ConfigError` for what is there already."""
+    try:
+        target = Path(os.path.realpath(out))
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+            raise ConfigError(
+                f"out must be a directory that is empty or not there yet, got {out}",
+                argument="out",
+                value=str(out),
+            )
+        there = target.parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise _unwritable(out, error) from error
+    if not there:
+        raise ConfigError(
+            f"out must be in a directory that is there, and {target.parent} isn't one",
+            argument="out",
+            value=str(out),
+        )
+    return target
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A new directory that is removed with all in it where it wasn't renamed meanwhile."""
+    with ExitStack() as stack:
+        try:
+            hidden = tempfile.TemporaryDirectory(
+                dir=target.parent, prefix=".aioserve-quantize-", ignore_cleanup_errors=True
+            )
+            directory = Path(stack.enter_context(hidden)) / "model"
+            directory.mkdir()  # with the permissions that new directories have
+        except OSError as error:
+            raise _unwritable(target, error) from error
+        yield directory
+
+
+def _unwritable(out: Path, error: OSError | ValueError) -> ConfigError:
+    why = getattr(error, "strerror", None) or str(error)
+    return ConfigError(f"out: {out} can't be written: {why}", argument="out", value=str(out))
+
+
+def _check_space(target: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if num_bytes > free:
+        raise ConfigError(
+            f"out: the weights take {num_bytes} bytes, and {target.parent} has {free} left",
+            argument="out",
+            value=str(target),
+        )
+
+
+def _copy_files(model: Path, directory: Path) -> None:
+    for pattern in COPIED_FILES:
+        for file in sorted(model.glob(pattern)):
+            if file.is_file() and not any(map(file.match, _REPLACED_FILES)):
+                try:
+                    shutil.copyfile(file, directory / file.name)
+                except OSError as error:
+                    raise ModelError(f"{file} can't be copied: {error.strerror}") from error
+
+
+def _rename(directory: Path, target: Path, out: Path) -> None:
+    try:
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        directory.rename(target)
+    except OSError as error:
+        raise _unwritable(out, error) from error

@@ -1,0 +1,176 @@
+"""How `aioserve quantize` stores weights: methods of compressed-tensors that need no calibration.
+
+Weights are rounded to the scales as the file holds them, so what is read back is the nearest that
+these scales allow. Scales of bfloat16 weights are bfloat16, as all programs compute with them;
+others are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from aioserve.errors import ConfigError, WeightsError
+from aioserve.models.quantization.packing import e4m3_bits, packed
+from aioserve.models.quantization.rounding import nearest_integers, quotients, round_to_integers
+from aioserve.models.stored import Floats, IntegerForm
+
+__all__ = ["GROUP_SIZES", "METHODS", "Method", "method_named"]
+
+GROUP_SIZES = (32, 64, 128)
+"""Inputs that may share a scale: those that other engines' kernels take, too."""
+DEFAULT_GROUP_SIZE = 32
+
+_E4M3_LARGEST = np.float32(448)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to store the weight of a linear layer."""
+
+    name: str
+    bits: int
+    kind: str
+    """int, or float: E4M3."""
+    packed: bool
+    """Whether integers are in words of 32 bits."""
+    grouped: bool
+    """Whether `group_size` inputs share a scale; else all inputs of an output do."""
+    rounds_activations: bool
+    """Whether engines are told to round each token's activations as well."""
+    group_size: int = 0
+
+    @property
+    def format(self) -> str:
+        """Name of the format that compressed-tensors has for it."""
+        if self.kind == "float":
+            return "float-quantized"
+        return "pack-quantized" if self.packed else "int-quantized"
+
+    def config(self, ignored: list[str]) -> dict[str, Any]:
+        """`quantization_config` of config.json; `ignored` are the linear layers that stay plain."""
+        strategy = "group" if self.grouped else "channel"
+        weights = self._arguments(strategy, self.group_size or None, dynamic=False)
+        activations = self._arguments("token", None, dynamic=True)
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": activations if self.rounds_activations else None,
+            "output_activations": None,
+            "format": self.format,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": self.format,
+            "config_groups": {"group_0": group},
+            "ignore": ignored,
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+        }
+
+    def check(self, module: str, columns: int) -> None:
+        """Raise `ConfigError` for a layer of so many inputs that groups don't divide."""
+        if self.grouped and columns % self.group_size:
+            raise ConfigError(
+                f"group_size must divide the inputs of every linear layer, got {self.group_size}, "
+                f"and {module} has {columns}; int8, w8a8 and fp8 have no groups",
+                argument="group_size",
+                value=self.group_size,
+            )
+
+    def parts(self, rows: int, columns: int, scales: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of what is stored of a weight whose scales have that dtype, by the names
+        behind the module's; the first axis of all but "weight_shape" are the weight's rows."""
+        groups = columns // self.group_size if self.grouped else 1
+        parts: dict[str, tuple[str, tuple[int, ...]]] = {"weight_scale": (scales, (rows, groups))}
+        if self.packed:
+            parts["weight_packed"] = "I32", (rows, -(-columns * self.bits // 32))
+            parts["weight_shape"] = "I64", (2,)
+        else:
+            dtype = "F8_E4M3" if self.kind == "float" else "I8"
+            parts["weight"] = dtype, (rows, columns)
+        return parts
+
+    def encoded(self, weight: Floats, scales: str) -> dict[str, np.ndarray]:
+        """What is stored of some rows, float32 [rows, in], by the names of `parts`; each array has
+        the bytes of its dtype. Raises `WeightsError` for NaN and infinity."""
+        if self.kind == "float":
+            return self._floats(weight, scales)
+        form = IntegerForm(self.bits, self.group_size or weight.shape[1], False)
+        stored, exact = _stored(round_to_integers(weight, form).scales, scales)
+        values = nearest_integers(weight, exact, form)
+        if not self.packed:
+            return {"weight": values, "weight_scale": stored}
+        middle = 1 << (self.bits - 1)
+        numbers = (values.astype(np.int16) + middle).astype(np.uint8)
+        return {"weight_packed": packed(numbers, self.bits), "weight_scale": stored}
+
+    def _floats(self, weight: Floats, scales: str) -> dict[str, np.ndarray]:
+        if not np.isfinite(weight).all():
+            raise WeightsError("NaN and infinity can't be quantised")
+        largest = np.abs(weight).max(axis=1, keepdims=True)
+        stored, exact = _stored(largest / _E4M3_LARGEST, scales)
+        return {"weight": e4m3_bits(quotients(weight, exact)), "weight_scale": stored}
+
+    def _arguments(self, strategy: str, group_size: int | None, *, dynamic: bool) -> dict[str, Any]:
+        return {
+            "num_bits": self.bits,
+            "type": self.kind,
+            "symmetric": True,
+            "strategy": strategy,
+            "group_size": group_size,
+            "dynamic": dynamic,
+            "actorder": None,
+            "block_structure": None,
+            "observer": None if dynamic else "minmax",
+            "observer_kwargs": {},
+        }
+
+
+METHODS: Mapping[str, Method] = {
+    one.name: one
+    for one in (
+        Method("int8", 8, "int", packed=True, grouped=False, rounds_activations=False),
+        Method("w8a8", 8, "int", packed=False, grouped=False, rounds_activations=True),
+        Method("w4a16", 4, "int", packed=True, grouped=True, rounds_activations=False),
+        Method("fp8", 8, "float", packed=False, grouped=False, rounds_activations=True),
+    )
+}
+
+
+def method_named(name: str, group_size: int | None) -> Method:
+    """The method, with groups of that size or 32 where it has any. Raises `ConfigError`."""
+    if name not in METHODS:
+        raise ConfigError(
+            f"method must be {', '.join(METHODS)}, got {name!r}", argument="method", value=name
+        )
+    method = METHODS[name]
+    if not method.grouped:
+        if group_size is None:
+            return method
+        raise ConfigError(
+            f"group_size must be left out with method {name}: each output has one scale",
+            argument="group_size",
+            value=group_size,
+        )
+    size = DEFAULT_GROUP_SIZE if group_size is None else group_size
+    if size not in GROUP_SIZES:
+        raise ConfigError(
+            f"group_size must be {', '.join(map(str, GROUP_SIZES))}, got {size}",
+            argument="group_size",
+            value=size,
+        )
+    return replace(method, group_size=size)
+
+
+def _stored(scales: Floats, dtype: str) -> tuple[np.ndarray, Floats]:
+    """Scales as a file holds them, and what these are in float32."""
+    if dtype != "BF16":
+        return scales, scales
+    bits = np.ascontiguousarray(scales).view(np.uint32)
+    half = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return half, (half.astype(np.uint32) << 16).view(np.float32)
