@@ -56,6 +56,7 @@ def test_a_short_command_imports_no_heavy_module(arguments: list[str]) -> None:
         "simulate",
         "calibrate",
         "evaluate",
+        "quantize",
         "plugins",
     ],
 )

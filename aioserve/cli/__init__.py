@@ -106,6 +106,13 @@ app.command(
     sort_key=7,
 )
 app.command(
+    "aioserve.cli.quantize:quantize",
+    name="quantize",
+    help="Write a copy of a model with weights of fewer bits.",
+    usage="Usage: aioserve quantize MODEL OUT --method METHOD [OPTIONS]",
+    sort_key=7,
+)
+app.command(
     "aioserve.cli.plugins:app", name="plugins", help="List, check and begin plugins.", sort_key=8
 )
 app.command(

@@ -37,6 +37,7 @@ VERBS = (
     ("sweep",),
     ("calibrate",),
     ("evaluate",),
+    ("quantize",),
     ("plugins",),
     ("plugins", "check"),
     ("plugins", "new"),
@@ -80,6 +81,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Engine, "__aenter__", begin)
         patch.setattr("aioserve.cli._models.download", begin)
         patch.setattr("aioserve.cli._http_load.measure.measure_server", begin)
+        patch.setattr("aioserve.models.quantization.quantized_copy._beside", begin)
         for shape in SHAPES:  # they are there already
             config = directory / "aioserve/random" / f"qwen3-{shape}" / "config.json"
             config.parent.mkdir(parents=True)
@@ -136,6 +138,13 @@ def command_lines(draw: st.DrawFn) -> list[str]:
             "--text",
             draw(st.just("text.txt") | values()),
         ]
+    if verb == ("quantize",):
+        words += [
+            draw(st.just("pyhelp") | values()),
+            draw(st.just("copy") | values()),
+            "--method",
+            draw(st.sampled_from(["int8", "w4a16"]) | values()),
+        ]
     for _ in range(draw(st.integers(0, 4))):
         option = draw(st.sampled_from([*options, "--no-such-option", "-x"]))
         value = draw(values())
@@ -176,6 +185,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @example(["calibrate", "-o", f"{NO_TEXT}/table.json"])
 @example(["evaluate", "pyhelp", "--text", "/dev/zero"])
 @example(["evaluate", "pyhelp", "--text", NO_TEXT, "--reference", NO_TEXT])
+@example(["quantize", "pyhelp", NO_TEXT, "--method", "int8"])
+@example(["quantize", NO_TEXT, "copy", "--method", "w4a16", "--group-size", "9" * 5000])
 @example(["plan", NO_TEXT, "--json"])
 @example(["plan", NO_TEXT])
 @example(["bench", "latency", NO_TEXT])

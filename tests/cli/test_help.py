@@ -19,6 +19,7 @@ def test_help_lists_every_verb(aioserve: Run) -> None:
         "simulate",
         "calibrate",
         "evaluate",
+        "quantize",
         "plugins",
     ):
         assert verb in shown

@@ -67,7 +67,7 @@ def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
 
 @pytest.mark.parametrize(
     "verb",
-    [("bench", "latency"), ("serve",), ("chat",), ("calibrate",), ("evaluate",)],
+    [("bench", "latency"), ("serve",), ("chat",), ("calibrate",), ("evaluate",), ("quantize",)],
     ids=" ".join,
 )
 def test_every_verb_that_computes_with_a_model_downloads_it(
@@ -76,6 +76,7 @@ def test_every_verb_that_computes_with_a_model_downloads_it(
     more = {
         "calibrate": ("-o", "table.json"),
         "evaluate": ("--text", __file__),
+        "quantize": ("copy", "--method", "int8"),
         "serve": ("--port", 0),
         "bench": ("--device", "cpu"),
     }

@@ -166,6 +166,7 @@ def test_a_gguf_file_that_is_broken_is_one_line(
         ("plan", "aioserve plan MODEL [OPTIONS]"),
         ("calibrate", "aioserve calibrate [MODEL] --output FILE [OPTIONS]"),
         ("evaluate", "aioserve evaluate MODEL --text FILE [OPTIONS]"),
+        ("quantize", "aioserve quantize MODEL OUT --method METHOD [OPTIONS]"),
         ("bench throughput", "aioserve bench throughput [MODEL] [OPTIONS]"),
         ("bench latency", "aioserve bench latency [MODEL] [OPTIONS]"),
     ],

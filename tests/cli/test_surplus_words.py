@@ -42,7 +42,11 @@ def test_they_are_named_with_the_commands_usage(
         if parameter.kind is parameter.POSITIONAL_ONLY
     ]
     words = [f"word-{n}" for n in range(len(taken))]
-    needed = {"calibrate": ["--output", "table.json"], "evaluate": ["--text", "text.txt"]}
+    needed = {
+        "calibrate": ["--output", "table.json"],
+        "evaluate": ["--text", "text.txt"],
+        "quantize": ["--method", "int8"],
+    }
     done = aioserve_here(*chain, *words, "big", "world", *needed.get(chain[0], []))
     assert (done.returncode, done.stdout) == (2, "")
     usage = f"usage: aioserve {' '.join(chain)} "

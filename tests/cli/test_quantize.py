@@ -1,0 +1,111 @@
+"""`aioserve quantize` writes what the other commands take, and refuses what it can't write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aioserve.models.quantization.storing import METHODS
+from tests.cli.command import Run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_is_served(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path, method: str
+) -> None:
+    out = tmp_path / "copy"
+    done = aioserve_here("quantize", tiny_model, out, "--method", method)
+    assert (done.returncode, done.stderr) == (0, "")
+    file = out / "model.safetensors"
+    assert done.stdout.startswith(f"{out}: {method}, {file.stat().st_size} bytes of weights in 1 f")
+    assert f" bytes of {tiny_model}\n" in done.stdout
+    words = ("run", out, "Hello", "--max-tokens", "4", "--temperature", "0")
+    assert aioserve_here(*words).returncode == 0
+
+
+def test_the_size_of_groups_is_taken(aioserve_here: Run, tiny_model: Path, tmp_path: Path) -> None:
+    words = ("quantize", tiny_model, tmp_path / "copy", "--method", "w4a16", "--group-size", 64)
+    assert aioserve_here(*words).returncode == 0
+    said = json.loads((tmp_path / "copy/config.json").read_text())["quantization_config"]
+    assert said["config_groups"]["group_0"]["weights"]["group_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--method", "gptq"], "gptq"),
+        (["--method", "int9"], "int9"),
+        ([], "method"),
+        (
+            ["--method", "int8", "--group-size", "32"],
+            "group_size must be left out with method int8",
+        ),
+        (["--method", "w4a16", "--group-size", "48"], "group_size must be 32, 64, 128, got 48"),
+        (["--method", "w4a16", "--group-size", "128"], "has 64"),
+    ],
+)
+def test_what_can_not_be_is_one_line_and_leaves_nothing(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path, words: list[str], named: str
+) -> None:
+    done = aioserve_here("quantize", tiny_model, tmp_path / "copy", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert named in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_models_and_places_that_can_not_be_are_named(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "copy"
+    for _ in range(2):
+        done = aioserve_here("quantize", tiny_model, out, "--method", "int8")
+    assert done.returncode == 2
+    assert f"out must be a directory that is empty or not there yet, got {out}" in done.stderr
+    done = aioserve_here("quantize", out, tmp_path / "again", "--method", "int8")
+    assert done.returncode == 2
+    assert "quantised already: its quantization_config says compressed-tensors" in done.stderr
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    words = ("quantize", tmp_path / "model.gguf", tmp_path / "again", "--method", "int8")
+    done = aioserve_here(*words)
+    assert done.returncode == 2
+    assert "model must be a directory with .safetensors, got the GGUF file" in done.stderr
+    assert {one.name for one in tmp_path.iterdir()} == {"copy", "model.gguf"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_half_model(
+    tiny_model: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    code = (
+        "import sys, time\n"
+        "from aioserve.models.quantization.storing import Method\n"
+        "encoded = Method.encoded\n"
+        "def slow(*args):\n"
+        "    time.sleep(0.2)\n"
+        "    return encoded(*args)\n"
+        "Method.encoded = slow\n"
+        "from aioserve.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", code, "quantize", str(tiny_model), str(tmp_path / "copy")]
+    process = subprocess.Popen([*command, "--method", "int8"], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 40
+        while not [*tmp_path.glob(".aioserve-quantize-*/model/model.safetensors")]:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(how)
+        assert process.wait(40) == 128 + how
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not any(tmp_path.iterdir())
