@@ -22,7 +22,10 @@ __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 MAX_HEADER_BYTES = 1 << 20
 """Largest header, of ten thousand tensors. It is split in one go, which takes milliseconds."""
 _MOST_AXES = 16
-_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
 """Bytes of a number. Tensors of other dtypes can't be loaded, but may lie in the same file."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -98,8 +101,9 @@ class SafetensorsFile:
         end = 0
         for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
             first, last = entry.data_offsets
-            wanted = _ITEM_BYTES.get(entry.dtype, 0) * math.prod(entry.shape)
-            if first != end or last < first or (wanted and wanted != last - first):
+            size = _ITEM_BYTES.get(entry.dtype)
+            fits = size is None or size * math.prod(entry.shape) == last - first
+            if first != end or last < first or not fits:
                 raise self._incomplete(
                     f"{name[:200]} has shape {entry.shape} of {entry.dtype[:20]} and lies at "
                     f"{first} to {last}"

@@ -14,16 +14,20 @@ from typing import ClassVar
 
 import numpy as np
 
+from aioserve.errors import ModelError, WeightsError
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
 from aioserve.models.quantization import fp8
 from aioserve.models.quantization.packing import unpacked
 from aioserve.models.quantization.scheme import (
+    EXPRESSION,
     FLOATS,
+    MAX_PATTERNS,
     Parts,
     Scheme,
     centred,
     check_group_size,
+    compiled,
     form_of,
     grouped,
     matches,
@@ -41,6 +45,8 @@ _PACKED, _INT, _FLOAT, _NAIVE = (
 )
 _FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE)
 _STRATEGIES = ("tensor", "channel", "group", "block")
+_MOST_NAMES = 10_000
+"""In all lists of one config: each is compared with the name of each layer."""
 _ALL_LINEARS = "Linear"
 """The name of torch's class, as a target of a group: every linear layer."""
 
@@ -88,12 +94,9 @@ class Integers(Format):
         if "weight_g_idx" in parts:
             part = parts.take("weight_g_idx", ("I32", "I64"), (columns,))
             index = part.read()
-            if (
-                index.any()
-                and index.min() >= 0
-                and not np.array_equal(index, np.arange(columns) // size)
-            ):
-                if index.max() >= groups:
+            in_order = np.array_equal(index, np.arange(columns) // size)
+            if index.any() and (index != -1).any() and not in_order:
+                if not 0 <= index.min() <= index.max() < groups:
                     parts.refuse(f"weight_g_idx must name groups from 0 to {groups - 1}")
                 read["index"] = part
                 format_ = Integers(bits, self.packed, self.group_size, self.symmetric, True)
@@ -188,7 +191,9 @@ class CompressedTensors(Scheme):
         ]
         if not groups:
             fields.invalid("config_groups", "an object with at least one group")
-        return cls(tuple(groups), _names(fields, "ignore"))
+        ignored = _names(fields, "ignore")
+        _check_counts([*ignored, *(target for targets, _ in groups for target in targets)], fields)
+        return cls(tuple(groups), ignored)
 
     @property
     def precision(self) -> str:
@@ -229,6 +234,24 @@ def _names(fields: Fields, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         fields.invalid(name, "a list of strings")
     return tuple(value)
+
+
+def _check_counts(names: list[str], fields: Fields) -> None:
+    patterns = [name for name in names if name.startswith(EXPRESSION)]
+    for found, what, most in (
+        (names, "names", _MOST_NAMES),
+        (patterns, f'patterns ("{EXPRESSION}")', MAX_PATTERNS),
+    ):
+        if len(found) > most:
+            raise ModelError(
+                f"{fields.source}: quantization_config must have at most {most} {what} in ignore "
+                f"and targets, has {len(found)}"
+            )
+    for pattern in patterns:
+        try:
+            compiled(pattern)
+        except WeightsError as error:
+            raise ModelError(f"{fields.source}: {error}") from error
 
 
 def _group(group: Fields, stored_as: str) -> Integers | Floats8:

@@ -63,6 +63,7 @@ def described(
     rows, columns = tensor.rows, tensor.columns
     weight = parts.take("weight", ("F8_E4M3",), (rows, columns))
     if block is not None:
+        block = min(block[0], rows), min(block[1], columns)  # files say any size
         shape = num_groups(rows, block[0]), num_groups(columns, block[1])
         found = parts.take(scales, _SCALE_DTYPES, shape)
     else:

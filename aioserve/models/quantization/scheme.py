@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -14,11 +15,16 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
+from aioserve.models.quantization.patterns import Pattern
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear, StoredTensor
 
-__all__ = ["Parts", "Scheme", "matches"]
+__all__ = ["EXPRESSION", "MAX_PATTERNS", "Parts", "Scheme", "compiled", "matches"]
 
 FLOATS = ("F32", "F16", "BF16")
+EXPRESSION = "re:"
+"""What patterns begin with that aren't names."""
+MAX_PATTERNS = 100
+"""Most of them in one config: each is matched with the name of each layer."""
 KV_SCALES = re.compile(r"attn\.[qkv]_(scale|zero_point)$")
 """Tensors for a KV cache of fewer bits, which isn't what keys and values are kept in here."""
 
@@ -72,14 +78,17 @@ class Scheme(ABC):
         """Name of the method in messages."""
 
 
+@functools.lru_cache(MAX_PATTERNS)
+def compiled(pattern: str) -> Pattern:
+    """The expression behind "re:". Raises `WeightsError`."""
+    return Pattern(pattern.removeprefix(EXPRESSION))
+
+
 def matches(pattern: str, module: str) -> bool:
     """Whether a name, or a pattern behind "re:", stands for the module, as compressed-tensors has
-    it; or the last part of the module's name."""
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern.removeprefix("re:"), module) is not None
-        except re.error as error:
-            raise WeightsError(f"quantization_config: {shown(pattern)}: {error}") from error
+    it; or the last part of the module's name. Raises as `Pattern` does."""
+    if pattern.startswith(EXPRESSION):
+        return compiled(pattern).matches(module)
     return module == pattern or module.endswith("." + pattern)
 
 
@@ -116,7 +125,8 @@ def grouped(
     columns = values.shape[1]
     size = _common_size(group_size, columns)
     if size < group_size:
-        count, times = num_groups(columns, size), group_size // size
+        count = num_groups(columns, size)
+        times = min(group_size // size, count)  # files say any group size
         scales = np.repeat(scales, times, axis=1)[:, :count]
         zeros = None if zeros is None else np.repeat(zeros, times, axis=1)[:, :count]
     return GroupedIntegers(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from aioserve.errors import UnsupportedModelError, WeightsError
+from aioserve.errors import ModelError, UnsupportedModelError, WeightsError
 from aioserve.models.files import model_files
 from aioserve.models.quantization.packing import E4M3, e8m0
 from aioserve.models.quantization.scheme import matches
@@ -86,11 +86,35 @@ def test_groups_in_the_order_of_activations_from_old_files(tmp_path: Path):
     check_stands_for(*write_quantized(tmp_path, said, store))
 
 
+@pytest.mark.parametrize(("index", "is_read"), [(-1, True), ([-1, 0], False), ([0, 99], False)])
+def test_an_index_names_groups_or_is_all_minus_one(
+    tmp_path: Path, index: int | list[int], is_read: bool
+):
+    integers = storing(4, 16, packed=True)
+
+    def store(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        parts, floats = integers(module, weight)
+        said = np.resize(index, weight.shape[1]).astype(np.int32)
+        return {**parts, "weight_g_idx": torch.from_numpy(said)}, floats
+
+    model, floats = write_quantized(tmp_path, config_of("pack-quantized", weights_of(4, 16)), store)
+    if is_read:
+        check_stands_for(model, floats)
+        return
+    with pytest.raises(WeightsError, match=r"weight_g_idx must name groups from 0 to \d"):
+        check_stands_for(model, floats)
+
+
+def test_a_group_may_be_far_larger_than_a_row(tmp_path: Path):
+    said = config_of("pack-quantized", weights_of(4, 2**30))
+    check_stands_for(*write_quantized(tmp_path, said, storing(4, -1, packed=True)))
+
+
 # -- floats of 8 bits
 
 
 @pytest.mark.parametrize("kind", ["float", "e8m0", "u8"])
-@pytest.mark.parametrize("block", [(128, 128), (16, 32), (40, 24)])
+@pytest.mark.parametrize("block", [(128, 128), (16, 32), (40, 24), (10**12, 24)])
 def test_blocks_of_floats_that_do_not_divide_the_weight(
     tmp_path: Path, block: tuple[int, int], kind: str
 ):
@@ -174,9 +198,24 @@ def test_names_and_patterns(pattern: str, module: str, found: bool):
     assert matches(pattern, module) is found
 
 
-def test_a_pattern_that_is_none_is_an_error():
-    with pytest.raises(WeightsError, match=r"quantization_config: 're:\('"):
-        matches("re:(", "lm_head")
+@pytest.mark.parametrize(
+    ("ignored", "message"),
+    [
+        (["re:("], r"config\.json: quantization_config: 're:\('"),
+        (["re:a"] * 101, r"at most 100 patterns .*, has 101"),
+        (["a"] * 10_001, r"at most 10000 names .*, has 1000[12]"),
+    ],
+)
+def test_patterns_are_few_and_known(tmp_path: Path, ignored: list[str], message: str):
+    said = config_of("int-quantized", weights_of(8), ignore=ignored)
+    model, _ = write_quantized(tmp_path, said, storing(8, -1, packed=False))
+    with pytest.raises(ModelError, match=message):
+        model_files(model).config()
+
+
+def test_a_pattern_that_python_matches_for_ever_ends(tmp_path: Path):
+    said = config_of("int-quantized", weights_of(8), ignore=["re:(.+)+!", "re:" + ".*" * 10 + "!"])
+    check_stands_for(*write_quantized(tmp_path, said, storing(8, -1, packed=False)))
 
 
 FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel"}

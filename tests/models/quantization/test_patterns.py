@@ -1,0 +1,83 @@
+"""Expressions of files match what Python's engine matches, and never take long."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import WeightsError
+from aioserve.models.quantization.patterns import MAX_PATTERN_CHARS, Pattern
+
+SINGLES = st.sampled_from(
+    ["a", "b", "1", ".", r"\.", r"\d", r"\w", "[ab]", "[^a]", "[a-b1]", "^", "$"]
+)
+QUANTIFIERS = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,}", "{0,2}", "*?", "+?"])
+
+
+def extended(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    groups = st.tuples(st.sampled_from(["(", "(?:", "(?!", "(?="]), inner).map(
+        lambda pair: f"{pair[0]}{pair[1]})"
+    )
+    repeated = st.tuples(groups.filter(lambda g: g[1] != "?" or g[2] == ":"), QUANTIFIERS)
+    some = st.lists(inner, min_size=1, max_size=3)
+    return groups | repeated.map("".join) | some.map("".join) | some.map("|".join)
+
+
+@given(
+    st.recursive(
+        st.tuples(SINGLES.filter(lambda s: s not in "^$"), QUANTIFIERS).map("".join) | SINGLES,
+        extended,
+        max_leaves=6,
+    ),
+    st.text("ab1.\n", max_size=6),
+)
+def test_the_same_texts_match(pattern: str, text: str):
+    assert Pattern(pattern).matches(text) is (re.match(pattern, text) is not None)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.+)+!",
+        "((a|.)*)*!",
+        ".*" * 30 + "!",
+        "(.?)" * 60 + "!",
+        "((.{0,99}){0,99}){0,99}!",
+        "(a|.)(.|e)" * 20,
+    ],
+)
+def test_what_python_matches_for_ever_ends(pattern: str):
+    assert not Pattern(pattern).matches("model.layers.0.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        ")",
+        "a)",
+        "[a",
+        "*",
+        "a**",
+        "a{3,2}",
+        "[b-a]",
+        "\\",
+        r"(a)\1",
+        r"\b",
+        "(?P<x>a)",
+        "(?i)a",
+        "(" * 50 + ")" * 50,
+        "a" * (MAX_PATTERN_CHARS + 1),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(pattern: str):
+    with pytest.raises(WeightsError, match=r"quantization_config: 're:.*: "):
+        Pattern(pattern)
+
+
+def test_a_text_that_takes_too_many_steps_is_an_error():
+    with pytest.raises(WeightsError, match=r"takes more than \d+ steps"):
+        Pattern("(.*.*)*" * 20 + "!").matches("a" * 1000)
