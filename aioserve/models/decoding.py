@@ -97,6 +97,8 @@ class Decoding:
         """With scales in as few bytes as hold them exactly."""
         for scales in _SCALES[:-1]:
             with suppress(ValueError):  # scales that would be rounded
+                # One row tells most often. What a whole weight took stays in use beside others.
+                self._filled(form, [parts[0].sliced(0, 1)], None, scales)
                 return self._filled(form, parts, bias, scales)
         return self._filled(form, parts, bias, _SCALES[-1])
 
@@ -124,7 +126,6 @@ class Decoding:
                 top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
             )
 
-        fill(parts[0], 0, 0, 1)  # tells most often whether scales can be kept so
         self._each_block(parts, fill)
         if bias is not None:
             weight.set_bias(bias.ctypes.data)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -154,6 +154,10 @@ class IntegerForm(msgspec.Struct, frozen=True):
 class Format(ABC):
     """How the parts of a weight become its numbers. A frozen value."""
 
+    least_rows: ClassVar[int] = 1
+    """So many are decoded at once at least: more where a part has a row's numbers far apart, each
+    to be read for itself."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -244,7 +248,7 @@ class StoredLinear:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that are of a size to be decoded at once, in ascending order."""
-        step = max(1, BLOCK_VALUES // self.in_features)
+        step = max(self.format.least_rows, BLOCK_VALUES // self.in_features)
         for first in range(0, self.out_features, step):
             yield first, min(first + step, self.out_features)
 

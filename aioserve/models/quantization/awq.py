@@ -27,7 +27,7 @@ from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTens
 __all__ = ["Awq"]
 
 _IN_WORD = 8
-_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, from the lowest on, hold each of eight outputs."""
 
 
@@ -41,6 +41,7 @@ class Awq(Scheme, Format):
 
     precision = "int4"
     unread: ClassVar[re.Pattern[str]] = re.compile(r"qzeros")
+    least_rows = 512
 
     @classmethod
     def read(cls, fields: Fields) -> Awq:
@@ -90,7 +91,8 @@ def _numbers(part: StoredTensor, first: int, end: int) -> np.ndarray:
     """Numbers of the outputs, their middle at zero: int8 [outputs, rows of the part]."""
     from_word, to_word = first // _IN_WORD, -(-end // _IN_WORD)
     words = part.read_columns(from_word, to_word).view(np.uint32)
-    numbers = (words[:, :, None] >> (4 * _PLACES)) & np.uint32(15)
-    numbers = numbers.astype(np.uint8).reshape(len(words), -1)
+    numbers = np.empty((words.shape[1] * _IN_WORD, len(words)), np.uint8)
+    for output, place in enumerate(_PLACES):
+        numbers[output::_IN_WORD] = ((words >> np.uint32(4 * place)) & np.uint32(15)).T
     start = from_word * _IN_WORD
-    return centred(numbers[:, first - start : end - start].T, 4)
+    return centred(numbers[first - start : end - start], 4)

@@ -51,6 +51,7 @@ class Gptq(Scheme, Format):
     by_index: bool = False
 
     unread: ClassVar[re.Pattern[str]] = re.compile(r"g_idx|qzeros")
+    least_rows = 512
 
     @classmethod
     def read(cls, fields: Fields) -> Gptq:

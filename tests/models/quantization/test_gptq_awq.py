@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import UnsupportedModelError, WeightsError
+from aioserve.models.fields import Fields
 from aioserve.models.files import model_files
+from aioserve.models.quantization.awq import Awq
+from aioserve.models.quantization.gptq import Gptq
 from aioserve.models.quantization.packing import unpacked
+from aioserve.models.stored import StoredLinear
 from tests.models.quantization.checking import check_stands_for
 from tests.models.quantization.writers import Numbers, numbers_of, pack, write_quantized
 
@@ -225,3 +229,12 @@ def test_awq(tmp_path: Path, group_size: int, has_zeros: bool):
     said = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": has_zeros}
     model, floats = write_quantized(tmp_path, said | {"version": "gemm"}, store)
     check_stands_for(model, floats)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_what_lies_by_inputs_is_decoded_many_outputs_at_once(method: str):
+    """Else each input's few bytes are read for themselves, and a large model takes minutes."""
+    said = {"bits": 4, "group_size": 128}
+    format_ = (Gptq if method == "gptq" else Awq).read(Fields(said, "config.json"))
+    blocks = list(StoredLinear(format_, {}, 4096, 14336, 128).blocks())
+    assert blocks == [(first, first + 512) for first in range(0, 4096, 512)]
