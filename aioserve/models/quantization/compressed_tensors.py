@@ -47,6 +47,8 @@ _FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE)
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _MOST_NAMES = 10_000
 """In all lists of one config: each is compared with the name of each layer."""
+_ALONE = ((), (1,), (1, 1))
+"""Shapes of the one scale of a weight."""
 _ALL_LINEARS = "Linear"
 """The name of torch's class, as a target of a group: every linear layer."""
 
@@ -104,7 +106,7 @@ class Integers(Format):
 
     def _of_groups(self, parts: Parts, name: str, dtypes, rows: int, groups: int):
         stored = parts.found.get(name)
-        if self.group_size == -1 and stored is not None and stored.shape in ((), (1,), (1, 1)):
+        if self.group_size == -1 and stored is not None and stored.shape in _ALONE:
             return parts.take(name, dtypes, stored.shape)
         if groups == 1 and stored is not None and stored.shape == (rows,):
             return parts.take(name, dtypes, (rows,))
@@ -120,12 +122,11 @@ class Integers(Format):
         values = parts["weight"].read(first, end)
         if self.packed:
             values = centred(unpacked(values.T, self.bits)[: stored.in_features].T, self.bits)
-        alone = self.group_size == -1
 
         def of_groups(name: str) -> np.ndarray:
             part = parts[name]
             read = part.read_floats if part.dtype in FLOATS else part.read
-            if alone:
+            if self.group_size == -1 and part.shape in _ALONE:
                 return np.repeat(read().reshape(1, 1), count, axis=0)
             return read(first, end).reshape(count, -1)
 

@@ -80,6 +80,11 @@ def test_one_scale_for_a_whole_weight(tmp_path: Path):
     check_stands_for(*write_quantized(tmp_path, said, store))
 
 
+def test_scales_of_each_output_where_one_was_said(tmp_path: Path):
+    said = config_of("int-quantized", weights_of(8, strategy="tensor"))
+    check_stands_for(*write_quantized(tmp_path, said, storing(8, -1, packed=False)))
+
+
 def test_groups_in_the_order_of_activations_from_old_files(tmp_path: Path):
     store = storing(4, 16, packed=True, act_order=True)
     said = config_of("pack-quantized", weights_of(4, 16, actorder="group"))
