@@ -27,6 +27,10 @@ __all__ = ["GGUFVocabulary", "TokenKind"]
 
 MAX_TOKEN_CHARS = 256
 """Longest token: each way to put it together from two others is looked at."""
+MAX_VOCABULARY_CHARS = 1 << 23
+"""Of all tokens together. A vocabulary of 262,144 has two million."""
+MAX_MERGES = 1 << 21
+"""Most that may follow from the tokens, four times those of such a vocabulary."""
 _KEY = "tokenizer.ggml."
 _SPACE = "\u2581"
 """How SentencePiece writes a space."""
@@ -206,11 +210,18 @@ class GGUFVocabulary:
         learned = np.flatnonzero(np.isin(kinds, (TokenKind.NORMAL, TokenKind.UNUSED)))
         learned = learned[np.argsort(-scores[learned], kind="stable")].tolist()
         parts = {spelled[token_id] for token_id in (*defined, *learned)}
+        count = 0
         for token_id in (*defined, *learned):
             token = spelled[token_id]
             for cut in range(len(token) - 1, 0, -1):
                 left, right = token[:cut], token[cut:]
                 if left in parts and right in parts:
+                    count += 1
+                    if count > MAX_MERGES:
+                        raise ModelError(
+                            f"{self._source}: {_KEY}tokens are made of each other in more than "
+                            f"{MAX_MERGES} ways"
+                        )
                     yield left, right
 
     # -- what is around them
@@ -306,6 +317,13 @@ class GGUFVocabulary:
         return found
 
     def _unique_ids(self) -> dict[str, int]:
+        if not self.tokens:
+            self._fields.invalid("tokens", "at least one token")
+        if (characters := sum(map(len, self.tokens))) > MAX_VOCABULARY_CHARS:
+            raise ModelError(
+                f"{self._source}: {_KEY}tokens have {characters} characters together, must have at "
+                f"most {MAX_VOCABULARY_CHARS}"
+            )
         ids: dict[str, int] = {}
         for token_id, token in enumerate(self.tokens):
             if len(token) > MAX_TOKEN_CHARS:

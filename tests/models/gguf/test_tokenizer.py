@@ -19,6 +19,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.models.gguf import tokenizer
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from aioserve.models.gguf.tokenizer import GGUFVocabulary
 from aioserve.text.tokenizer import Tokenizer
@@ -290,6 +291,7 @@ def test_the_chat_template_comes_with_the_names_of_its_tokens() -> None:
             "'a' is token 0 and token 2",
         ),
         (byte_level("qwen2", tokens=["a" * 300], token_type=None), "token 0 has 300 characters"),
+        (byte_level("qwen2", tokens=[], token_type=None), "tokens must be at least one token"),
         (sentencepiece(scores=["a"]), "tokenizer.ggml.scores must be an array with a number"),
         (sentencepiece(add_bos_token=1), "tokenizer.ggml.add_bos_token must be true or false"),
         (byte_level("gpt-2", bos_token_id=None, add_bos_token=True), "bos_token_id must be there"),
@@ -310,6 +312,24 @@ def test_metadata_that_make_no_tokenizer_are_refused(metadata: dict[str, Any], s
     assert says in str(caught.value)
     assert "x.gguf" in str(caught.value)
     assert isinstance(caught.value, UnsupportedModelError) == ("is not supported" in says)
+
+
+def test_a_vocabulary_has_bounds_that_the_largest_in_use_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metadata = sentencepiece()
+    characters = sum(map(len, metadata["tokenizer.ggml.tokens"]))
+    vocabulary = GGUFVocabulary(metadata, "x.gguf")
+    merges = json.loads(vocabulary.tokenizer_json())["model"]["merges"]
+    monkeypatch.setattr(tokenizer, "MAX_VOCABULARY_CHARS", characters)
+    monkeypatch.setattr(tokenizer, "MAX_MERGES", len(merges))
+    tokenizer_of(metadata)
+    monkeypatch.setattr(tokenizer, "MAX_MERGES", len(merges) - 1)
+    with pytest.raises(ModelError, match=r"x\.gguf: .* of each other in more than \d+ ways"):
+        tokenizer_of(metadata)
+    monkeypatch.setattr(tokenizer, "MAX_VOCABULARY_CHARS", characters - 1)
+    with pytest.raises(ModelError, match=rf"have {characters} characters together"):
+        tokenizer_of(metadata)
 
 
 def test_bytes_without_tokens_of_their_own_are_unknown() -> None:
