@@ -155,8 +155,8 @@ class Format(ABC):
     """How the parts of a weight become its numbers. A frozen value."""
 
     least_rows: ClassVar[int] = 1
-    """So many are decoded at once at least: more where a part has a row's numbers far apart, each
-    to be read for itself."""
+    """Fewest rows that are decoded at once: more than one where a part has a row's numbers far
+    apart, each to be read for itself."""
 
     @property
     @abstractmethod

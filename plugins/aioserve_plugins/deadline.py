@@ -128,7 +128,7 @@ class Deadline(SchedulingPolicy):
         self._begun = (view.step, view.now_seconds)
         self._times.look(view)
         decoding = [r for r in view.running if r.uncached_tokens <= 1]
-        most = view.max_num_batched_tokens - len(decoding)
+        most = max(0, view.max_num_batched_tokens - len(decoding))
         targets = [r.tpot_target_seconds for r in decoding if r.tpot_target_seconds is not None]
         if targets:
             within = self._times.tokens_within(TPOT_SHARE * min(targets)) - len(decoding)

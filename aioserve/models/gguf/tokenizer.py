@@ -28,7 +28,7 @@ __all__ = ["GGUFVocabulary", "TokenKind"]
 MAX_TOKEN_CHARS = 256
 """Longest token: each way to put it together from two others is looked at."""
 MAX_VOCABULARY_CHARS = 1 << 23
-"""Of all tokens together. A vocabulary of 262,144 has two million."""
+"""Most characters of all tokens together. A vocabulary of 262,144 has two million."""
 MAX_MERGES = 1 << 21
 """Most that may follow from the tokens, four times those of such a vocabulary."""
 _KEY = "tokenizer.ggml."

@@ -18,7 +18,7 @@ MAX_PATTERN_CHARS = 1000
 MAX_STEPS = 20_000
 """Most places that the parts of one expression begin at in one text. Common ones take hundreds."""
 _MOST_DEPTH = 20
-"""Of groups within groups."""
+"""Most groups within groups."""
 _SINGLE = re.compile(
     r"\\[dDwWsS]|\\[^\w\s]|\[\^?\]?(?:\\[dDwWsS]|\\[^\w\s]|[^\]\\\[])*\]|[^\\\[\](){}*+?|^$]",
     re.ASCII,

@@ -29,9 +29,10 @@ def differing(runs: list[PolicyRun], at: float) -> int:
 
 
 def sum_of(runs: list[PolicyRun], window: tuple[float, float]) -> float:
-    """Requests that differ, summed over the window: times of runs are tenths of a second."""
-    first, last = round(window[0] * 10), round(window[1] * 10)
-    return sum(differing(runs, tenth / 10 + 0.05) for tenth in range(first, last))
+    """Requests that differ, summed over the window: times of runs are tenths of a second, and a
+    window's length may lie between two of them."""
+    first, last = round(window[0] * 20), round(window[1] * 20)
+    return sum(differing(runs, part / 20 + 0.025) for part in range(first, last))
 
 
 @st.composite
