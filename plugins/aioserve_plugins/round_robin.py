@@ -146,7 +146,7 @@ class RoundRobin(SchedulingPolicy):
         self._rotation[request] = self._last_ticket
 
     def _tokens_for_prompts(self, view: SchedulerView, decoding: int) -> int:
-        left = view.max_num_batched_tokens - decoding
+        left = max(0, view.max_num_batched_tokens - decoding)
         if not self.adaptive:
             return left
         free = 1 - decoding / view.max_num_seqs
