@@ -153,8 +153,8 @@ class Decoding:
 
 
 def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:
-    """Values, scales and minimums, in which zero points are, of memory without gaps. Of 4 bits
-    values with minimums are from 0 on."""
+    """Values, scales and minimums, each in memory without gaps. Minimums hold the zero points, too;
+    with them, values of 4 bits are from 0 on."""
     values, zeros, minimums = rows.values, rows.zeros, rows.minimums
     if zeros is None and minimums is None:
         return np.ascontiguousarray(values), np.ascontiguousarray(rows.scales), None

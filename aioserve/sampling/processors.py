@@ -31,7 +31,7 @@ class LogitsProcessor:
         reading. All are on the device that computes the model. Called once a token on the thread of
         the steps, which waits for it: every completion in the batch does. After a preemption the
         completion goes on with a new object, so what is made of the logits must follow from the
-        ids. Of a beam they are log-probabilities, each time with a new object.
+        ids. A beam has log-probabilities in their place, each time with a new object.
         """
         raise NotImplementedError
 

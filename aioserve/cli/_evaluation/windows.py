@@ -17,7 +17,7 @@ __all__ = ["Window", "second_halves", "sliding_windows"]
 
 
 class Window(NamedTuple):
-    """Tokens `[start, end)` of a text. Those from `scored` on are scored, at least one."""
+    """Tokens `[start, end)` of a text. Tokens from `scored` on are scored, at least one."""
 
     start: int
     scored: int

@@ -221,8 +221,8 @@ class CompressedTensors(Scheme):
 
 
 def _certainty(target: str) -> int:
-    """A name says more than a pattern, and a pattern more than a class of layers. Of targets that
-    say as much the first counts."""
+    """A name says more than a pattern, and a pattern more than a class of layers. The first
+    counts among targets that say as much."""
     return 0 if target == _ALL_LINEARS else 1 if target.startswith("re:") else 2
 
 

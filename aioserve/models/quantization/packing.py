@@ -12,8 +12,8 @@ __all__ = ["E4M3", "e4m3_bits", "e8m0", "packed", "unpacked"]
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of 2, 3, 4 or 8 bits along the first axis of int32 words: uint8 [numbers, ...].
 
-    The first number is in the lowest bits. Of 3 bits 32 numbers are in three words, and some lie
-    in two of them.
+    The first number is in the lowest bits. Three words hold 32 numbers of 3 bits, of which some lie
+    in two words.
     """
     words = words.view(np.uint32)
     period = 32 if 32 % bits else 32 // bits

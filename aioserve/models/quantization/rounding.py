@@ -1,7 +1,7 @@
 """Rounds floats to integers with a scale for each group of inputs.
 
-Symmetric: values around zero, without minimums. Of 4 bits minimums would take another 15 % off the
-squared error of normal weights, and make the weights 20 % larger.
+Symmetric: values lie around zero, and groups have no minimums. With 4 bits, minimums would lower
+the error further, and take as much memory as the scales do.
 """
 
 from __future__ import annotations
