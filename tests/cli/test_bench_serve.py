@@ -70,7 +70,7 @@ def test_a_table_shows_times_rates_and_the_generator(
     files = {name: tmp_path / name for name in ("result.json", "page.html", "rows.csv")}
     done = aioserve_here(
         *("bench", "serve", f"{url}/v1", *LOAD, "--rate", 200, "--concurrency", 3),
-        *("--ttft-target-seconds", 60, "--tpot-target-seconds", 1e-9),
+        *("--ttft-target-seconds", 1e-9, "--tpot-target-seconds", 60),
         *("--json", files["result.json"], "--report", files["page.html"]),
         *("--requests", files["rows.csv"]),
     )
