@@ -28,7 +28,8 @@ extern const TileSet kPortableFloat32, kPortableBfloat16, kAvx2Float32, kAvx2Bfl
     kAmxBf16Bfloat16, kAmxBf16EmulatedBfloat16;
 }
 namespace linear::grouped {
-extern const IntegerTiles kPortable, kAvx2, kAvx2Vnni, kAvx512, kAvx512Vnni;
+extern const IntegerTiles kPortable, kAvx2, kAvx2Vnni, kAvx512, kAvx512Vnni, kAmxInt8,
+    kAmxInt8Emulated;
 }
 
 namespace {
@@ -45,13 +46,16 @@ struct Isa {
 
 #if defined(__x86_64__)
 
-// Whether this process may use AMX's tiles: the CPU has them, the system saves them, and grants this
-// process the memory for it, which a process has to ask for once.
-bool may_use_amx_bf16() {
+// Bits of what CPUID says of a CPU.
+constexpr unsigned kCpuAmxBf16 = 1u << 22, kCpuAmxTile = 1u << 24, kCpuAmxInt8 = 1u << 25;
+
+// Whether this process may use AMX's tiles for `products`: the CPU has them, the system saves tiles,
+// and grants this process the memory for it, which a process has to ask for once.
+bool may_use_amx(unsigned products) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-    if (!(d & kAmxBf16) || !(d & kAmxTile)) return false;
+    const unsigned needed = products | kCpuAmxTile;
+    if ((d & needed) != needed) return false;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
     uint32_t saved, saved_high;
     asm("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
@@ -82,7 +86,8 @@ std::vector<Isa> isas_of_this_machine() {
                         __builtin_cpu_supports("avx512dq");
     const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    const bool amx_bf16 = avx512_bf16 && may_use_amx_bf16();
+    const bool amx_bf16 = avx512_bf16 && may_use_amx(kCpuAmxBf16);
+    const bool amx_int8 = amx_bf16 && avx512_vnni && may_use_amx(kCpuAmxInt8);
     const auto* best_ints = avx512_vnni ? &ints::kAvx512Vnni : &ints::kAvx512;
     all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2});
     all.push_back({"avx2_vnni", avx2_vnni, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16,
@@ -95,11 +100,15 @@ std::vector<Isa> isas_of_this_machine() {
                    &kAvx512Bf16Bfloat16, best_ints});
     all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
                    best_ints});
+    all.push_back({"amx_int8", amx_int8, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
+                   &ints::kAmxInt8});
     all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
                    &kAvx512Bf16EmulatedBfloat16, best_ints});
 #endif
     all.push_back({"amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
                    &kAmxBf16EmulatedBfloat16, &ints::kPortable});
+    all.push_back({"amx_int8_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
+                   &kAmxBf16EmulatedBfloat16, &ints::kAmxInt8Emulated});
     return all;
 }
 

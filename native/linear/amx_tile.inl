@@ -167,7 +167,9 @@ void run_tile(const Tile& t) {
 
 void run_plain(const Tile& t) { run<1>(t, 0, kChunkBytes); }
 
-inline void pack_row(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+inline void pack_row(const WeightShape& weight, const char* row, char* block, int index,
+                     int rows_in_block) {
+    char* to = block + index * kChunkBytes;
     int64_t num_bytes = weight.in_features * (weight.bfloat16 ? 2 : 4);
     for (; num_bytes >= kChunkBytes; num_bytes -= kChunkBytes) {
         __builtin_memcpy(to, row, kChunkBytes);
@@ -186,7 +188,6 @@ constexpr TileSet amx_tiles() {
                 .row_unit = kTileRows,
                 .pass_bytes = 384 * 1024,
                 .min_pass_rows = 256,
-                .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = kStepBytes,
                 .packed_group_bytes = 0,
                 .plain_unit_bytes = kChunkBytes,

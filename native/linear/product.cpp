@@ -193,9 +193,9 @@ void PanelKernel::append_packing(Phases& phases, const TileSet& tiles, const Row
             const int64_t block = pass.block_of(row);
             const int64_t top = pass.first_of(block);
             const int room = static_cast<int>(pass.room_of(block));
-            char* to = packed + static_cast<std::size_t>(top) * pass.packed_row_bytes;
             tiles.pack_row(shape_, x.at(pass.first_row + row, memory),
-                           to + (row - top) * tiles.chunk_bytes, room);
+                           packed + static_cast<std::size_t>(top) * pass.packed_row_bytes,
+                           static_cast<int>(row - top), room);
         }
     });
 }

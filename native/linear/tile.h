@@ -64,13 +64,13 @@ struct TileSet {
     int row_unit;           // blocks have room for a multiple of it; divides max_rows
     int pass_bytes;         // packed rows that pass all panels together, and stay in the second cache
     int min_pass_rows;      // or so many: fewer would take less time than the panels take to come
-    int chunk_bytes;        // of a row in a block, before the same chunk of the next row
     int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
     int packed_group_bytes; // beside its steps
     int plain_unit_bytes;   // a row as it stands is a block of one if its size is a multiple
     double packing_byte_ns;  // about what a thread takes to pack a byte
-    // Writes one row into its place in a block; zeros to its last chunk's end.
-    void (*pack_row)(const WeightShape& weight, const char* row, char* to, int rows_in_block);
+    // Writes one row into the block as its row `index`; zeros to its last chunk's end.
+    void (*pack_row)(const WeightShape& weight, const char* row, char* block, int index,
+                     int rows_in_block);
     TileFunction functions[kMaxRows];  // [rows - 1], up to max_rows
     TileFunction plain;                // one row as it stands; null where it always has to be packed
     // What a thread calls before its first tile and after its last one; null for nothing.

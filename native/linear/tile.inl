@@ -106,7 +106,9 @@ void run_tile(const Tile& t) {
         multiply_columns<P, ROWS, kAtOnce>(t, v * Vec::kWidth);
 }
 
-inline void pack_steps(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+inline void pack_steps(const WeightShape& weight, const char* row, char* block, int index,
+                       int rows_in_block) {
+    char* to = block + index * kChunkBytes;
     int64_t num_bytes = weight.in_features * (weight.bfloat16 ? 2 : 4);
     for (; num_bytes >= kChunkBytes; num_bytes -= kChunkBytes) {
         __builtin_memcpy(to, row, kChunkBytes);
@@ -118,7 +120,9 @@ inline void pack_steps(const WeightShape& weight, const char* row, char* to, int
     __builtin_memcpy(to, row, num_bytes);
 }
 
-inline void pack_widened(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+inline void pack_widened(const WeightShape& weight, const char* row, char* block, int index,
+                         int rows_in_block) {
+    char* to = block + index * kChunkBytes;
     constexpr int64_t kChunk = kChunkBytes / sizeof(float);
     const bf16* from = reinterpret_cast<const bf16*>(row);
     for (int64_t left = weight.in_features; left > 0; left -= kChunk) {
@@ -149,7 +153,6 @@ constexpr TileSet tiles() {
                 .row_unit = 1,
                 .pass_bytes = widened ? 512 * 1024 : 1024 * 1024,
                 .min_pass_rows = MAX_ROWS,
-                .chunk_bytes = kChunkBytes,
                 .packed_step_bytes = P::kPackedStepBytes,
                 .packed_group_bytes = 0,
                 .plain_unit_bytes = kStepBytes,

@@ -1,8 +1,10 @@
 // Matrix products in AMX's tile registers.
 //
-// A tile register holds 16 rows of 64 bytes: of A, a row's 16 pairs of bfloat16; of B, 16 pairs deep
-// and 16 columns across, a pair being 4 bytes; of C, 16 float32. Every register is configured whole:
-// what is smaller is padded, and rows of A that nobody reads may hold anything.
+// A tile register holds up to 16 rows of 64 bytes. A has so many rows of x, each of up to 16 *steps* of
+// 4 bytes: two bfloat16, or four int8. B has a row for each of these steps, of 16 columns: two
+// bfloat16 each, or four uint8. C has the rows of A and the columns of B: float32, or int32.
+// Registers that are configured whole take padded operands; rows of A that nobody reads may hold
+// anything.
 //
 // A thread computes between `configure_tiles` and `release_tiles`: while tiles are in use, each of
 // its context switches saves 8 KiB more, and the core must not rest as deeply.
@@ -10,27 +12,18 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+
+#include "simd/tile_sizes.h"
 
 namespace aioserve {
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kTileRowBytes = 64;
-constexpr int kTileBytes = kTileRows * kTileRowBytes;
-
-inline void configure_tiles() {
-    struct alignas(64) {
-        uint8_t palette = 1;
-        uint8_t start_row = 0;
-        uint8_t reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } const config;
-    static_assert(sizeof(config) == 64);
-    asm volatile("ldtilecfg %0" : : "m"(config));
+// What the registers held is lost.
+inline void configure_tiles(const TileSizes& sizes) {
+    asm volatile("ldtilecfg %0" : : "m"(sizes));
 }
 
+inline void configure_tiles() { configure_tiles(kWholeTiles); }
 inline void release_tiles() { asm volatile("tilerelease"); }
 
 // Assembly rather than the header's macros, which take no template parameters.
@@ -57,6 +50,11 @@ struct Tiles {
     template <int C, int A, int B>
     void multiply_add() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+    }
+    // c += a b, of int8 in a and uint8 in b, exact in int32.
+    template <int C, int A, int B>
+    void multiply_add_bytes() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
     }
 };
 

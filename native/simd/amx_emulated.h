@@ -1,5 +1,6 @@
-// The same as `simd/amx.h` in plain C++, bit by bit as Intel documents TDPBF16PS, for any machine:
-// that the kernels which use tiles are tested on machines without them.
+// The same as `simd/amx.h` in plain C++, bit by bit as Intel documents TDPBF16PS and TDPBSUD, for any
+// machine: that the kernels which use tiles are tested on machines without them. What the processor
+// doesn't execute, since the sizes of operands don't fit, ends the process here too.
 
 #pragma once
 
@@ -7,16 +8,20 @@
 #include <cstdint>
 
 #include "simd/portable.h"
+#include "simd/tile_sizes.h"
 
 namespace aioserve {
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kTileRowBytes = 64;
-constexpr int kTileBytes = kTileRows * kTileRowBytes;
+// Of the calling thread.
+inline TileSizes& tile_sizes() {
+    thread_local TileSizes sizes;
+    return sizes;
+}
 
-inline void configure_tiles() {}
-inline void release_tiles() {}
+inline void configure_tiles(const TileSizes& sizes) { tile_sizes() = sizes; }
+inline void configure_tiles() { configure_tiles(kWholeTiles); }
+inline void release_tiles() { configure_tiles(TileSizes{}); }
 
 inline uint32_t bits_of(float x) {
     uint32_t bits;
@@ -51,23 +56,25 @@ struct Tiles {
     }
     template <int TILE>
     void load(const void* from, std::ptrdiff_t row_stride) {
-        for (int r = 0; r < kTileRows; ++r)
+        zero<TILE>();
+        for (int r = 0; r < rows_of(TILE); ++r)
             __builtin_memcpy(rows_[TILE][r], static_cast<const char*>(from) + r * row_stride,
-                             kTileRowBytes);
+                             row_bytes_of(TILE));
     }
     template <int TILE>
     void store(void* to, std::ptrdiff_t row_stride) const {
-        for (int r = 0; r < kTileRows; ++r)
+        for (int r = 0; r < rows_of(TILE); ++r)
             __builtin_memcpy(static_cast<char*>(to) + r * row_stride, rows_[TILE][r],
-                             kTileRowBytes);
+                             row_bytes_of(TILE));
     }
     // Two chains of sums per output, of the first and of the second of each pair; then their sum
     // is added to c.
     template <int C, int A, int B>
     void multiply_add() {
-        for (int m = 0; m < kTileRows; ++m) {
+        check_sizes(C, A, B);
+        for (int m = 0; m < rows_of(C); ++m) {
             float sums[2][kColumns] = {};
-            for (int k = 0; k < kColumns; ++k) {
+            for (int k = 0; k < rows_of(B); ++k) {
                 const float first = half(rows_[A][m][k], 0), second = half(rows_[A][m][k], 1);
                 for (int n = 0; n < kColumns; ++n) {
                     const uint32_t b = rows_[B][k][n];
@@ -82,9 +89,34 @@ struct Tiles {
             }
         }
     }
+    template <int C, int A, int B>
+    void multiply_add_bytes() {
+        check_sizes(C, A, B);
+        for (int m = 0; m < rows_of(C); ++m)
+            for (int k = 0; k < rows_of(B); ++k)
+                for (int n = 0; n < kColumns; ++n)
+                    rows_[C][m][n] += sum_of_products(rows_[A][m][k], rows_[B][k][n]);
+    }
 
   private:
     static constexpr int kColumns = kTileRowBytes / 4;
+
+    static int rows_of(int tile) { return tile_sizes().rows[tile]; }
+    static int row_bytes_of(int tile) { return tile_sizes().row_bytes[tile]; }
+
+    static void check_sizes(int c, int a, int b) {
+        const bool fit = rows_of(c) > 0 && rows_of(c) == rows_of(a) &&
+                         row_bytes_of(c) == row_bytes_of(b) && row_bytes_of(a) == 4 * rows_of(b);
+        if (!fit) __builtin_trap();
+    }
+
+    // Of four int8 with four uint8; modulo 2^32.
+    static uint32_t sum_of_products(uint32_t a, uint32_t b) {
+        int sum = 0;
+        for (int shift = 0; shift < 32; shift += 8)
+            sum += static_cast<int8_t>(a >> shift) * static_cast<uint8_t>(b >> shift);
+        return static_cast<uint32_t>(sum);
+    }
 
     static float half(uint32_t pair, int which) {
         return without_denormal(float_of(which == 0 ? pair << 16 : pair & 0xffff0000u));

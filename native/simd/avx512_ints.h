@@ -13,6 +13,7 @@ struct Ints {
 
     static Ints zero() { return {_mm512_setzero_si512()}; }
     static Ints load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    void store(void* p) const { _mm512_storeu_si512(p, v); }
     // A lane for each int8.
     static Ints load_bytes(const int8_t* p) {
         return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};

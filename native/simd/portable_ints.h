@@ -2,6 +2,10 @@
 
 #pragma once
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "simd/portable.h"
 
 namespace aioserve {
@@ -21,6 +25,7 @@ struct Ints {
         __builtin_memcpy(&r.v, p, sizeof(r.v));
         return r;
     }
+    void store(void* p) const { __builtin_memcpy(p, &v, sizeof(v)); }
     // A lane for each int8.
     static Ints load_bytes(const int8_t* p) { return {Lanes{p[0], p[1], p[2], p[3]}}; }
     // The same four bytes in each lane.
@@ -57,7 +62,7 @@ inline Vec load_float16(const uint16_t* p) {
 // Sums of the products of neighbouring int16: of products that are int16, too.
 inline Ints multiply_pairs(Ints a, Ints b) {
 #if defined(__SSE2__)
-    return {(Ints::Lanes)__builtin_ia32_pmaddwd128((Ints::Halves)a.v, (Ints::Halves)b.v)};
+    return {(Ints::Lanes)_mm_madd_epi16((__m128i)a.v, (__m128i)b.v)};
 #else
     const Ints::Lanes products = (Ints::Lanes)((Ints::Halves)a.v * (Ints::Halves)b.v);
     return {((Ints::Lanes)((Ints::Words)products << 16) >> 16) + (products >> 16)};
@@ -71,12 +76,43 @@ inline void settle(Ints& x) {
 #endif
 }
 
+#if defined(__SSE2__) && !defined(__FP_FAST_FMAF)
+
+// a * b + c, rounded once. In float64 the product is exact, and the sum is rounded. Rounding the sum
+// again, to float32, is rounding once unless the sum is a tie of float32, or below its normal numbers,
+// whose ties lie elsewhere: then the library's slow function says what is right.
+inline Vec fused(Vec a, Vec b, Vec c) {
+    const __m128 x = a.v, y = b.v, z = c.v;
+    const __m128d low = _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(x), _mm_cvtps_pd(y)), _mm_cvtps_pd(z));
+    const __m128d high =
+        _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y))),
+                   _mm_cvtps_pd(_mm_movehl_ps(z, z)));
+    Vec sum = {_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high))};
+
+    const __m128 halves[] = {_mm_castpd_ps(low), _mm_castpd_ps(high)};
+    const auto lower = (Ints::Words)_mm_shuffle_ps(halves[0], halves[1], 0x88);
+    const auto upper = (Ints::Words)_mm_shuffle_ps(halves[0], halves[1], 0xdd);
+    const auto is_tie = (lower & 0x1fffffffu) == 0x10000000u;
+    constexpr uint32_t kNormal = (1023u - 126) << 20;  // of float32, in the upper half
+    const auto is_small = (upper & 0x7fffffffu) - 1 < kNormal - 1;  // and not 0
+    const auto is_rounded_twice = (Ints::Lanes)(is_tie | is_small);
+    if (__builtin_expect(_mm_movemask_epi8((__m128i)is_rounded_twice), 0)) {
+        for (int i = 0; i < 4; ++i)
+            if (is_rounded_twice[i]) sum.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    }
+    return sum;
+}
+
+#else
+
 // a * b + c, rounded once.
 inline Vec fused(Vec a, Vec b, Vec c) {
     Vec r;
     for (int i = 0; i < 4; ++i) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
     return r;
 }
+
+#endif
 
 }  // namespace
 }  // namespace aioserve

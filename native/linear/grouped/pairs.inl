@@ -26,8 +26,9 @@ struct Pairs {
     };
 
     template <int COUNT>
-    static void place(const int8_t* integers, char* to, int row_bytes) {
-        for (int i = 0; i < COUNT; i += kRowChunkBytes / 2, to += row_bytes) {
+    static void place(const int8_t* integers, char* chunks, int index, int rows) {
+        char* to = chunks + index * kRowChunkBytes;
+        for (int i = 0; i < COUNT; i += kRowChunkBytes / 2, to += rows * kRowChunkBytes) {
             int16_t chunk[kRowChunkBytes / 2];
             for (int step = 0; step < 8; step += 4) {
                 const int8_t* from = integers + i + step;

@@ -107,6 +107,20 @@ __attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECT
     partial.finish();
 }
 
+// An output with a group more: `row` is a RowGroup.
+template <bool HAS_MINIMUMS>
+__attribute__((always_inline)) inline Vec add_group(Vec output, Ints sum, const char* row,
+                                                    Vec scale, Vec minimum) {
+    Vec term;
+    if constexpr (HAS_MINIMUMS) {
+        const Vec row_sum = Vec::set_bits(row + __builtin_offsetof(RowGroup, sum));
+        term = fused(scale, sum.floats(), minimum * row_sum);
+    } else {
+        term = scale * sum.floats();
+    }
+    return fused(Vec::set_bits(row), term, output);
+}
+
 // The panel's columns from `column` on, as many as VECTORS hold.
 template <class P, int BITS, int ROWS, int VECTORS>
 __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int column) {
@@ -154,19 +168,14 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             if (has_minimums) {
                 const Vec minimum = Vec::load(parameters.minimums + skipped + v * Vec::kWidth);
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    const char* row = rows + r * kRowChunkBytes;
-                    const Vec sum = Vec::set_bits(row + __builtin_offsetof(RowGroup, sum));
-                    const Vec term = fused(scale, sums[r][v].floats(), minimum * sum);
-                    outputs[r][v] = fused(Vec::set_bits(row), term, outputs[r][v]);
-                }
+                for (int r = 0; r < ROWS; ++r)
+                    outputs[r][v] = add_group<true>(outputs[r][v], sums[r][v],
+                                                    rows + r * kRowChunkBytes, scale, minimum);
             } else {
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    const Vec term = scale * sums[r][v].floats();
-                    const Vec row = Vec::set_bits(rows + r * kRowChunkBytes);
-                    outputs[r][v] = fused(row, term, outputs[r][v]);
-                }
+                for (int r = 0; r < ROWS; ++r)
+                    outputs[r][v] = add_group<false>(outputs[r][v], sums[r][v],
+                                                     rows + r * kRowChunkBytes, scale, scale);
             }
         }
         if (++in_span == span) in_span = 0;
@@ -188,6 +197,7 @@ struct Groups {
     int count;
     int64_t left;  // inputs
     const WeightShape& weight;
+    int index;  // of the row in its block
     int rows_in_block;
 };
 
@@ -233,16 +243,16 @@ __attribute__((always_inline)) inline Vec find_scales(const Groups& groups, cons
     return Vec::zero_below(most / Vec::max(amax, smallest), amax, smallest);
 }
 
-// Returns where the next groups begin.
+// `to`: where the groups begin in the block. Returns where the next ones do.
 template <class P, int SIZE, bool WHOLE, class T>
 char* pack_some(const Groups& groups, const T* from, char* to) {
     alignas(64) int8_t integers[SIZE];
     alignas(64) float scales[kGroupsAtOnce], factors[kGroupsAtOnce], sums[kGroupsAtOnce];
     find_scales<SIZE, WHOLE>(groups, from, scales).store(factors);
     const bool is_finite = scales[0] == scales[0];
-    const int row_bytes = groups.rows_in_block * kRowChunkBytes;
+    const int headers_bytes = groups.rows_in_block * kRowChunkBytes;
     constexpr int kChunks = 1 + SIZE / 4 * P::kStepBytes / kRowChunkBytes;
-    const int group_bytes = kChunks * row_bytes;
+    const int group_bytes = kChunks * headers_bytes;
     Vec totals[kGroupsAtOnce];
     for (int group = groups.count; group < kGroupsAtOnce; ++group) totals[group] = Vec::zero();
     int64_t left = groups.left;
@@ -257,20 +267,23 @@ char* pack_some(const Groups& groups, const T* from, char* to) {
             total = total + rounded;
         }
         totals[group] = total.floats();
-        P::template place<SIZE>(integers, to + group * group_bytes + row_bytes, row_bytes);
+        P::template place<SIZE>(integers, to + group * group_bytes + headers_bytes, groups.index,
+                                groups.rows_in_block);
     }
     sum_of_each(totals).store(sums);
     for (int group = 0; group < groups.count; ++group) {
         const auto sum = static_cast<int32_t>(sums[group]);
         const RowGroup header{scales[group], sums[group], -groups.weight.offset * sum, 0};
-        __builtin_memcpy(to + group * group_bytes, &header, sizeof(header));
+        __builtin_memcpy(to + group * group_bytes + groups.index * kRowChunkBytes, &header,
+                         sizeof(header));
     }
     return to + groups.count * group_bytes;
 }
 
 template <class P, int SIZE, class T>
-void pack_groups(const WeightShape& weight, const T* from, char* to, int rows_in_block) {
-    Groups groups{0, weight.in_features, weight, rows_in_block};
+void pack_groups(const WeightShape& weight, const T* from, char* to, int index,
+                 int rows_in_block) {
+    Groups groups{0, weight.in_features, weight, index, rows_in_block};
     for (int begin = 0; begin < weight.groups; begin += kGroupsAtOnce) {
         const int rest = weight.groups - begin;
         groups.count = rest < kGroupsAtOnce ? rest : kGroupsAtOnce;
@@ -283,20 +296,22 @@ void pack_groups(const WeightShape& weight, const T* from, char* to, int rows_in
 }
 
 template <class P, class T>
-void pack_numbers(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
+void pack_numbers(const WeightShape& weight, const char* row, char* block, int index,
+                  int rows_in_block) {
     const T* from = reinterpret_cast<const T*>(row);
     switch (weight.group_size) {
-        case 16: return pack_groups<P, 16>(weight, from, to, rows_in_block);
-        case 32: return pack_groups<P, 32>(weight, from, to, rows_in_block);
-        case 64: return pack_groups<P, 64>(weight, from, to, rows_in_block);
-        default: return pack_groups<P, kMaxGroup>(weight, from, to, rows_in_block);
+        case 16: return pack_groups<P, 16>(weight, from, block, index, rows_in_block);
+        case 32: return pack_groups<P, 32>(weight, from, block, index, rows_in_block);
+        case 64: return pack_groups<P, 64>(weight, from, block, index, rows_in_block);
+        default: return pack_groups<P, kMaxGroup>(weight, from, block, index, rows_in_block);
     }
 }
 
 template <class P>
-void pack_row(const WeightShape& weight, const char* row, char* to, int rows_in_block) {
-    if (weight.bfloat16) return pack_numbers<P, bf16>(weight, row, to, rows_in_block);
-    pack_numbers<P, float>(weight, row, to, rows_in_block);
+void pack_row(const WeightShape& weight, const char* row, char* block, int index,
+              int rows_in_block) {
+    if (weight.bfloat16) return pack_numbers<P, bf16>(weight, row, block, index, rows_in_block);
+    pack_numbers<P, float>(weight, row, block, index, rows_in_block);
 }
 
 template <class P, int BITS, int ROWS>
@@ -313,7 +328,6 @@ constexpr TileSet tiles() {
                 .row_unit = 1,
                 .pass_bytes = 512 * 1024,
                 .min_pass_rows = BLOCK_ROWS,
-                .chunk_bytes = kRowChunkBytes,
                 .packed_step_bytes = P::kStepBytes,
                 .packed_group_bytes = kRowChunkBytes,
                 .plain_unit_bytes = 0,
