@@ -90,7 +90,14 @@ def onednn_layer(weight: Tensor) -> Layer:
 
 def integer_contestants(group_size: int) -> Makers:
     makers: Makers = {"native": backend_named("native").linear}
-    for bits, has_minimums in ((8, False), (8, True), (4, False), (4, True)):
+    for bits, has_minimums in (
+        (8, False),
+        (8, True),
+        (6, False),
+        (5, False),
+        (4, False),
+        (4, True),
+    ):
         name = f"int{bits}{'+min' if has_minimums else ''}"
         makers[name] = partial(random_integers, group_size, bits, has_minimums)
     return makers
@@ -107,7 +114,8 @@ def random_integers(group_size: int, bits: int, has_minimums: bool, like: Tensor
         dtype=like.dtype,
     )
     random = np.random.default_rng(0)
-    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    low = 0 if has_minimums and bits < 8 else -(1 << (bits - 1))
+    high = low + (1 << bits) - 1
     scales = np.full((out_features, weight.native.groups), 0.01, np.float32)
     values = random.integers(low, high, (out_features, in_features), np.int8, endpoint=True)
     weight.set_rows(0, values, scales, -scales if has_minimums else None)

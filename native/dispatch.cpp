@@ -155,9 +155,8 @@ const linear::TileSet& tiles_in_use(bool bfloat16) {
     return bfloat16 ? *used().bfloat16_tiles : *used().float32_tiles;
 }
 
-const linear::TileSet& integer_tiles_in_use(int bits) {
-    const linear::grouped::IntegerTiles& tiles = *used().integer_tiles;
-    return bits == 8 ? tiles.bits8 : tiles.bits4;
+const linear::TileSet& integer_tiles_in_use(int storage) {
+    return used().integer_tiles->of[storage];
 }
 
 std::vector<std::string> supported_isas() {

@@ -20,7 +20,7 @@ struct TileSet;
 // The kernels in use. All throw std::invalid_argument where AIOSERVE_ISA is unknown or unsupported.
 const ops::Kernels& kernels(ops::DType dtype);
 const linear::TileSet& tiles_in_use(bool bfloat16);
-const linear::TileSet& integer_tiles_in_use(int bits);
+const linear::TileSet& integer_tiles_in_use(int storage);  // `linear::grouped::Storage`
 
 // Names from the plainest to the best that this machine supports, and the one in use.
 std::vector<std::string> supported_isas();

@@ -154,13 +154,14 @@ class Decoding:
 
 def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:
     """Values, scales and minimums, each in memory without gaps. Minimums hold the zero points, too;
-    with them, values of 4 bits are from 0 on."""
+    with them, values of less than 8 bits are from 0 on."""
     values, zeros, minimums = rows.values, rows.zeros, rows.minimums
     if zeros is None and minimums is None:
         return np.ascontiguousarray(values), np.ascontiguousarray(rows.scales), None
     down = 0 if zeros is None else zeros.astype(np.float32)
-    if rows.bits == 4 and values.min() < 0:
-        values, down = values + np.int8(8), down + np.float32(8)
+    if rows.bits < 8 and values.min() < 0:
+        half = 1 << (rows.bits - 1)
+        values, down = values + np.int8(half), down + np.float32(half)
     less = down * rows.scales
     minimums = -less if minimums is None else minimums - less
     scales = np.ascontiguousarray(rows.scales)

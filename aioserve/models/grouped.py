@@ -19,7 +19,12 @@ __all__ = ["GROUP_SIZES", "GroupedIntegers"]
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale. All inputs of a row may, too."""
 
-_RANGES = {4: ((-8, 7), (0, 15)), 8: ((-128, 127),)}
+_RANGES = {
+    4: ((-8, 7), (0, 15)),
+    5: ((-16, 15), (0, 31)),
+    6: ((-32, 31), (0, 63)),
+    8: ((-128, 127),),
+}
 """Least and largest value of each number of bits."""
 
 
@@ -31,12 +36,12 @@ class GroupedIntegers:
 
     in float32: the difference is exact, the product is rounded, then the sum.
 
-    values: int8 [out, in]. With `bits` 4 all are within [-8, 7], or all within [0, 15].
+    values: int8 [out, in]. With less than 8 bits all are within [-8, 7] or all within [0, 15], say.
     scales: float32 [out, groups]; the last group of a row may be shorter than the others.
     zeros: int8 [out, groups], or None: zeros.
     minimums: float32 [out, groups], or None: nothing is added.
     group_size: 16, 32, 64, 128 or `in`.
-    bits: 4 or 8.
+    bits: 4, 5, 6 or 8.
 
     Raises `WeightsError` naming the argument that doesn't fit.
     """
@@ -65,7 +70,7 @@ class GroupedIntegers:
         if self.minimums is not None:
             _check("minimums", self.minimums, np.float32, shape)
         if self.bits not in _RANGES:
-            raise WeightsError(f"bits must be 4 or 8, got {self.bits}")
+            raise WeightsError(f"bits must be 4, 5, 6 or 8, got {self.bits}")
         least, largest = int(self.values.min()), int(self.values.max())
         if not any(low <= least and largest <= high for low, high in _RANGES[self.bits]):
             raise WeightsError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -187,15 +187,15 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         weights, counted = self._weights, self._weights.formats
         float_bytes = ARRAY_DTYPES[weights.dtype].itemsize
 
-        def count(tensors: Iterable[Tensor], integer_bits: Collection[int]) -> None:
+        def count(tensors: Iterable[Tensor], formats: ComputedFormats | None) -> None:
             for stored in map(self._stored.__getitem__, tensors):
-                held = stored.held_bytes(float_bytes, integer_bits)
+                held = stored.held_bytes(float_bytes, formats)
                 counted[stored.format.name] = counted.get(stored.format.name, 0) + held
 
         # What isn't packed is one array, whether it is looked up or multiplied with.
         multiplied = {tensor for described in linears for tensor in tensors_of(described)}
-        count(multiplied, weights.computed.integer_bits)
-        count((v for v in vectors if weights.computed.packed or v not in multiplied), ())
+        count(multiplied, weights.computed)
+        count((v for v in vectors if weights.computed.packed or v not in multiplied), None)
 
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether C++ reads them as they are."""
@@ -265,7 +265,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         multiplied.add(config.embedding if config.head not in self._stored else config.head)
         return sum(
             self._stored[tensor].held_bytes(
-                ARRAY_DTYPES[dtype].itemsize, formats.integer_bits if tensor in multiplied else ()
+                ARRAY_DTYPES[dtype].itemsize, formats if tensor in multiplied else None
             )
             for tensor in (*config.required, config.head)
             if tensor in self._stored

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Tensor
+from aioserve.models.computed import ComputedFormats
 from aioserve.models.grouped import GroupedIntegers
 
 __all__ = [
@@ -252,14 +253,15 @@ class StoredLinear:
         for first in range(0, self.out_features, step):
             yield first, min(first + step, self.out_features)
 
-    def held_bytes(self, float_bytes: int, integer_bits: Collection[int] = ()) -> int:
-        """Bytes that it takes in memory where integers of so many bits are held as they are, and
-        all else as floats of so many bytes each."""
+    def held_bytes(self, float_bytes: int, formats: ComputedFormats | None = None) -> int:
+        """Bytes that it takes in memory where linear layers are held in these formats, and floats
+        have so many bytes each. None: it isn't multiplied, and becomes floats."""
         values, form = self.out_features * self.in_features, self.integers
-        if form is None or form.bits not in integer_bits:
+        bits = None if formats is None or form is None else formats.held_bits(form.bits)
+        if form is None or bits is None:
             return values * float_bytes
         scales = self.out_features * -(-self.in_features // form.group_size)
-        return values * form.bits // 8 + scales * 4 * (1 + form.has_minimums)
+        return values * bits // 8 + scales * 4 * (1 + form.has_minimums)
 
 
 def source_of(stored: StoredLinear, rows: int) -> _native.WeightSource:

@@ -23,9 +23,10 @@ __all__ = ["GroupedWeight", "joined_linear"]
 class GroupedWeight:
     """`w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
 
-    bits: 8 for values from -128 to 127; 4 for values from -8 to 7, or from 0 to 15 where there are
-    minimums. group_size: 16, 32, 64, a multiple of 128, or in_features. dtype: of the rows that are
-    multiplied, of the bias, and of the rows that `NativeLinear.rows` gives; float32 or bfloat16.
+    bits: 8 for values from -128 to 127; 6, 5 or 4 for values from -32 to 31, -16 to 15 or -8 to 7,
+    or where there are minimums for as many from 0 on. group_size: 16, 32, 64, a multiple of 128, or
+    in_features. dtype: of the rows that are multiplied, of the bias, and of the rows that
+    `NativeLinear.rows` gives; float32 or bfloat16.
 
     scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` those that float16
     holds; `"multiples"` those that are, in every 256 inputs of a row, multiples of one number by

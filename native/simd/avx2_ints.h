@@ -17,6 +17,10 @@ struct Ints {
     static Ints load_bytes(const int8_t* p) {
         return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};
     }
+    // A lane for each uint16.
+    static Ints load_halves(const void* p) {
+        return {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))};
+    }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -25,8 +29,19 @@ struct Ints {
     }
     friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 
-    Ints low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
-    Ints high_nibbles() const { return Ints{_mm256_srli_epi16(v, 4)}.low_nibbles(); }
+    // Lanes moved to the left by BITS, or to the right by -BITS; zeros come in.
+    template <int BITS>
+    Ints shifted() const {
+        return {BITS < 0 ? _mm256_srli_epi32(v, -BITS) : _mm256_slli_epi32(v, BITS)};
+    }
+    friend Ints operator|(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+    // The bits of each byte that `mask` has.
+    Ints masked(int mask) const {
+        return {_mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(mask)))};
+    }
+    Ints low_nibbles() const { return masked(15); }
+    // Below bits of `upper`, which has none there.
+    Ints low_nibbles_below(Ints upper) const { return low_nibbles() | upper; }
     // Of each pair of bytes the first, and the second, as uint16.
     Ints first_bytes() const { return {_mm256_and_si256(v, _mm256_set1_epi16(255))}; }
     Ints second_bytes() const { return {_mm256_srli_epi16(v, 8)}; }

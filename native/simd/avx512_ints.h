@@ -18,6 +18,10 @@ struct Ints {
     static Ints load_bytes(const int8_t* p) {
         return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
     }
+    // A lane for each uint16.
+    static Ints load_halves(const void* p) {
+        return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))};
+    }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -26,8 +30,21 @@ struct Ints {
     }
     friend Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
-    Ints low_nibbles() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
-    Ints high_nibbles() const { return Ints{_mm512_srli_epi16(v, 4)}.low_nibbles(); }
+    // Lanes moved to the left by BITS, or to the right by -BITS; zeros come in.
+    template <int BITS>
+    Ints shifted() const {
+        return {BITS < 0 ? _mm512_srli_epi32(v, -BITS) : _mm512_slli_epi32(v, BITS)};
+    }
+    friend Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+    // The bits of each byte that `mask` has.
+    Ints masked(int mask) const {
+        return {_mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask)))};
+    }
+    Ints low_nibbles() const { return masked(15); }
+    // Below bits of `upper`, which has none there.
+    Ints low_nibbles_below(Ints upper) const {
+        return {_mm512_ternarylogic_epi32(_mm512_set1_epi8(15), v, upper.v, 0xEA)};
+    }
     // Of each pair of bytes the first, and the second, as uint16.
     Ints first_bytes() const { return {_mm512_and_si512(v, _mm512_set1_epi16(255))}; }
     Ints second_bytes() const { return {_mm512_srli_epi16(v, 8)}; }

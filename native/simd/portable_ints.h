@@ -28,6 +28,12 @@ struct Ints {
     void store(void* p) const { __builtin_memcpy(p, &v, sizeof(v)); }
     // A lane for each int8.
     static Ints load_bytes(const int8_t* p) { return {Lanes{p[0], p[1], p[2], p[3]}}; }
+    // A lane for each uint16.
+    static Ints load_halves(const void* p) {
+        uint16_t halves[4];
+        __builtin_memcpy(halves, p, sizeof(halves));
+        return {Lanes{halves[0], halves[1], halves[2], halves[3]}};
+    }
     // The same four bytes in each lane.
     static Ints repeat(const void* p) {
         int32_t bits;
@@ -36,8 +42,18 @@ struct Ints {
     }
     friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
 
-    Ints low_nibbles() const { return {v & 0x0f0f0f0f}; }
-    Ints high_nibbles() const { return {(Lanes)((Words)v >> 4) & 0x0f0f0f0f}; }
+    // Lanes moved to the left by BITS, or to the right by -BITS; zeros come in.
+    template <int BITS>
+    Ints shifted() const {
+        return {(Lanes)(BITS < 0 ? (Words)v >> (BITS < 0 ? -BITS : 0)
+                                 : (Words)v << (BITS < 0 ? 0 : BITS))};
+    }
+    friend Ints operator|(Ints a, Ints b) { return {a.v | b.v}; }
+    // The bits of each byte that `mask` has.
+    Ints masked(int mask) const { return {v & mask * 0x01010101}; }
+    Ints low_nibbles() const { return masked(15); }
+    // Below bits of `upper`, which has none there.
+    Ints low_nibbles_below(Ints upper) const { return low_nibbles() | upper; }
     // Of each pair of bytes the first, and the second, as uint16.
     Ints first_bytes() const { return {v & 0x00ff00ff}; }
     Ints second_bytes() const { return {(Lanes)((Words)v >> 8) & 0x00ff00ff}; }

@@ -17,7 +17,8 @@ from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 def grouped_integers(draw: st.DrawFn) -> GroupedIntegers:
     rows, columns = draw(st.integers(1, 6)), draw(st.integers(1, 300))
     group_size = draw(st.sampled_from((*GROUP_SIZES, columns)))
-    low, high, bits = draw(st.sampled_from(((-8, 7, 4), (0, 15, 4), (-128, 127, 8))))
+    ranges = ((-8, 7, 4), (0, 15, 4), (-16, 15, 5), (0, 31, 5), (-32, 31, 6), (-128, 127, 8))
+    low, high, bits = draw(st.sampled_from(ranges))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     shape = (rows, -(-columns // group_size))
     zeros = rng.integers(-128, 128, shape, np.int8) if draw(st.booleans()) else None
@@ -87,7 +88,8 @@ def _fields(**changed: Any) -> dict[str, Any]:
         ({"minimums": np.zeros((3, 2), np.int8)}, "minimums must be float32"),
         ({"group_size": 48}, "group_size must be 16, 32, 64, 128 or the number of inputs, 40"),
         ({"group_size": 0}, "group_size must be"),
-        ({"bits": 5}, "bits must be 4 or 8, got 5"),
+        ({"bits": 7}, "bits must be 4, 5, 6 or 8, got 7"),
+        ({"values": np.full((3, 40), -17, np.int8), "bits": 5}, r"within \[-16, 15\] or \[0, 31\]"),
         ({"values": np.full((3, 40), 16, np.int8), "bits": 4}, r"within \[-8, 7\] or \[0, 15\]"),
         (
             {"values": np.repeat(np.array([[-1], [8], [0]], np.int8), 40, 1), "bits": 4},

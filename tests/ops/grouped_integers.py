@@ -70,7 +70,8 @@ def random_integers(
 ) -> Integers:
     """Neither symmetric nor alike: scales of any size, and one input with the largest values."""
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
-    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    low = 0 if has_minimums and bits < 8 else -(1 << (bits - 1))
+    high = low + (1 << bits) - 1
     values = random.integers(low, high + 1, (out_features, in_features)).astype(np.int8)
     values[:, in_features // 3] = high
     groups = -(-in_features // group_size)

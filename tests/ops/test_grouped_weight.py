@@ -18,7 +18,7 @@ from tests.ops.grouped_integers import KEPT, Integers, Kept, product, random_int
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = [(8, False), (8, True), (4, False), (4, True)]
+KINDS = [(bits, has_minimums) for bits in (8, 6, 5, 4) for has_minimums in (False, True)]
 kinds = pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -98,6 +98,10 @@ def test_errors_are_within_twice_those_of_rounding_the_activations(
     [
         (8, False, [-128, 127, -127]),
         (8, True, [-128, 127]),
+        (6, False, [-32, 31]),
+        (6, True, [63, 0]),
+        (5, False, [-16, 15]),
+        (5, True, [31, 0]),
         (4, False, [-8, 7]),
         (4, True, [15, 0]),
     ],
@@ -131,6 +135,26 @@ def test_every_byte_of_two_halves_is_unpacked_on_every_instruction_set(isa: str)
             layer(torch.eye(32) * 127).T.contiguous(), torch.tensor(integers.values) * 127.0
         )
         assert_same_bits(layer.rows(torch.arange(256)), torch.tensor(integers.values).float())
+
+
+@pytest.mark.parametrize("bits", [8, 6, 5, 4])
+def test_every_bit_is_unpacked_where_it_lies_on_every_instruction_set(isa: str, bits: int) -> None:
+    values = np.zeros((32 * bits, 32), np.uint8)
+    places = np.arange(32 * bits)
+    values[places, places // bits] = 1 << places % bits
+    for flipped in (values, values ^ np.uint8((1 << bits) - 1)):
+        least = 0 if bits < 8 else -128
+        integers = Integers(
+            (flipped.astype(np.int16) + least).astype(np.int8),
+            np.ones((len(values), 1), np.float32),
+            np.zeros((len(values), 1), np.float32),
+            32,
+            bits,
+        )
+        layer = integers.weight(torch.float32).linear()
+        expected = torch.tensor(integers.values).float()
+        assert_same_bits(layer(torch.eye(32) * 127).T.contiguous(), expected * 127)
+        assert_same_bits(layer.rows(torch.arange(len(values))), expected)
 
 
 @kinds
@@ -266,6 +290,8 @@ def test_argmax_is_the_first_of_the_largest_or_the_first_nan(
     ("bits", "has_minimums", "group_size", "kept", "row_bytes"),
     [
         (8, False, 32, "float32", 256 + 8 * 4),
+        (6, False, 16, "multiples", 192 + 4 + 16),
+        (5, False, 32, "float16", 160 + 8 * 2),
         (4, False, 128, "float32", 128 + 2 * 4),
         (4, True, 16, "float32", 128 + 16 * 8),
         (4, False, 32, "float16", 128 + 8 * 2),
@@ -334,7 +360,7 @@ def test_scales_that_would_not_be_kept_exactly_are_refused(
         ({"in_features": 0}, ValueError, "in_features must be at least 1, got 0"),
         ({"group_size": 48}, ValueError, "group_size must be 16, 32, 64, .* got 48"),
         ({"group_size": 0}, ValueError, "group_size must be .* got 0"),
-        ({"bits": 5}, ValueError, "bits must be 4 or 8, got 5"),
+        ({"bits": 7}, ValueError, "bits must be 4, 5, 6 or 8, got 7"),
         ({"scales": "float8"}, ValueError, "scales must be float32, float16 or multiples"),
         ({"dtype": torch.float16}, TypeError, "dtype must be float32 or bfloat16"),
     ],

@@ -122,11 +122,11 @@ def _five_bits(blocks: npt.NDArray[Any]) -> Bytes:
 def _q5_0(blocks: npt.NDArray[Any]) -> _Decoded:
     values = _five_bits(blocks)
     values -= 16
-    return _Decoded(values, _f32(blocks["d"]), None, 8)
+    return _Decoded(values, _f32(blocks["d"]), None, 5)
 
 
 def _q5_1(blocks: npt.NDArray[Any]) -> _Decoded:
-    return _Decoded(_five_bits(blocks), _f32(blocks["d"]), _f32(blocks["m"]), 8)
+    return _Decoded(_five_bits(blocks), _f32(blocks["d"]), _f32(blocks["m"]), 5)
 
 
 def _q8_0(blocks: npt.NDArray[Any]) -> _Decoded:
@@ -170,14 +170,14 @@ def _q4_k(blocks: npt.NDArray[Any]) -> _Decoded:
 def _q5_k(blocks: npt.NDArray[Any]) -> _Decoded:
     values = _unpacked(blocks["qs"], 4, 32)
     values |= _unpacked(blocks["qh"], 1, 32).reshape(values.shape) << 4
-    return _Decoded(values, *_eight_scales(blocks), 8)
+    return _Decoded(values, *_eight_scales(blocks), 5)
 
 
 def _q6_k(blocks: npt.NDArray[Any]) -> _Decoded:
     values = _unpacked(blocks["ql"], 4, 64)
     values |= _unpacked(blocks["qh"], 2, 32).reshape(values.shape) << 4
     values -= 32
-    return _Decoded(values, _f32(blocks["d"])[..., None] * _f32(blocks["scales"]), None, 8)
+    return _Decoded(values, _f32(blocks["d"])[..., None] * _f32(blocks["scales"]), None, 6)
 
 
 # -- four bits that choose one of sixteen values

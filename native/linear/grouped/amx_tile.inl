@@ -78,10 +78,10 @@ class PanelProduct {
             for (Vec& output : outputs_[row][0]) output = Vec::zero();
     }
 
-    template <int BITS>
+    template <Storage S>
     void run() {
         const WeightShape& weight = t_.weight;
-        const int weight_bytes = weight.group_size * kPanelColumns * BITS / 8;
+        const int weight_bytes = weight.group_size / kUnit * unit_bytes(S);
         const char* panel = t_.panel;
         Group group{t_.x, panel, 0}, before{};
         for (int i = 0; i < weight.groups; ++i) {
@@ -90,8 +90,8 @@ class PanelProduct {
                 prefetch(panel, weight.header_bytes);
                 panel += weight.header_bytes;
             }
-            prefetch(panel, weight_bytes);
-            multiply(group, bytes_of<BITS>(panel));
+            if constexpr (S == k8Bits) prefetch(panel, weight_bytes);
+            multiply(group, bytes_of<S>(panel));
             if (i > 0) add(before);
             store();
             before = group;
@@ -118,18 +118,14 @@ class PanelProduct {
     }
 
     // The weights of a group as steps of bytes.
-    template <int BITS>
+    template <Storage S>
     const char* bytes_of(const char* weights) {
-        if constexpr (BITS == 8) return weights;
+        if constexpr (S == k8Bits) return weights;
         char* to = bytes_;
-        const char* end = weights + t_.weight.group_size * kPanelColumns / 2;
-        for (; weights < end; weights += kStepPanelBytes, to += 2 * kStepPanelBytes) {
-#pragma GCC unroll 8
-            for (int i = 0; i < kStepPanelBytes; i += kVectorBytes) {
-                const Ints both = Ints::load(weights + i);
-                both.low_nibbles().store(to + i);
-                both.high_nibbles().store(to + kStepPanelBytes + i);
-            }
+        for (int i = 0; i < t_.weight.group_size; i += kUnit) {
+            unpack_unit<S, kVectors>(weights, to);
+            weights += unit_bytes(S);
+            to += unit_bytes(k8Bits);
         }
         return bytes_;
     }
@@ -215,33 +211,33 @@ void for_each_panel(const Tile& t, const Fn& fn) {
     }
 }
 
-template <int BITS, int ROW_TILES>
+template <Storage S, int ROW_TILES>
 void run_in_tiles(const Tile& t) {
     configure(t.rows, t.weight.group_size);
-    for_each_panel(t, [](const Tile& one) { PanelProduct<ROW_TILES>(one).template run<BITS>(); });
+    for_each_panel(t, [](const Tile& one) { PanelProduct<ROW_TILES>(one).template run<S>(); });
 }
 
-template <int BITS, int ROWS>
+template <Storage S, int ROWS>
 void run_few(const Tile& t) {
-    for_each_panel(t, run_tile<Chunks, BITS, ROWS>);
+    for_each_panel(t, run_tile<Chunks, S, ROWS>);
 }
 
-template <int BITS, int ROWS = kFewRows>
+template <Storage S, int ROWS = kFewRows>
 constexpr void add_few(TileSet& set) {
-    set.functions[ROWS - 1] = run_few<BITS, ROWS>;
-    if constexpr (ROWS > 1) add_few<BITS, ROWS - 1>(set);
+    set.functions[ROWS - 1] = run_few<S, ROWS>;
+    if constexpr (ROWS > 1) add_few<S, ROWS - 1>(set);
 }
 
-template <int BITS>
+template <Storage S>
 constexpr TileSet amx_tiles() {
-    TileSet set = tiles<Chunks, BITS, kFewRows>();
+    TileSet set = tiles<Chunks, S, kFewRows>();
     set.max_rows = set.block_rows = 2 * kTileRows;
     set.max_panels = kMaxPanels;
     set.min_pass_rows = 256;
     set.end = release_tiles;
-    add_few<BITS>(set);
+    add_few<S>(set);
     for (int i = kFewRows; i < set.max_rows; ++i)
-        set.functions[i] = i < kTileRows ? run_in_tiles<BITS, 1> : run_in_tiles<BITS, 2>;
+        set.functions[i] = i < kTileRows ? run_in_tiles<S, 1> : run_in_tiles<S, 2>;
     return set;
 }
 

@@ -19,9 +19,14 @@
 // bits. Inputs past the last are zeros in x.
 //
 // A panel holds *span* after span of groups for 32 columns: a header with their scales, then group after
-// group their weights, unsigned: q + offset. A step is four inputs. 8 bits: `[steps][32][4]` bytes.
-// 4 bits: `[steps / 2][32][4]` bytes, whose low halves are one step and whose high halves are the
-// next one. A header is one of these, in which [2] is [1] where there are no minimums:
+// group their weights, unsigned: q + offset. A step is four inputs, a unit four steps. A unit of 8
+// bits is `[4][32][4]` bytes. Of fewer bits it begins with `[2][32][4]` bytes whose low halves have
+// the lowest 4 bits of one step and whose high halves those of the next one. The upper bits of all
+// its steps lie behind them, those of a column together: in 6 bits `[32][4]` bytes with the bits of
+// step s from bit 2 * s on; in 5 bits `[32][2]` bytes, in which byte i has in its low half the
+// bits of all steps for input i, in its high half those for input i + 2.
+//
+// A header is one of these, in which [2] is [1] where there are no minimums:
 //
 //     float32, float16    `[2][32]` numbers of the one group in the span
 //     multiples           `[2][32]` float32, then `[2][groups][32]` int8: their products are the
@@ -46,6 +51,22 @@ constexpr int kMultiplesInputs = 256;
 // How scales and minimums are kept: no less exact than they came.
 enum Scales : int { kFloat32, kFloat16, kMultiples };
 
+// How integers lie in a unit.
+enum Storage : int { k8Bits, k6Bits, k5Bits, k4Bits };
+constexpr int kStorages = 4;
+
+constexpr int bits_of(Storage storage) {
+    constexpr int kBits[kStorages] = {8, 6, 5, 4};
+    return kBits[storage];
+}
+constexpr int unit_bytes(Storage storage) { return kUnit * kPanelColumns * bits_of(storage) / 8; }
+
+// Of less than 8 bits: rows of 128 bytes that hold two steps each, then the upper bits, of which each
+// column has so many bytes.
+constexpr int kHalfLines = 2;
+constexpr int kUpperAt = kHalfLines * kStepPanelBytes;
+constexpr int upper_bytes(Storage storage) { return kUnit * (bits_of(storage) - 4) / 8; }
+
 struct RowGroup {
     float scale;
     float sum;      // of the integers
@@ -56,7 +77,7 @@ static_assert(sizeof(RowGroup) == kRowChunkBytes);
 
 // What an instruction set publishes.
 struct IntegerTiles {
-    TileSet bits8, bits4;
+    TileSet of[kStorages];  // in their order
 };
 
 }  // namespace aioserve::linear::grouped

@@ -3,25 +3,17 @@
 // says how registers are used.
 
 #include "linear/grouped/tile.h"
+#include "linear/grouped/unpack.inl"
 #include "linear/outputs.inl"
 
 namespace aioserve::linear::grouped {
 namespace {
 
 constexpr int kVectors = kPanelColumns / Vec::kWidth;
-constexpr int kVectorBytes = Vec::kWidth * kStepBytes;
-constexpr int kPrefetchBytes = 4096;
 
 struct Generic {
     static void store(Vec sum, bf16* y, int64_t columns) { store_some(sum, y, columns); }
 };
-
-template <int VECTORS>
-__attribute__((always_inline)) inline void prefetch_line(const char* panel) {
-#pragma GCC unroll 8
-    for (int line = 0; line < VECTORS * kVectorBytes; line += 64)
-        __builtin_prefetch(panel + kPrefetchBytes + line);
-}
 
 // Of the groups of a span, the scales and minimums of some columns: where they lie or, unless they are
 // float32, in memory of the tile's own.
@@ -73,37 +65,33 @@ struct Parameters {
     }
 };
 
-// The unit at `panel`, whose rows of 128 bytes hold one step, or two of 4 bits.
-template <class P, int BITS, int ROWS, int VECTORS>
-__attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECTORS],
-                                                         const char* x, const char* panel) {
-    constexpr int kHalves = 8 / BITS;
+// From the unit's step STEP on.
+template <class P, int ROWS, int VECTORS, int STEP = 0, class UNIT, class PARTIAL>
+__attribute__((always_inline)) inline void multiply_steps(PARTIAL& partial, UNIT& unit,
+                                                          const char* x) {
     constexpr int kChunkSteps = kRowChunkBytes / P::kStepBytes;
-    typename P::template Partial<ROWS, VECTORS> partial(sums);
-#pragma GCC unroll 4
-    for (int line = 0; line < kUnitSteps / kHalves; ++line, panel += kStepPanelBytes) {
-        prefetch_line<VECTORS>(panel);
-        Ints loaded[VECTORS];
+    const char* at =
+        x + STEP / kChunkSteps * (ROWS * kRowChunkBytes) + STEP % kChunkSteps * P::kStepBytes;
+    Ints bytes[VECTORS];
+    unit.template unpack<STEP>(bytes);
+    typename P::Weights w[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) loaded[v] = Ints::load(panel + v * kVectorBytes);
-#pragma GCC unroll 2
-        for (int half = 0; half < kHalves; ++half) {
-            const int step = line * kHalves + half;
-            const char* at = x + step / kChunkSteps * (ROWS * kRowChunkBytes) +
-                             step % kChunkSteps * P::kStepBytes;
-            typename P::Weights w[VECTORS];
-#pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v)
-                w[v] = P::weights(BITS == 8   ? loaded[v]
-                                  : half == 0 ? loaded[v].low_nibbles()
-                                              : loaded[v].high_nibbles());
+    for (int v = 0; v < VECTORS; ++v) w[v] = P::weights(bytes[v]);
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r)
+    for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; ++v)
-                    partial.add(r, v, w[v], at + r * kRowChunkBytes);
-        }
-    }
+        for (int v = 0; v < VECTORS; ++v) partial.add(r, v, w[v], at + r * kRowChunkBytes);
+    if constexpr (STEP + 1 < kUnitSteps) multiply_steps<P, ROWS, VECTORS, STEP + 1>(partial, unit, x);
+}
+
+// The columns from `column` on of the unit at `panel`.
+template <class P, Storage S, int ROWS, int VECTORS>
+__attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECTORS],
+                                                         const char* x, const char* panel,
+                                                         int column) {
+    typename P::template Partial<ROWS, VECTORS> partial(sums);
+    Unit<S, VECTORS> unit(panel, column);
+    multiply_steps<P, ROWS, VECTORS>(partial, unit, x);
     partial.finish();
 }
 
@@ -122,9 +110,8 @@ __attribute__((always_inline)) inline Vec add_group(Vec output, Ints sum, const 
 }
 
 // The panel's columns from `column` on, as many as VECTORS hold.
-template <class P, int BITS, int ROWS, int VECTORS>
+template <class P, Storage S, int ROWS, int VECTORS>
 __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int column) {
-    constexpr int kUnitPanelBytes = kUnitSteps * kStepPanelBytes * BITS / 8;
     constexpr int kUnitRowBytes = ROWS * kUnitSteps * P::kStepBytes;
     Vec outputs[ROWS][VECTORS];
 #pragma GCC unroll 16
@@ -157,9 +144,9 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = Ints::repeat(at);
         }
         for (int unit = 0; unit < units; ++unit) {
-            multiply_unit<P, BITS, ROWS, VECTORS>(sums, x, panel + column * kStepBytes);
+            multiply_unit<P, S, ROWS, VECTORS>(sums, x, panel, column);
             x += kUnitRowBytes;
-            panel += kUnitPanelBytes;
+            panel += unit_bytes(S);
         }
         const int skipped = in_span * VECTORS * Vec::kWidth;
 #pragma GCC unroll 8
@@ -183,11 +170,11 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
     write_outputs<Generic>(t, outputs, column);
 }
 
-template <class P, int BITS, int ROWS>
+template <class P, Storage S, int ROWS>
 void run_tile(const Tile& t) {
     constexpr int kAtOnce = vectors_at_once(ROWS);
     for (int v = 0; v < kVectors; v += kAtOnce)
-        multiply_columns<P, BITS, ROWS, kAtOnce>(t, v * Vec::kWidth);
+        multiply_columns<P, S, ROWS, kAtOnce>(t, v * Vec::kWidth);
 }
 
 // As many groups as a vector has lanes, whose factors and sums are then found together.
@@ -314,13 +301,13 @@ void pack_row(const WeightShape& weight, const char* row, char* block, int index
     pack_numbers<P, float>(weight, row, block, index, rows_in_block);
 }
 
-template <class P, int BITS, int ROWS>
+template <class P, Storage S, int ROWS>
 constexpr void add_tiles(TileSet& set) {
-    set.functions[ROWS - 1] = run_tile<P, BITS, ROWS>;
-    if constexpr (ROWS > 1) add_tiles<P, BITS, ROWS - 1>(set);
+    set.functions[ROWS - 1] = run_tile<P, S, ROWS>;
+    if constexpr (ROWS > 1) add_tiles<P, S, ROWS - 1>(set);
 }
 
-template <class P, int BITS, int BLOCK_ROWS, int MAX_ROWS = BLOCK_ROWS>
+template <class P, Storage S, int BLOCK_ROWS, int MAX_ROWS = BLOCK_ROWS>
 constexpr TileSet tiles() {
     TileSet set{.max_rows = MAX_ROWS,
                 .block_rows = BLOCK_ROWS,
@@ -337,7 +324,7 @@ constexpr TileSet tiles() {
                 .plain = nullptr,
                 .begin = nullptr,
                 .end = nullptr};
-    add_tiles<P, BITS, MAX_ROWS>(set);
+    add_tiles<P, S, MAX_ROWS>(set);
     return set;
 }
 

@@ -6,7 +6,8 @@
 #include "linear/grouped/amx_tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAmxInt8 = {amx_tiles<8>(), amx_tiles<4>()};
+extern constexpr IntegerTiles kAmxInt8 = {{amx_tiles<k8Bits>(), amx_tiles<k6Bits>(),
+    amx_tiles<k5Bits>(), amx_tiles<k4Bits>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

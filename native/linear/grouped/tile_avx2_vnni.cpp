@@ -15,7 +15,10 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx2Vnni = {tiles<Dot, 8, 6>(), tiles<Dot, 4, 6>()};
+extern constexpr IntegerTiles kAvx2Vnni = {{tiles<Dot, k8Bits, 6>(),
+    tiles<Dot, k6Bits, 6>(),
+    tiles<Dot, k5Bits, 6>(),
+    tiles<Dot, k4Bits, 6>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -2,7 +2,7 @@
 
 #include "simd/avx512_ints.h"
 //
-#include "linear/grouped/nibbles.inl"
+#include "linear/grouped/few_bits.inl"
 #include "linear/grouped/pairs.inl"
 
 namespace aioserve::linear::grouped {
@@ -16,7 +16,8 @@ constexpr int vectors_at_once(int) { return 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx512 = {tiles<Pairs, 8, 6>(), tiles<Nibbles, 4, 6>()};
+extern constexpr IntegerTiles kAvx512 = {{tiles<Pairs, k8Bits, 6>(), tiles<Pairs, k6Bits, 6>(),
+    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -17,7 +17,10 @@ constexpr int vectors_at_once(int) { return 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx512Vnni = {tiles<Dot, 8, 6, 9>(), tiles<Dot, 4, 6, 9>()};
+extern constexpr IntegerTiles kAvx512Vnni = {{tiles<Dot, k8Bits, 6, 9>(),
+    tiles<Dot, k6Bits, 6, 9>(),
+    tiles<Dot, k5Bits, 6, 9>(),
+    tiles<Dot, k4Bits, 6, 9>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -14,5 +14,8 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kPortable = {tiles<Pairs, 8, 3>(), tiles<Pairs, 4, 3>()};
+extern constexpr IntegerTiles kPortable = {{tiles<Pairs, k8Bits, 3>(),
+    tiles<Pairs, k6Bits, 3>(),
+    tiles<Pairs, k5Bits, 3>(),
+    tiles<Pairs, k4Bits, 3>()}};
 }  // namespace aioserve::linear::grouped

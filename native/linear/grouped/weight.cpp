@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "linear/grouped/tile.h"
+#include "linear/grouped/storage.h"
 #include "weights/stored.h"
 
 namespace aioserve::linear {
@@ -26,26 +26,32 @@ int group_in_panels(int64_t group_size, int64_t in_features) {
     return kMaxGroup;
 }
 
-WeightShape shape_of(int64_t out_features, int64_t in_features, int64_t group_size, int bits,
-                     bool has_minimums, Scales scales, bool bfloat16) {
+Storage storage_of(int bits) {
+    Storage storage;
+    if (!find_storage(bits, storage))
+        refuse("bits must be 4, 5, 6 or 8, got " + std::to_string(bits));
+    return storage;
+}
+
+WeightShape shape_of(int64_t out_features, int64_t in_features, int64_t group_size,
+                     Storage storage, bool has_minimums, Scales scales, bool bfloat16) {
     if (out_features < 1)
         refuse("out_features must be at least 1, got " + std::to_string(out_features));
     if (in_features < 1)
         refuse("in_features must be at least 1, got " + std::to_string(in_features));
-    if (bits != 4 && bits != 8) refuse("bits must be 4 or 8, got " + std::to_string(bits));
     const int size = group_in_panels(group_size, in_features);
     const auto groups = static_cast<int>((in_features + size - 1) / size);
     const int span = span_of(scales, size);
     const int header_bytes = header_bytes_of(scales, span, has_minimums);
     const int64_t headers = (groups + span - 1) / span;
-    const int64_t weight_bytes = int64_t{groups} * size * kPanelColumns * bits / 8;
+    const int64_t weight_bytes = int64_t{groups} * (size / kUnit) * unit_bytes(storage);
     return {.in_features = in_features,
             .bfloat16 = bfloat16,
             .steps = groups * size / 4,
             .panel_bytes = static_cast<std::size_t>(headers * header_bytes + weight_bytes),
             .groups = groups,
             .group_size = size,
-            .offset = bits == 8 ? 128 : has_minimums ? 0 : 8,
+            .offset = storage != k8Bits && has_minimums ? 0 : 1 << (bits_of(storage) - 1),
             .has_minimums = has_minimums,
             .kind = scales,
             .span = span,
@@ -56,37 +62,32 @@ WeightShape shape_of(int64_t out_features, int64_t in_features, int64_t group_si
 
 GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size,
                              int bits, bool has_minimums, Scales scales, bool bfloat16)
-    : PanelKernel(out_features, shape_of(out_features, in_features, group_size, bits, has_minimums,
-                                         scales, bfloat16)),
-      bits_(bits),
+    : PanelKernel(out_features, shape_of(out_features, in_features, group_size, storage_of(bits),
+                                         has_minimums, scales, bfloat16)),
+      storage_(storage_of(bits)),
       group_size_(group_size) {}
-
-std::size_t GroupedWeight::weight_bytes() const {
-    return static_cast<std::size_t>(shape().group_size * kPanelColumns * bits_ / 8);
-}
 
 char* GroupedWeight::header_at(int64_t id, int group) const {
     const auto spans = static_cast<std::size_t>(group / shape().span);
     const auto span = static_cast<std::size_t>(shape().span);
     const auto header_bytes = static_cast<std::size_t>(shape().header_bytes);
-    return panel_at(id / kPanelColumns) + spans * (header_bytes + span * weight_bytes());
+    const auto group_bytes = static_cast<std::size_t>(units() * unit_bytes(storage_));
+    return panel_at(id / kPanelColumns) + spans * (header_bytes + span * group_bytes);
 }
 
-// From the row's own column on.
-char* GroupedWeight::weights_at(int64_t id, int group) const {
+char* GroupedWeight::unit_at(int64_t id, int group, int unit) const {
     return header_at(id, group) + shape().header_bytes +
-           static_cast<std::size_t>(group % shape().span) * weight_bytes() +
-           id % kPanelColumns * kStepBytes;
+           (group % shape().span * units() + unit) * unit_bytes(storage_);
 }
 
 void GroupedWeight::check_values(const int8_t* values, int64_t count) const {
-    if (bits_ == 8) return;
+    if (storage_ == k8Bits) return;
     int8_t least = 0, most = 0;  // every range has 0
     for (int64_t i = 0; i < count * in_features(); ++i) {
         least = std::min(least, values[i]);
         most = std::max(most, values[i]);
     }
-    const int lowest = -shape().offset, highest = lowest + 15;
+    const int lowest = -shape().offset, highest = lowest + (1 << bits()) - 1;
     if (least < lowest || most > highest)
         refuse("values must be from " + std::to_string(lowest) + " to " + std::to_string(highest) +
                ", got " + std::to_string(least < lowest ? least : most));
@@ -138,49 +139,42 @@ void GroupedWeight::set_rows(int64_t first, int64_t count, const int8_t* values,
     }
 }
 
-// Four at a time: a step, whose bytes lie together. Inputs past the last become values of 0.
+// Inputs past the last become values of 0.
 void GroupedWeight::set_row(int64_t id, const int8_t* values) {
-    const uint32_t offset = static_cast<uint32_t>(shape().offset) * 0x01010101u;
-    const int64_t steps = shape().group_size / 4;
-    const auto step_at = [&](int64_t first) {
-        uint32_t step = 0;
-        const int64_t left = in_features() - first;
-        const auto count = static_cast<std::size_t>(std::clamp<int64_t>(left, 0, 4));
-        std::memcpy(&step, values + first, count);
-        // To add the offset is to flip the highest bit: nothing carries from byte to byte.
-        return bits_ == 8 ? step ^ offset : ((step & 0x0f0f0f0fu) ^ offset) & 0x0f0f0f0fu;
-    };
-    for (int group = 0; group < shape().groups; ++group) {
-        char* to = weights_at(id, group);
-        const int64_t begin = int64_t{group} * shape().group_size;
-        for (int64_t step = 0; step < steps; step += 8 / bits_, to += kStepPanelBytes) {
-            uint32_t word = step_at(begin + 4 * step);
-            if (bits_ == 4) word |= step_at(begin + 4 * step + 4) << 4;
-            std::memcpy(to, &word, 4);
+    const auto column = static_cast<int>(id % kPanelColumns);
+    for (int group = 0; group < shape().groups; ++group)
+        for (int unit = 0; unit < units(); ++unit) {
+            const int64_t begin = int64_t{group} * shape().group_size + unit * kUnit;
+            const int64_t count = std::clamp<int64_t>(in_features() - begin, 0, kUnit);
+            int8_t own[kUnit] = {};
+            std::memcpy(own, values + begin, static_cast<std::size_t>(count));
+            uint8_t integers[kUnit];
+            for (int i = 0; i < kUnit; ++i)
+                integers[i] = static_cast<uint8_t>(own[i] + shape().offset);
+            store_column(storage_, integers, unit_at(id, group, unit), column);
         }
-    }
 }
 
 void GroupedWeight::row(int64_t id, char* out) const {
     thread_local std::vector<float> made;
     made.resize(static_cast<std::size_t>(in_features()));
     const auto column = static_cast<int>(id % kPanelColumns);
-    const int offset = shape().offset, size = shape().group_size, span = shape().span;
+    const int offset = shape().offset, span = shape().span;
     for (int group = 0; group < shape().groups; ++group) {
         const char* header = header_at(id, group);
-        const char* from = weights_at(id, group);
         const float scale = read(shape(), header, column, 0, group % span);
         const float minimum =
             has_minimums() ? read(shape(), header, column, 1, group % span) : 0.0f;
-        const int64_t begin = int64_t{group} * size;
-        const int64_t end = std::min<int64_t>(size, in_features() - begin);
-        for (int64_t i = 0; i < end; ++i) {
-            const int64_t step = i / 4;
-            const auto* byte = reinterpret_cast<const uint8_t*>(from + i % 4);
-            const int stored = bits_ == 8 ? byte[step * kStepPanelBytes]
-                                          : byte[step / 2 * kStepPanelBytes] >> step % 2 * 4 & 15;
-            const float scaled = static_cast<float>(stored - offset) * scale;
-            made[static_cast<std::size_t>(begin + i)] = has_minimums() ? scaled + minimum : scaled;
+        for (int unit = 0; unit < units(); ++unit) {
+            uint8_t integers[kUnit];
+            load_column(storage_, unit_at(id, group, unit), column, integers);
+            const int64_t begin = int64_t{group} * shape().group_size + unit * kUnit;
+            const int64_t count = std::clamp<int64_t>(in_features() - begin, 0, kUnit);
+            for (int64_t i = 0; i < count; ++i) {
+                const float scaled = static_cast<float>(integers[i] - offset) * scale;
+                made[static_cast<std::size_t>(begin + i)] =
+                    has_minimums() ? scaled + minimum : scaled;
+            }
         }
     }
     weights::convert(reinterpret_cast<const char*>(made.data()), weights::Stored::float32,
@@ -188,6 +182,6 @@ void GroupedWeight::row(int64_t id, char* out) const {
                      bfloat16() ? weights::Stored::bfloat16 : weights::Stored::float32, out);
 }
 
-const TileSet& GroupedWeight::tiles() const { return integer_tiles_in_use(bits_); }
+const TileSet& GroupedWeight::tiles() const { return integer_tiles_in_use(storage_); }
 
 }  // namespace aioserve::linear

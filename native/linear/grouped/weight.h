@@ -9,9 +9,9 @@ namespace aioserve::linear {
 
 class GroupedWeight : public PanelKernel {
   public:
-    // Zeros. `bits` is 8, for values from -128 to 127, or 4: from -8 to 7, or from 0 to 15 where there
-    // are minimums. `group_size` is 16, 32, 64, a multiple of 128, or `in_features`. Throws
-    // std::invalid_argument for anything else.
+    // Zeros. `bits` is 8, for values from -128 to 127, or 4, 5 or 6: for values from -8 to 7, -16 to
+    // 15 or -32 to 31, or from 0 on where there are minimums. `group_size` is 16, 32, 64, a multiple
+    // of 128, or `in_features`. Throws std::invalid_argument for anything else.
     GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size, int bits,
                   bool has_minimums, grouped::Scales scales, bool bfloat16);
 
@@ -25,7 +25,7 @@ class GroupedWeight : public PanelKernel {
 
     void row(int64_t id, char* out) const override;
 
-    int bits() const { return bits_; }
+    int bits() const { return grouped::bits_of(storage_); }
     int64_t group_size() const { return group_size_; }
     int64_t groups() const { return (in_features() + group_size_ - 1) / group_size_; }
     bool has_minimums() const { return shape().has_minimums; }
@@ -35,13 +35,13 @@ class GroupedWeight : public PanelKernel {
 
   private:
     void check_values(const int8_t* values, int64_t count) const;
-    std::size_t weight_bytes() const;  // of a group
+    int units() const { return shape().group_size / grouped::kUnit; }  // of a group
     char* header_at(int64_t id, int group) const;
-    char* weights_at(int64_t id, int group) const;
+    char* unit_at(int64_t id, int group, int unit) const;
     void encode_row(const float* values, const char* name, grouped::Encoded* encoded) const;
     void set_row(int64_t id, const int8_t* values);
 
-    int bits_;
+    grouped::Storage storage_;
     int64_t group_size_;  // as given; that of the panels is a part of it
 };
 

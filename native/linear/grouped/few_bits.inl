@@ -1,12 +1,12 @@
-// Steps of 4 bits multiplied as bytes whose sums of two products are int16: 15 * 127 * 2, and four of
-// them in a unit, stay below 2^15. (Of 8 bits they wouldn't.)
+// Steps of 4 or 5 bits multiplied as bytes whose sums of two products are int16: 31 * 127 * 2, and four
+// of them in a unit, stay below 2^15. (Of 6 bits they wouldn't.)
 
 #include "linear/grouped/bytes.inl"
 
 namespace aioserve::linear::grouped {
 namespace {
 
-struct Nibbles : Bytes {
+struct FewBits : Bytes {
     template <int ROWS, int VECTORS>
     struct Partial {
         Ints (&sums)[ROWS][VECTORS];
