@@ -209,8 +209,6 @@ def _quantised(config: Fields, refusal: UnsupportedModelError) -> str:
     except UnsupportedModelError:
         said = config.nested("quantization_config")
         method = said.text("quant_method", "")
-        if method == "bitsandbytes":
-            return "int4" if said.flag("load_in_4bit", False) else "int8"
         if method == "mxfp4":
             return "int4"
         raise refusal from None

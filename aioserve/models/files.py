@@ -19,6 +19,7 @@ from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.gguf.parts import is_gguf, only_file
 from aioserve.models.model_files import ModelFiles
+from aioserve.models.quantization import config as quantization
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
@@ -32,7 +33,13 @@ class ModelDirectory(ModelFiles):
         file = self.path / "config.json"
         if not os.path.lexists(file):
             raise ModelError(f"{self.path}: no config.json")
-        return read_json_object(file, MAX_CONFIG_BYTES), str(file)
+        values, source = read_json_object(file, MAX_CONFIG_BYTES), str(file)
+        if values.get(quantization.SAID) is None:
+            for name, method in quantization.FILES.items():
+                if os.path.lexists(other := self.path / name):
+                    said = {"quant_method": method} | read_json_object(other, MAX_CONFIG_BYTES)
+                    return values | {quantization.SAID: said}, f"{source} and {name}"
+        return values, source
 
     def config(self) -> DecoderConfig:
         values, source = self.config_values()

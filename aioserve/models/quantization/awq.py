@@ -26,6 +26,8 @@ from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTens
 
 __all__ = ["Awq"]
 
+_LAYOUTS = {"version": "gemm", "checkpoint_format": "gemm", "backend": "autoawq"}
+"""What tells the layout of the words, by the program that wrote them, and what it must be."""
 _IN_WORD = 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, from the lowest on, hold each of eight outputs."""
@@ -49,9 +51,9 @@ class Awq(Scheme, Format):
         name = "bits" if fields.has("bits") else "w_bit"
         if fields.integer(name, 4) != 4:
             fields.unsupported(name, "AWQ is read with 4 bits")
-        version = fields.text("version", "gemm").lower()
-        if version != "gemm":
-            fields.unsupported("version", "AWQ is read in the layout gemm")
+        for name, read in _LAYOUTS.items():
+            if fields.text(name, read).lower() != read:
+                fields.unsupported(name, "AWQ is read in AutoAWQ's layout gemm")
         name = "group_size" if fields.has("group_size") else "q_group_size"
         group_size = fields.integer(name, 128, least=-1)
         if group_size == 0:

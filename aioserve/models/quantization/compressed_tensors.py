@@ -1,5 +1,5 @@
-"""Checkpoints of compressed-tensors: integers of 4 or 8 bits, in words or as they are, and floats
-of 8 bits. Groups of modules may have a scheme each.
+"""Checkpoints of compressed-tensors: integers of 4 or 8 bits, in words or as they are, floats of
+8 bits, MXFP4 and MXFP8. Groups of modules may have a scheme each.
 
 Scales of activations are left unread: activations stay floats here, or are rounded by their own
 rows, which is closer to the unquantised model.
@@ -14,20 +14,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from aioserve.errors import ModelError, WeightsError
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
 from aioserve.models.quantization import fp8
+from aioserve.models.quantization.mxfp4 import GROUP_SIZE, Mxfp4
 from aioserve.models.quantization.packing import unpacked
 from aioserve.models.quantization.scheme import (
     EXPRESSION,
     FLOATS,
-    MAX_PATTERNS,
     Parts,
     Scheme,
     centred,
     check_group_size,
-    compiled,
+    check_names,
     form_of,
     grouped,
     matches,
@@ -37,16 +36,16 @@ from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
 
 __all__ = ["CompressedTensors"]
 
-_PACKED, _INT, _FLOAT, _NAIVE = (
+_PACKED, _INT, _FLOAT, _NAIVE, _MXFP4, _MXFP8 = (
     "pack-quantized",
     "int-quantized",
     "float-quantized",
     "naive-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
 )
-_FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE)
+_FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE, _MXFP4, _MXFP8)
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_MOST_NAMES = 10_000
-"""In all lists of one config: each is compared with the name of each layer."""
 _ALONE = ((), (1,), (1, 1))
 """Shapes of the one scale of a weight."""
 _ALL_LINEARS = "Linear"
@@ -159,6 +158,7 @@ class Floats8:
     """Floats of 8 bits of a group of modules."""
 
     block: tuple[int, int] | None
+    """Outputs and inputs that share a scale; None: each output has one, or all have one."""
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
         return fp8.described(tensor, parts, "weight_scale", self.block)
@@ -168,12 +168,12 @@ class Floats8:
 class CompressedTensors(Scheme):
     """Schemes by what they are for, in the order of the file."""
 
-    groups: tuple[tuple[tuple[str, ...], Integers | Floats8], ...]
+    groups: tuple[tuple[tuple[str, ...], Integers | Floats8 | Mxfp4], ...]
     """(targets, what they are stored as)."""
     ignored: tuple[str, ...]
 
     unread: ClassVar[re.Pattern[str]] = re.compile(
-        r"weight_shape|weight_g_idx|weight_zero_point|(input|output)_(scale|zero_point)"
+        r"weight_shape|weight_g_idx|weight_zero_point|(input|output)_(scale|zero_point|global_scale)"
         r"|[kqv]_(scale|zero_point)"
     )
 
@@ -193,13 +193,17 @@ class CompressedTensors(Scheme):
         if not groups:
             fields.invalid("config_groups", "an object with at least one group")
         ignored = _names(fields, "ignore")
-        _check_counts([*ignored, *(target for targets, _ in groups for target in targets)], fields)
+        names = [*ignored, *(target for targets, _ in groups for target in targets)]
+        patterns = [name.removeprefix(EXPRESSION) for name in names if name.startswith(EXPRESSION)]
+        check_names(names, patterns, fields, "ignore and targets")
         return cls(tuple(groups), ignored)
 
     @property
     def precision(self) -> str:
         found = self.groups[0][1]
-        return "fp8" if isinstance(found, Floats8) else "int4" if found.bits <= 4 else "int8"
+        if isinstance(found, Integers):
+            return "int4" if found.bits <= 4 else "int8"
+        return "fp8" if isinstance(found, Floats8) else "int4"
 
     @property
     def name(self) -> str:
@@ -237,25 +241,7 @@ def _names(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _check_counts(names: list[str], fields: Fields) -> None:
-    patterns = [name for name in names if name.startswith(EXPRESSION)]
-    for found, what, most in (
-        (names, "names", _MOST_NAMES),
-        (patterns, f'patterns ("{EXPRESSION}")', MAX_PATTERNS),
-    ):
-        if len(found) > most:
-            raise ModelError(
-                f"{fields.source}: quantization_config must have at most {most} {what} in ignore "
-                f"and targets, has {len(found)}"
-            )
-    for pattern in patterns:
-        try:
-            compiled(pattern)
-        except WeightsError as error:
-            raise ModelError(f"{fields.source}: {error}") from error
-
-
-def _group(group: Fields, stored_as: str) -> Integers | Floats8:
+def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
     weights = group.nested("weights")
     if stored_as not in _FORMATS:
         group.unsupported("format", f"{stored_as} isn't read; {', '.join(_FORMATS)} are")
@@ -263,6 +249,14 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8:
     strategy = weights.text("strategy", "group" if weights.has("group_size") else "tensor")
     if strategy not in _STRATEGIES:
         weights.unsupported("strategy", f"scales are read by {', '.join(_STRATEGIES)}")
+    if stored_as in (_MXFP4, _MXFP8):
+        size, symmetric = weights.integer("group_size", GROUP_SIZE), weights.flag("symmetric", True)
+        meant = 4 if stored_as == _MXFP4 else 8, "float", "group", GROUP_SIZE, True
+        if (bits, kind, strategy, size, symmetric) != meant:
+            weights.unsupported(
+                "num_bits", f"{stored_as} has symmetric floats in groups of {GROUP_SIZE}"
+            )
+        return Mxfp4() if stored_as == _MXFP4 else Floats8((1, GROUP_SIZE))
     if kind == "float":
         if bits != 8 or strategy == "group" or stored_as == _PACKED:
             weights.unsupported(

@@ -1,25 +1,35 @@
-"""Which scheme a config.json's `quantization_config` asks for."""
+"""Which scheme a config.json's `quantization_config` asks for, and which files stand in for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.awq import Awq
+from aioserve.models.quantization.bitsandbytes import BitsAndBytes
 from aioserve.models.quantization.compressed_tensors import CompressedTensors
 from aioserve.models.quantization.fp8 import Fp8
 from aioserve.models.quantization.gptq import Gptq
 from aioserve.models.quantization.scheme import Scheme
 
-__all__ = ["METHODS", "read_scheme"]
+__all__ = ["FILES", "METHODS", "SAID", "read_scheme"]
 
-METHODS: dict[str, Callable[[Fields], Scheme]] = {
+METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "awq": Awq.read,
+    "bitsandbytes": BitsAndBytes.read,
     "compressed-tensors": CompressedTensors.read,
     "fbgemm_fp8": Fp8.read,
     "fp8": Fp8.read,
     "gptq": Gptq.read,
 }
+SAID = "quantization_config"
+"""The field of config.json."""
+FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files beside a config.json without it that say the same, and the method where they name none."""
 
 
 def read_scheme(*places: Fields) -> Scheme | None:
@@ -28,15 +38,16 @@ def read_scheme(*places: Fields) -> Scheme | None:
     Raises `UnsupportedModelError` for a method, or a variant of one, that isn't read, and
     `ModelError` for a malformed field.
     """
-    for fields in places:
-        if fields.has("quantization_config"):
-            said = fields.nested("quantization_config")
-            method = said.text("quant_method", "")
-            if method not in METHODS:
-                said.unsupported(
-                    "quant_method",
-                    f"weights are read that are plain or of {', '.join(METHODS)}; take the model "
-                    "that it was made from",
-                )
-            return METHODS[method](said)
-    return None
+    said = next((place.nested(SAID) for place in places if place.has(SAID)), None)
+    if said is None:
+        return None
+    method = said.text("quant_method", "")
+    if not method and (said.values.get("load_in_4bit") or said.values.get("load_in_8bit")):
+        method = "bitsandbytes"  # whose first configs named none
+    if method not in METHODS:
+        said.unsupported(
+            "quant_method",
+            f"weights are read that are plain or of {', '.join(METHODS)}; take the model "
+            "that it was made from",
+        )
+    return METHODS[method](said)

@@ -3,17 +3,21 @@ points of groups of inputs, and maybe the group of each input, in `g_idx`.
 
 The first version of the format stores zero points minus 1, modulo the number of values; the
 second stores them as they are. Where the method is symmetric the zero point is the middle,
-whatever the file says: files of either version carry the wrong label.
+whatever the file says: files of either version carry the wrong label. Modules may differ in bits,
+groups and symmetry, by rules on their names (GPTQModel's `dynamic`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
+from aioserve.errors import ModelError
+from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.packing import unpacked
@@ -23,24 +27,28 @@ from aioserve.models.quantization.scheme import (
     Scheme,
     centred,
     check_group_size,
+    check_names,
+    compiled,
     form_of,
     grouped,
     num_groups,
 )
 from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
 
-__all__ = ["Gptq"]
+__all__ = ["Gptq", "GptqWeights"]
 
 BITS = (2, 3, 4, 8)
 _FORMATS = ("gptq", "gptq_v2")
+_PLAIN, _OTHERWISE = "-:", "+:"
+"""What a pattern in `dynamic` begins with whose modules are plain, or quantised otherwise, which
+patterns that begin with neither say, too."""
 _ALIGNED = 32
 """Zero points of so many outputs begin at a whole word, whatever their bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq(Scheme, Format):
-    """One configuration; as a format, that of a weight whose inputs are in the order of groups, or
-    `by_index`, each in the group that `g_idx` says."""
+class GptqWeights(Format):
+    """Inputs are in the order of groups, or `by_index`, each in the group that `g_idx` says."""
 
     bits: int
     group_size: int
@@ -50,36 +58,29 @@ class Gptq(Scheme, Format):
     """Whether 1 is added to zero points, as the first version of the format wants it."""
     by_index: bool = False
 
-    unread: ClassVar[re.Pattern[str]] = re.compile(r"g_idx|qzeros")
     least_rows = 512
 
     @classmethod
-    def read(cls, fields: Fields) -> Gptq:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
-        bits = fields.integer("bits")
+    def read(cls, fields: Fields, adds_one: bool, default: GptqWeights | None = None) -> Self:
+        """From `quantization_config`, or what it says of some modules; then `default` has all that
+        isn't said. Raises `UnsupportedModelError` and `ModelError`."""
+        bits = fields.integer("bits", None if default is None else default.bits)
         if bits not in BITS:
             fields.unsupported("bits", f"GPTQ is read with {', '.join(map(str, BITS))} bits")
-        group_size = fields.integer("group_size", -1, least=-1)
+        size = -1 if default is None else default.group_size
+        group_size = fields.integer("group_size", size, least=-1)
         if group_size == 0:
             fields.unsupported("group_size", "a group has at least one input")
         check_group_size(fields, "group_size", group_size)
-        version = fields.text("checkpoint_format", "gptq")
-        if version not in _FORMATS:
-            fields.unsupported("checkpoint_format", f"GPTQ is read as {' or '.join(_FORMATS)}")
-        if fields.values.get("dynamic"):
-            fields.unsupported("dynamic", "all modules must be quantised alike, or not at all")
-        return cls(bits, group_size, fields.flag("sym", True), version == "gptq")
-
-    @property
-    def precision(self) -> str:
-        return "int4" if self.bits <= 4 else "int8"
+        symmetric = fields.flag("sym", True if default is None else default.symmetric)
+        return cls(bits, group_size, symmetric, adds_one)
 
     @property
     def name(self) -> str:
         order = "-act-order" if self.by_index else ""
         return f"gptq-int{self.bits}-g{self.group_size}{order}"
 
-    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+    def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
         rows, columns, bits = tensor.rows, tensor.columns, self.bits
         if columns * bits % 32 or rows * bits % 32:
             parts.refuse(f"{columns} inputs and {rows} outputs of {bits} bits fill no whole words")
@@ -100,7 +101,7 @@ class Gptq(Scheme, Format):
                 if not 0 <= groups_of_inputs.min() <= groups_of_inputs.max() < groups:
                     parts.refuse(f"g_idx must name groups from 0 to {groups - 1}")
                 read["g_idx"] = index
-                format_ = Gptq(bits, self.group_size, self.symmetric, self.adds_one, True)
+                format_ = replace(self, by_index=True)
         return StoredLinear(format_, read, rows, columns, size)
 
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
@@ -129,3 +130,65 @@ class Gptq(Scheme, Format):
         words = part.read_columns(from_row * bits // 32, to_row * bits // 32)
         zeros = unpacked(np.ascontiguousarray(words.T), bits)[first - from_row : end - from_row]
         return centred((zeros + self.adds_one) & np.uint8((1 << bits) - 1), bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(Scheme):
+    """One configuration."""
+
+    weights: GptqWeights
+    """Those of modules that no rule is for."""
+    rules: tuple[tuple[str, GptqWeights | None], ...] = ()
+    """Weights of modules whose names begin with what a pattern stands for, or None where they must
+    be plain. The first rule that fits counts."""
+
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"g_idx|qzeros")
+
+    @classmethod
+    def read(cls, fields: Fields) -> Gptq:
+        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        at = "checkpoint_format" if fields.has("checkpoint_format") else "format"
+        version = fields.text(at, "gptq")
+        if version not in _FORMATS:
+            fields.unsupported(at, f"GPTQ is read as {' or '.join(_FORMATS)}")
+        if fields.flag("is_marlin_format", False):
+            fields.unsupported("is_marlin_format", f"GPTQ is read as {' or '.join(_FORMATS)}")
+        words = fields.text("pack_dtype", "int32")
+        if words != "int32":
+            fields.unsupported("pack_dtype", "numbers are read from words of 32 bits")
+        weights = GptqWeights.read(fields, version == "gptq")
+        return cls(weights, _rules(fields, weights) if fields.has("dynamic") else ())
+
+    @property
+    def precision(self) -> str:
+        return "int4" if self.weights.bits <= 4 else "int8"
+
+    @property
+    def name(self) -> str:
+        return self.weights.name
+
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        fits = (found for pattern, found in self.rules if compiled(pattern).matches(parts.module))
+        weights = next(fits, self.weights)
+        if weights is None:
+            parts.refuse("is quantised, and quantization_config.dynamic says that it isn't")
+        return weights.described(tensor, parts)
+
+
+def _rules(fields: Fields, weights: GptqWeights) -> tuple[tuple[str, GptqWeights | None], ...]:
+    said = fields.nested("dynamic").values
+    prefixes = _PLAIN, _OTHERWISE
+    patterns = {key: key[len(_PLAIN) :] if key.startswith(prefixes) else key for key in said}
+    check_names(said, patterns.values(), fields, "dynamic")
+    rules: list[tuple[str, GptqWeights | None]] = []
+    for key, pattern in patterns.items():
+        found = None
+        if not key.startswith(_PLAIN):
+            path = f"{fields.path}dynamic[{shown(key)}]"
+            if not isinstance(values := said[key], Mapping):
+                raise ModelError(f"{fields.source}: {path} must be an object, got {shown(values)}")
+            found = GptqWeights.read(
+                Fields(values, fields.source, f"{path}."), weights.adds_one, weights
+            )
+        rules.append((pattern, found))
+    return tuple(rules)

@@ -1,7 +1,10 @@
 """Regular expressions of files, matched in a bounded number of steps, whatever they say.
 
 Python's own engine tries every way to match: one expression can hold a process up for ever. Here
-the places where a part may end are a set, found once for each place where it may begin.
+the places where a part may end are a set, found once for each place where it may begin. Libraries
+that match in linear time (RE2 and its kin) know no looks ahead, which files use to spare modules
+("re:^(?!.*lm_head).*"), and one with a time limit would refuse a file on a busy machine alone.
+Expressions without groups and repetitions are matched by Python's engine: it has one way.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ _SINGLE = re.compile(
     re.ASCII,
 )
 """What stands for one character."""
+_SIMPLE = re.compile(rf"\^?(?:{_SINGLE.pattern})*\$?", re.ASCII)
 _GROUP = re.compile(r"\((\?:|\?=|\?!|(?!\?))")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{1,2})(?:(,)(\d{0,2}))?\})\??(?![*+?{])", re.ASCII)
 
@@ -67,15 +71,26 @@ class Pattern:
             raise _wrong(source, f"must have at most {MAX_PATTERN_CHARS} characters")
         self._source = source
         self._at = 0
+        self._simple: re.Pattern[str] | None = None
+        if _SIMPLE.fullmatch(source):
+            self._simple = self._compiled(source)
+            return
         self._whole = self._alternatives(0)
         if self._at < len(source):
             raise self._unknown()
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether it has neither groups nor repetitions, so that matching takes next to no time."""
+        return self._simple is not None
 
     def matches(self, text: str) -> bool:
         """Whether `text` begins with what this stands for, as `re.match` has it.
 
         Raises `WeightsError` where it takes too many steps to tell.
         """
+        if self._simple is not None:
+            return self._simple.match(text) is not None
         return bool(_Run(self._source, text).ends(self._whole, frozenset((0,))))
 
     # -- parsing
@@ -113,10 +128,7 @@ class Pattern:
             return _start if source[at] == "^" else _end
         if (single := _SINGLE.match(source, at)) is not None:
             self._at = single.end()
-            try:
-                return _single(re.compile(single[0]))
-            except re.error as error:
-                raise self._unknown() from error
+            return _single(self._compiled(single[0]))
         if (group := _GROUP.match(source, at)) is None:
             raise self._unknown()
         self._at = group.end()
@@ -138,6 +150,12 @@ class Pattern:
         if most is not None and most < least:
             raise self._unknown()
         return _repetition(part, least, most)
+
+    def _compiled(self, part: str) -> re.Pattern[str]:
+        try:
+            return re.compile(part)
+        except re.error as error:
+            raise self._unknown() from error
 
     def _unknown(self) -> WeightsError:
         rest = self._source[self._at :]
@@ -185,4 +203,4 @@ def _end(run: _Run, place: int) -> frozenset[int]:
 
 
 def _wrong(source: str, why: str) -> WeightsError:
-    return WeightsError(f"quantization_config: {shown('re:' + source)}: {why}")
+    return WeightsError(f"quantization_config: the expression {shown(source)}: {why}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from aioserve.errors import WeightsError
+from aioserve.errors import ModelError, WeightsError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
@@ -18,13 +18,15 @@ from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.quantization.patterns import Pattern
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear, StoredTensor
 
-__all__ = ["EXPRESSION", "MAX_PATTERNS", "Parts", "Scheme", "compiled", "matches"]
+__all__ = ["EXPRESSION", "Parts", "Scheme", "check_names", "compiled", "matches"]
 
 FLOATS = ("F32", "F16", "BF16")
 EXPRESSION = "re:"
 """What patterns begin with that aren't names."""
+MAX_NAMES = 10_000
+"""Most names and patterns in one config: each is compared with the name of each layer."""
 MAX_PATTERNS = 100
-"""Most of them in one config: each is matched with the name of each layer."""
+"""Most of them that aren't simple."""
 KV_SCALES = re.compile(r"attn\.[qkv]_(scale|zero_point)$")
 """Tensors for a KV cache of fewer bits, which isn't what keys and values are kept in here."""
 
@@ -78,17 +80,35 @@ class Scheme(ABC):
         """Name of the method in messages."""
 
 
-@functools.lru_cache(MAX_PATTERNS)
-def compiled(pattern: str) -> Pattern:
-    """The expression behind "re:". Raises `WeightsError`."""
-    return Pattern(pattern.removeprefix(EXPRESSION))
+compiled = functools.lru_cache(MAX_NAMES)(Pattern)
+"""`Pattern`, each made once."""
+
+
+def check_names(names: Collection[str], patterns: Iterable[str], fields: Fields, at: str) -> None:
+    """Raise `ModelError` for more names, or patterns among them, than may be compared with the name
+    of each layer, and for a pattern that isn't known. `at` says where the config has them."""
+
+    def check(count: int, what: str, most: int) -> None:
+        if count > most:
+            raise ModelError(
+                f"{fields.source}: quantization_config must have at most {most} {what} in {at}"
+            )
+
+    check(len(names), "names", MAX_NAMES)
+    slow = 0
+    for pattern in patterns:
+        try:
+            slow += not compiled(pattern).is_simple
+        except WeightsError as error:
+            raise ModelError(f"{fields.source}: {error}") from error
+        check(slow, "patterns with groups or repetitions", MAX_PATTERNS)
 
 
 def matches(pattern: str, module: str) -> bool:
     """Whether a name, or a pattern behind "re:", stands for the module, as compressed-tensors has
     it; or the last part of the module's name. Raises as `Pattern` does."""
     if pattern.startswith(EXPRESSION):
-        return compiled(pattern).matches(module)
+        return compiled(pattern.removeprefix(EXPRESSION)).matches(module)
     return module == pattern or module.endswith("." + pattern)
 
 

@@ -155,6 +155,46 @@ def test_blocks_of_compressed_tensors(tmp_path: Path):
     check_stands_for(*write_quantized(tmp_path, config_of("float-quantized", weights), store))
 
 
+# -- floats with exponents as scales
+
+
+def microscaled(bits: int, **other: Any) -> dict[str, Any]:
+    said = {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
+    return said | {"symmetric": True, **other}
+
+
+def test_mxfp4(tmp_path: Path):
+    rng = np.random.default_rng(4)
+    magnitudes = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+    def store(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        rows, columns = weight.shape
+        codes = rng.integers(0, 16, (rows, columns))
+        exponents = rng.integers(115, 124, (rows, columns // 32))
+        floats = np.empty((rows, columns), np.float32)
+        packed = np.zeros((rows, columns // 2), np.uint8)
+        for row, column in np.ndindex(rows, columns):
+            code = int(codes[row, column])
+            sign = -1 if code >= 8 else 1
+            scale = 2.0 ** (int(exponents[row, column // 32]) - 127)
+            floats[row, column] = sign * magnitudes[code % 8] * scale
+            packed[row, column // 2] |= code << (4 if column % 2 else 0)
+        parts = {
+            "weight_packed": torch.from_numpy(packed),
+            "weight_scale": torch.from_numpy(exponents.astype(np.uint8)),
+        }
+        return parts, floats
+
+    said = config_of("mxfp4-pack-quantized", microscaled(4))
+    check_stands_for(*write_quantized(tmp_path, said, store))
+
+
+def test_mxfp8(tmp_path: Path):
+    store = storing_blocks((1, 32), "weight_scale", "u8")
+    said = config_of("mxfp8-quantized", microscaled(8))
+    check_stands_for(*write_quantized(tmp_path, said, store))
+
+
 # -- which modules
 
 
@@ -206,9 +246,9 @@ def test_names_and_patterns(pattern: str, module: str, found: bool):
 @pytest.mark.parametrize(
     ("ignored", "message"),
     [
-        (["re:("], r"config\.json: quantization_config: 're:\('"),
-        (["re:a"] * 101, r"at most 100 patterns .*, has 101"),
-        (["a"] * 10_001, r"at most 10000 names .*, has 1000[12]"),
+        (["re:("], r"config\.json: quantization_config: the expression '\('"),
+        (["re:a*"] * 101, r"at most 100 patterns with groups or repetitions in ignore"),
+        (["a"] * 10_001, r"at most 10000 names in ignore and targets"),
     ],
 )
 def test_patterns_are_few_and_known(tmp_path: Path, ignored: list[str], message: str):
@@ -231,6 +271,10 @@ FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel"}
     [
         (config_of("nvfp4-pack-quantized", weights_of(4, 16)), "nvfp4-pack-quantized isn't read"),
         (config_of("marlin-24", weights_of(4, 128)), "marlin-24 isn't read"),
+        (config_of("mxfp4-pack-quantized", microscaled(4, group_size=64)), "num_bits"),
+        (config_of("mxfp4-pack-quantized", microscaled(4, symmetric=False)), "num_bits"),
+        (config_of("mxfp8-quantized", microscaled(4)), "num_bits"),
+        (config_of("mxfp6-pack-quantized", microscaled(6)), "mxfp6-pack-quantized isn't read"),
         (config_of("pack-quantized", weights_of(3, 32)), "num_bits"),
         (config_of("pack-quantized", weights_of(4, 48)), "group_size = 48"),
         (config_of("pack-quantized", FLOAT), "num_bits"),

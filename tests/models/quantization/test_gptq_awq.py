@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from aioserve.errors import UnsupportedModelError, WeightsError
+from aioserve.errors import ModelError, UnsupportedModelError, WeightsError
 from aioserve.models.fields import Fields
 from aioserve.models.files import model_files
 from aioserve.models.quantization.awq import Awq
@@ -109,6 +111,116 @@ def test_no_index_and_one_of_zeros_mean_groups_in_order(tmp_path: Path, index: s
     check_stands_for(model, floats)
 
 
+def write_by_rules(directory: Path, rules: dict[str, Any], of: Any) -> tuple[Path, Path]:
+    """A model with 4 bits in groups of 32, but where `of(module)` says other settings, or None:
+    plain."""
+    rng = np.random.default_rng(1)
+
+    def store(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:
+        if (how := of(module)) is None:
+            return {"weight": torch.from_numpy(weight)}, weight
+        how = {"bits": 4, "group_size": 32, "symmetric": False} | how
+        numbers = numbers_of(weight, how.pop("bits"), how.pop("group_size"), rng=rng, **how)
+        return gptq_parts(numbers, version=1, with_index="groups"), numbers.floats
+
+    return write_quantized(directory, gptq_config(4, 32, dynamic=rules), store)
+
+
+def test_rules_of_gptq_say_bits_groups_and_symmetry_of_modules(tmp_path: Path):
+    rules = {
+        r"-:.*\.0\.mlp\.gate_proj$": {},
+        r"+:.*\.0\.mlp\.": {"bits": 8, "group_size": 16},
+        r".*\.(1|2)\.self_attn\.[qk]_proj": {"bits": 3, "sym": True, "desc_act": False, "mse": 0.1},
+        r"+:^model\.layers\.1\.": {"bits": 2, "group_size": -1},
+        r"+:.*": {"bits": 4},
+    }
+
+    def of(module: str) -> dict[str, Any] | None:
+        if ".0." in module:
+            if module.endswith("gate_proj"):
+                return None
+            return {"bits": 8, "group_size": 16} if "mlp" in module else {}
+        if module.endswith(("q_proj", "k_proj")):
+            return {"bits": 3, "symmetric": True}
+        return {"bits": 2, "group_size": -1}
+
+    check_stands_for(*write_by_rules(tmp_path, rules, of))
+
+
+def test_the_output_layer_may_be_quantised_too(tmp_path: Path):
+    model, floats = write_gptq(tmp_path, 4, 32, lm_head=True)
+    tensors, plain = (load_file(path / "model.safetensors") for path in (model, floats))
+    weight = tensors.pop("lm_head.weight").numpy()
+    numbers = numbers_of(weight, 4, 32, rng=np.random.default_rng(9))
+    parts = gptq_parts(numbers, version=1, with_index="groups")
+    tensors |= {f"lm_head.{name}": part for name, part in parts.items()}
+    plain["lm_head.weight"] = torch.from_numpy(numbers.floats)
+    save_file(tensors, model / "model.safetensors")
+    save_file(plain, floats / "model.safetensors")
+    check_stands_for(model, floats)
+
+
+def test_what_a_rule_says_is_plain_and_is_not_is_refused(tmp_path: Path):
+    model, _ = write_by_rules(tmp_path, {r"-:.*\.1\.mlp\.up_proj": {}}, lambda module: {})
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj: is quantised, and .*dynamic"):
+        check_stands_for(model, model)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (["-:lm_head"], r"config\.json: quantization_config\.dynamic must be an object"),
+        ({"+:(": {}}, r"config\.json: quantization_config: the expression '\('"),
+        ({"+:a": 3}, r"dynamic\['\+:a'\] must be an object, got 3"),
+        ({"a": {"sym": "no"}}, r"dynamic\['a'\]\.sym must be true or false, got 'no'"),
+        ({f"-:a{i}*": {} for i in range(101)}, "at most 100 patterns with groups or"),
+        ({f"-:a{i}": {} for i in range(10_001)}, "at most 10000 names in dynamic"),
+    ],
+)
+def test_malformed_rules_are_named(tmp_path: Path, rules: Any, message: str):
+    model, _ = write_by_rules(tmp_path, rules, lambda module: None)
+    with pytest.raises(ModelError, match=message):
+        model_files(model).config()
+
+
+def test_thousands_of_rules_for_single_modules_are_read(tmp_path: Path):
+    rules = {rf"-:model\.layers\.{i}\.mlp$": {} for i in range(2, 5000)}
+    rules |= {r"+:^model\.layers\.1\.mlp\.up_proj$": {"bits": 8}}
+    model, floats = write_by_rules(
+        tmp_path, rules, lambda module: {"bits": 8} if module.endswith("1.mlp.up_proj") else {}
+    )
+    check_stands_for(model, floats)
+
+
+@pytest.mark.parametrize(
+    ("file", "method"), [("quantize_config.json", "gptq"), ("quant_config.json", "awq")]
+)
+def test_a_file_beside_config_json_says_what_it_does_not(tmp_path: Path, file: str, method: str):
+    write = write_gptq if method == "gptq" else write_awq
+    model, floats = write(tmp_path, 4, 32)
+    config = json.loads((model / "config.json").read_text())
+    said = config.pop("quantization_config")
+    del said["quant_method"]
+    if method == "awq":
+        said = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / file).write_text(json.dumps(said))
+    check_stands_for(model, floats)
+    (model / file).write_text(json.dumps(said | {"group_size": 0, "q_group_size": 0}))
+    with pytest.raises(UnsupportedModelError, match=rf"config\.json and {file}: .*group_size = 0"):
+        model_files(model).config()
+
+
+def test_a_file_beside_config_json_of_another_program_is_refused_by_name(tmp_path: Path):
+    model, _ = write_gptq(tmp_path, 4, 32)
+    config = json.loads((model / "config.json").read_text())
+    del config["quantization_config"]
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json: .* = 'modelopt'"):
+        model_files(model).config()
+
+
 @pytest.mark.parametrize("labelled", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -184,11 +296,35 @@ def test_biases_of_zeros_that_no_layer_has_are_left_out(tmp_path: Path):
         (gptq_config(4, 48), "quantization_config.group_size = 48"),
         (gptq_config(4, 0), "quantization_config.group_size = 0"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "checkpoint_format = 'marlin'"),
-        (gptq_config(4, 32, dynamic={"-:lm_head": {}}), "quantization_config.dynamic"),
+        (gptq_config(4, 32, is_marlin_format=True), "quantization_config.is_marlin_format"),
+        (gptq_config(4, 32, format="bitblas"), "quantization_config.format = 'bitblas'"),
+        (gptq_config(4, 32, pack_dtype="int64"), "quantization_config.pack_dtype = 'int64'"),
+        (
+            gptq_config(4, 32, dynamic={"-:lm_head": {}, r"+:.*\.3\.": {"bits": 6}}),
+            r"quantization_config.dynamic['+:.*\\.3\\.'].bits = 6",
+        ),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "quantization_config.backend = 'llm-awq'"),
         ({"quant_method": "awq", "bits": 3}, "quantization_config.bits = 3"),
         ({"quant_method": "awq", "version": "gemv"}, "quantization_config.version = 'gemv'"),
         ({"quant_method": "awq", "group_size": 20}, "quantization_config.group_size = 20"),
-        ({"quant_method": "quip"}, "quantization_config.quant_method = 'quip'"),
+        ({"quant_method": "awq", "checkpoint_format": "gemv_fast"}, "checkpoint_format"),
+        *(
+            ({"quant_method": name}, f"quantization_config.quant_method = '{name}'")
+            for name in (
+                *(
+                    "aqlm",
+                    "auto-round",
+                    "bitnet",
+                    "eetq",
+                    "exl2",
+                    "exl3",
+                    "higgs",
+                    "hqq",
+                    "modelopt",
+                ),
+                *("modelopt_fp4", "mxfp4", "quanto", "quark", "quip", "spqr", "torchao", "vptq"),
+            )
+        ),
     ],
 )
 def test_variants_that_are_not_read_are_refused_by_name(
@@ -212,13 +348,13 @@ def awq_words(numbers: np.ndarray) -> np.ndarray:
     return words.view(np.int32)
 
 
-@pytest.mark.parametrize("has_zeros", [True, False])
-@pytest.mark.parametrize("group_size", [16, 32, -1])
-def test_awq(tmp_path: Path, group_size: int, has_zeros: bool):
+def write_awq(
+    directory: Path, bits: int, group_size: int, *, has_zeros: bool = True
+) -> tuple[Path, Path]:
     rng = np.random.default_rng(5)
 
     def store(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:
-        numbers = numbers_of(weight, 4, group_size, symmetric=not has_zeros, rng=rng)
+        numbers = numbers_of(weight, bits, group_size, symmetric=not has_zeros, rng=rng)
         parts = {
             "qweight": awq_words(numbers.values.T),
             "scales": np.ascontiguousarray(numbers.scales.T.astype(np.float16)),
@@ -226,15 +362,21 @@ def test_awq(tmp_path: Path, group_size: int, has_zeros: bool):
         }
         return {name: torch.from_numpy(part) for name, part in parts.items()}, numbers.floats
 
-    said = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": has_zeros}
-    model, floats = write_quantized(tmp_path, said | {"version": "gemm"}, store)
-    check_stands_for(model, floats)
+    said = {"quant_method": "awq", "bits": bits, "group_size": group_size, "zero_point": has_zeros}
+    return write_quantized(directory, said | {"version": "gemm"}, store)
+
+
+@pytest.mark.parametrize("has_zeros", [True, False])
+@pytest.mark.parametrize("group_size", [16, 32, -1])
+def test_awq(tmp_path: Path, group_size: int, has_zeros: bool):
+    check_stands_for(*write_awq(tmp_path, 4, group_size, has_zeros=has_zeros))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_what_lies_by_inputs_is_decoded_many_outputs_at_once(method: str):
     """Else each input's few bytes are read for themselves, and a large model takes minutes."""
     said = {"bits": 4, "group_size": 128}
-    format_ = (Gptq if method == "gptq" else Awq).read(Fields(said, "config.json"))
+    fields = Fields(said, "config.json")
+    format_ = Gptq.read(fields).weights if method == "gptq" else Awq.read(fields)
     blocks = list(StoredLinear(format_, {}, 4096, 14336, 128).blocks())
     assert blocks == [(first, first + 512) for first in range(0, 4096, 512)]

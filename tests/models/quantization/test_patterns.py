@@ -74,7 +74,7 @@ def test_what_python_matches_for_ever_ends(pattern: str):
     ],
 )
 def test_what_is_not_known_is_refused_by_name(pattern: str):
-    with pytest.raises(WeightsError, match=r"quantization_config: 're:.*: "):
+    with pytest.raises(WeightsError, match=r"quantization_config: the expression '.*: "):
         Pattern(pattern)
 
 
