@@ -46,6 +46,10 @@ Rows = GroupedIntegers | Floats
 BLOCK_VALUES = 1 << 17
 """About so many numbers of a weight are decoded at once: their floats stay in the caches."""
 
+LEAST_UNUSABLE = np.float32(2.0**56)
+"""No scale and no number of a weight may be this large: norms square what it is multiplied with,
+in float32."""
+
 _NUMPY_DTYPES: dict[str, type] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -236,11 +240,32 @@ class StoredLinear:
         return replace(self, out_features=end - first, first_row=self.first_row + first)
 
     def rows(self, first: int = 0, end: int | None = None) -> Rows:
-        """Rows `first` to `end`, read and decoded. Raises `WeightsError` naming file and tensor."""
+        """Rows `first` to `end`, read and decoded. Raises `WeightsError` naming file and tensor:
+        what can't be read, and numbers that aren't plain and that no model can compute with."""
         end = self.out_features if end is None else end
         if not 0 <= first < end <= self.out_features:
             raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
-        return self.format.rows(self, self.first_row + first, self.first_row + end)
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+            rows = self.format.rows(self, self.first_row + first, self.first_row + end)
+        if not isinstance(self.format, Plain):
+            self._check(rows, self.first_row + first)
+        return rows
+
+    def _check(self, rows: Rows, first: int) -> None:
+        """Damaged scales would show in logits alone, which name no tensor."""
+        found: list[tuple[str, Floats]] = [("number", rows)] if isinstance(rows, np.ndarray) else []
+        if isinstance(rows, GroupedIntegers):
+            found = [("scale", rows.scales)]
+            found += [] if rows.minimums is None else [("minimum", rows.minimums)]
+        for what, numbers in found:
+            if numbers.max() < LEAST_UNUSABLE and numbers.min() > -LEAST_UNUSABLE:
+                continue
+            row, column = np.argwhere(~(np.abs(numbers) < LEAST_UNUSABLE))[0]
+            label = self.parts["scales"].label if "scales" in self.parts else self.name
+            raise WeightsError(
+                f"{label}: row {first + row} of the weight has the {what} "
+                f"{numbers[row, column]:g}, must be within {LEAST_UNUSABLE:g}"
+            )
 
     def floats(self, first: int = 0, end: int | None = None) -> Floats:
         """As `rows`, in float32."""

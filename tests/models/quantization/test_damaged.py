@@ -1,0 +1,115 @@
+"""Scales and numbers that no model can compute with are refused, by the names of their tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aioserve.errors import WeightsError
+from aioserve.models.files import model_files
+from aioserve.models.loader import load_model
+from aioserve.ops import backend_named
+from aioserve.testing.random_model import write_random_model
+from tests.models.gguf.conversion import convert
+from tests.models.gguf.writing import BY_NAME
+from tests.models.quantization.blockwise import load_in, storing_eight_bits, storing_four_bits
+from tests.models.quantization.compressed import config_of, storing, storing_blocks, weights_of
+from tests.models.quantization.writers import CONFIG, write_quantized
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+WRITTEN: dict[str, tuple[dict[str, Any], Callable[..., Any], str]] = {
+    "integers": (
+        config_of("int-quantized", weights_of(8)),
+        storing(8, -1, packed=False),
+        "weight_scale",
+    ),
+    "groups": (
+        config_of("pack-quantized", weights_of(4, 32)),
+        storing(4, 32, packed=True),
+        "weight_scale",
+    ),
+    "fp8": (BLOCKS, storing_blocks((32, 32), "weight_scale_inv"), "weight_scale_inv"),
+    "rows": (load_in(8), storing_eight_bits, "SCB"),
+    "nf4": (load_in(4), storing_four_bits("nf4", 64), "weight.absmax"),
+    "double": (load_in(4), storing_four_bits("nf4", 64, double=256), "weight.nested_absmax"),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_damaged_scale_is_named(tmp_path: Path, kind: str, damage: float, backend: str):
+    said, store, part = WRITTEN[kind]
+    model, _ = write_quantized(tmp_path, said, store)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    scales = tensors[f"model.layers.1.mlp.up_proj.{part}"]
+    scales.view(-1)[-1] = damage  # of the last row; in float16 1e30 is infinite
+    save_file(tensors, file)
+    with pytest.raises(WeightsError) as refusal:
+        load_model(model, backend=backend_named(backend))
+    named = str(refusal.value)
+    assert named.startswith(f"{file}: model.layers.1.mlp.up_proj.")
+    assert re.search(
+        r"row \d+ of the weight has the (scale|number) \S+, must be within 7\.2", named
+    )
+    if kind in ("integers", "groups", "rows", "nf4"):  # others share a scale among rows
+        assert "row 95 " in named
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("name", "field", "content", "what"),
+    [
+        ("Q8_0", "d", b"\x00\x7e", "scale nan"),
+        ("Q4_K", "d", b"\x00\x7c", "scale inf"),
+        ("Q4_K", "dmin", b"\x00\xfc", "minimum "),
+        ("Q6_K", "d", b"\x00\x7e", "scale nan"),
+        ("MXFP4", "e", b"\xff", "scale 1.7"),
+    ],
+)
+def test_a_damaged_block_of_a_gguf_file_is_named(
+    tmp_path: Path, name: str, field: str, content: bytes, what: str, backend: str
+):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    directory = write_random_model(tmp_path / "hf", CONFIG | sizes, dtype="float32")
+    path = convert(directory, tmp_path / "x.gguf", weights=name)
+    files, form = model_files(path), BY_NAME[name]
+    config = files.config()
+    with files.weights(config) as stored:
+        tensor = next(
+            weight
+            for described in config.linears
+            for weight in described.weights
+            if weight.name == "model.layers.1.mlp.down_proj.weight"
+        )
+        part = stored[tensor].parts["weight"]
+    row = 3 * form.bytes_per_row(512)
+    assert form.block.fields is not None
+    with path.open("r+b") as file:
+        file.seek(part.offset + row + dict(form.block.fields)[field][1])
+        file.write(content)
+    with pytest.raises(WeightsError) as refusal:
+        load_model(path, backend=backend_named(backend))
+    assert f"{path}: blk.1.ffn_down.weight: row 3 of the weight has the {what}" in str(
+        refusal.value
+    )
+
+
+def test_a_number_of_eight_bits_that_is_none_is_named(tmp_path: Path):
+    said, store, _ = WRITTEN["fp8"]
+    model, _ = write_quantized(tmp_path, said, store)
+    tensors = load_file(model / "model.safetensors")
+    weight = tensors["model.layers.0.mlp.down_proj.weight"].view(torch.uint8)
+    weight[7, 3] = 0x7F
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(
+        WeightsError, match=r"down_proj\..*: row 7 of the weight has the number nan"
+    ):
+        load_model(model)
