@@ -5,14 +5,21 @@ format that other engines read as well.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from aioserve.cli._interrupts import cleaning_up_first
+from aioserve.cli._calibration_text import calibration_windows
+from aioserve.cli._interrupts import cleaning_up_first, leaving_at_once
 from aioserve.cli._models import check_model, local_model
+from aioserve.errors import ConfigError
+from aioserve.models.files import model_files
+from aioserve.models.quantization.method import CALIBRATED
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import method_named
 from aioserve.models.resolve import resolve
 from aioserve.progress_bar import bar_on_terminal
+
+if TYPE_CHECKING:
+    from aioserve.models.quantization.method import Method
 
 __all__ = ["quantize"]
 
@@ -22,13 +29,16 @@ def quantize(
     out: Path,
     /,
     *,
-    method: Literal["int8", "w8a8", "w4a16", "fp8"],
+    method: Literal["int8", "w8a8", "w4a16", "fp8", "gptq", "awq"],
     group_size: int | None = None,
+    calibration: Path | None = None,
+    calibration_tokens: int | None = None,
+    smoothquant: float | None = None,
 ) -> None:
     """Write a copy of a model whose linear layers have weights of fewer bits.
 
-    The copy is a directory in the format compressed-tensors, which other engines read as well.
-    Embedding and output layer stay as they are.
+    The copy is a directory in a format that other engines read as well: compressed-tensors, GPTQ
+    or AWQ. Embedding and output layer stay as they are.
 
     Args:
         model: A model directory with plain weights, an embedded model (pyhelp), random:30m, or a
@@ -36,12 +46,23 @@ def quantize(
         out: The directory to write; it must be empty or not be there.
         method: int8: integers of 8 bits with a scale for each output. w8a8: the same, and
             engines round activations to 8 bits, too. w4a16: integers of 4 bits in groups. fp8:
-            floats of 8 bits (E4M3), for activations as well.
-        group_size: Inputs that share a scale with w4a16: 32, 64 or 128; 32 when not given.
+            floats of 8 bits (E4M3), for activations as well. gptq, awq: integers of 4 bits in
+            groups that are chosen with --calibration, so that the model loses less.
+        group_size: Inputs that share a scale with w4a16, gptq and awq: 32, 64 or 128; when not
+            given 32 with w4a16, else 128.
+        calibration: A text like those that the model will read, which gptq and awq need and w8a8
+            may have: a file in UTF-8, or .jsonl with "text" or "messages" in each line.
+        calibration_tokens: Most tokens of it, taken from all over the file; 32768 when not given.
+        smoothquant: With w8a8 and --calibration: how much of the size of activations moves to the
+            weights, from 0 to 1; 0.5 when not given.
     """
-    chosen = method_named(method, group_size)
+    _check(method, calibration, calibration_tokens, smoothquant)
     check_model(model, None)
     path = resolve(local_model(model))
+    if calibration is None:
+        chosen = method_named(method, group_size)
+    else:
+        chosen = _calibrated(path, method, group_size, calibration, calibration_tokens, smoothquant)
     with cleaning_up_first(), bar_on_terminal("quantising") as progress:
         written = write_quantized_copy(path, out, chosen, progress=progress)
     files = "1 file" if written.num_files == 1 else f"{written.num_files} files"
@@ -50,3 +71,56 @@ def quantize(
         f"{out}: {method}, {written.written_bytes} bytes of weights in {files}, {share:.0f} % of "
         f"the {written.read_bytes} bytes of {model}"
     )
+
+
+def _check(
+    method: str,
+    calibration: Path | None,
+    calibration_tokens: int | None,
+    smoothquant: float | None,
+) -> None:
+    """Raise `ConfigError` for options that don't go together."""
+    takes_text = (*CALIBRATED, "w8a8")
+    if calibration is None and method in CALIBRATED:
+        raise ConfigError(
+            f"calibration must be a text file with method {method}", argument="calibration"
+        )
+    if calibration is not None and method not in takes_text:
+        raise ConfigError(
+            f"calibration goes with method {', '.join(takes_text)}, not with {method}",
+            argument="calibration",
+            value=str(calibration),
+        )
+    if calibration_tokens is not None and calibration is None:
+        raise ConfigError(
+            "calibration_tokens goes with --calibration", argument="calibration_tokens"
+        )
+    if smoothquant is None:
+        return
+    if method != "w8a8" or calibration is None:
+        raise ConfigError(
+            "smoothquant goes with method w8a8 and --calibration",
+            argument="smoothquant",
+            value=smoothquant,
+        )
+    if not 0 <= smoothquant <= 1:
+        raise ConfigError(
+            f"smoothquant must be in [0, 1], got {smoothquant}",
+            argument="smoothquant",
+            value=smoothquant,
+            limit=0 if smoothquant < 0 else 1,
+        )
+
+
+def _calibrated(
+    path: Path,
+    method: str,
+    group_size: int | None,
+    calibration: Path,
+    calibration_tokens: int | None,
+    smoothquant: float | None,
+) -> Method:
+    windows = calibration_windows(model_files(path), calibration, calibration_tokens)
+    with leaving_at_once():
+        from aioserve.models.quantization.calibrated.methods import calibrated_method
+    return calibrated_method(method, group_size, windows, smoothquant)

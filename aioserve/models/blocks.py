@@ -33,16 +33,21 @@ class Weights:
         self.dtype: torch.dtype = getattr(torch, read.dtype)
         self._read = read
         self._tables: dict[RopeConfig, RotaryTable] = {}
+        self.linears: dict[architecture.Linear, Linear] = {}
+        """The layers that were made."""
 
     def linear(
         self, described: architecture.Linear, out_dtype: torch.dtype | None = None
     ) -> Linear:
         if self._read.computed.packed:
             packed = self._read.linears.pop(described)
-            return self.backend.linear(packed, out_dtype=out_dtype)
-        weight = self._stacked(described.weights, described.transposed)
-        bias = self._stacked(described.biases) if described.biases else None
-        return self.backend.linear(weight, bias, out_dtype=out_dtype)
+            made = self.backend.linear(packed, out_dtype=out_dtype)
+        else:
+            weight = self._stacked(described.weights, described.transposed)
+            bias = self._stacked(described.biases) if described.biases else None
+            made = self.backend.linear(weight, bias, out_dtype=out_dtype)
+        self.linears[described] = made
+        return made
 
     def vector(self, tensor: architecture.Tensor) -> Tensor:
         return self.backend.place(self._tensor(tensor))

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from aioserve.models import architecture
 from aioserve.models.blocks import DecoderLayer, Norm
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rotary import RotaryTable
@@ -48,6 +49,8 @@ class DecoderWeights:
     final_norm: Norm
     head: Linear
     """[vocab, hidden], float32 results."""
+    linears: Mapping[architecture.Linear, Linear]
+    """All linear layers by their descriptions."""
     formats: Mapping[str, int]
     """Bytes of the weights of each stored format."""
 
@@ -75,6 +78,8 @@ class Decoder:
         """Dtype of the KV pages."""
         self.weight_formats: Mapping[str, int] = weights.formats
         """Bytes in memory of the weights of each format that the files have."""
+        self.linears: Mapping[architecture.Linear, Linear] = weights.linears
+        """Linear layers by their descriptions."""
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights
@@ -141,15 +146,15 @@ class Decoder:
         [S - num_logits, hidden], of which no logits are made."""
         self.cover(batch.max_context)
         ops = TensorOps(self.backend, batch, kv)
-        hidden = self._hidden(ops)
+        hidden = self.hidden_states(ops)
         return self._logits(ops, hidden[:num_logits]), hidden[num_logits:]
 
     def compute(self, ops: LayerOps[X]) -> X:
         """Logits, from the ops of one batch or of a recording."""
-        return self._logits(ops, self._hidden(ops))
+        return self._logits(ops, self.hidden_states(ops))
 
-    def _hidden(self, ops: LayerOps[X]) -> X:
-        """Hidden states behind the final norm."""
+    def hidden_states(self, ops: LayerOps[X]) -> X:
+        """Those behind the final norm, of the rows whose logits are wanted."""
         weights = self._weights
         residual = ops.embed(weights.embedding)
         if self._embedding_scale != 1.0:

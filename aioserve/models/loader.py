@@ -76,6 +76,7 @@ def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = 
             layers=layers,
             final_norm=Norm(config.final_norm, blocks),
             head=head,
+            linears=blocks.linears,
             formats=weights.formats,
         )
     return Decoder(config, made, backend, weights.max_model_len, use_program=use_program)

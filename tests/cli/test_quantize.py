@@ -30,6 +30,22 @@ def test_a_copy_is_served(
     assert aioserve_here(*words).returncode == 0
 
 
+TEXT = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize("words", ["gptq --group-size 64", "awq --group-size 64", "w8a8"])
+def test_a_copy_that_was_made_with_a_text_is_served(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path, words: str
+) -> None:
+    out = tmp_path / "copy"
+    texts = ("--calibration", TEXT, "--calibration-tokens", 1024)
+    done = aioserve_here("quantize", tiny_model, out, *texts, "--method", *words.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}: {words.split()[0]}, ")
+    run = ("run", out, "Hello", "--max-tokens", "4", "--temperature", "0")
+    assert aioserve_here(*run).returncode == 0
+
+
 def test_the_size_of_groups_is_taken(aioserve_here: Run, tiny_model: Path, tmp_path: Path) -> None:
     words = ("quantize", tiny_model, tmp_path / "copy", "--method", "w4a16", "--group-size", 64)
     assert aioserve_here(*words).returncode == 0
@@ -40,7 +56,15 @@ def test_the_size_of_groups_is_taken(aioserve_here: Run, tiny_model: Path, tmp_p
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--method", "gptq"], "gptq"),
+        (["--method", "gptq"], "calibration must be a text file with method gptq"),
+        (["--method", "awq", "--calibration", "no/such"], "calibration: no/such can't be read"),
+        (["--method", "int8", "--calibration", "README.md"], "goes with method gptq, awq, w8a8"),
+        (["--method", "w8a8", "--smoothquant", "0.5"], "w8a8 and --calibration"),
+        (
+            ["--method", "w8a8", "--smoothquant", "1.5", "--calibration", "README.md"],
+            "smoothquant must be in [0, 1], got 1.5",
+        ),
+        (["--method", "w8a8", "--calibration-tokens", "9"], "goes with --calibration"),
         (["--method", "int9"], "int9"),
         ([], "method"),
         (
@@ -86,12 +110,12 @@ def test_a_signal_leaves_no_half_model(
 ) -> None:
     code = (
         "import sys, time\n"
-        "from aioserve.models.quantization.storing import Method\n"
-        "encoded = Method.encoded\n"
+        "from aioserve.models.quantization.storing import Compressed\n"
+        "encoded = Compressed.encoded\n"
         "def slow(*args):\n"
         "    time.sleep(0.2)\n"
         "    return encoded(*args)\n"
-        "Method.encoded = slow\n"
+        "Compressed.encoded = slow\n"
         "from aioserve.cli import main\n"
         "main(sys.argv[1:])\n"
     )

@@ -40,31 +40,31 @@ class EvaluatedText(NamedTuple):
     for one token; of tokens that are parts of one character the first has all of it."""
 
 
-def read_text(path: Path) -> str:
-    """Contents of a file. Raises `ConfigError` for one that can't be read, is empty, is no UTF-8 or
-    has more than `MAX_TEXT_BYTES`."""
+def read_text(path: Path, argument: str = "text") -> str:
+    """Contents of the file that an argument names. Raises `ConfigError` for one that can't be read,
+    is empty, is no UTF-8 or has more than `MAX_TEXT_BYTES`."""
     try:
         with path.open("rb") as opened:
             data = opened.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"text: {path} can't be read: {why}", argument="text") from error
+        raise ConfigError(f"{argument}: {path} can't be read: {why}", argument=argument) from error
     if len(data) > MAX_TEXT_BYTES:
         raise ConfigError(
-            f"text: {path} must have at most {MAX_TEXT_BYTES} bytes, got more",
-            argument="text",
+            f"{argument}: {path} must have at most {MAX_TEXT_BYTES} bytes, got more",
+            argument=argument,
             limit=MAX_TEXT_BYTES,
         )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"text: {path} must be UTF-8, got byte 0x{data[error.start]:02x} at offset "
+            f"{argument}: {path} must be UTF-8, got byte 0x{data[error.start]:02x} at offset "
             f"{error.start}",
-            argument="text",
+            argument=argument,
         ) from error
     if not text:
-        raise ConfigError(f"text: {path} must not be empty", argument="text")
+        raise ConfigError(f"{argument}: {path} must not be empty", argument=argument)
     return text
 
 

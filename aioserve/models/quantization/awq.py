@@ -24,12 +24,12 @@ from aioserve.models.quantization.scheme import (
 )
 from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTensor
 
-__all__ = ["Awq"]
+__all__ = ["PLACES", "Awq"]
 
 _LAYOUTS = {"version": "gemm", "checkpoint_format": "gemm", "backend": "autoawq"}
 """What tells the layout of the words, by the program that wrote them, and what it must be."""
 _IN_WORD = 8
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, from the lowest on, hold each of eight outputs."""
 
 
@@ -94,7 +94,7 @@ def _numbers(part: StoredTensor, first: int, end: int) -> np.ndarray:
     from_word, to_word = first // _IN_WORD, -(-end // _IN_WORD)
     words = part.read_columns(from_word, to_word).view(np.uint32)
     numbers = np.empty((words.shape[1] * _IN_WORD, len(words)), np.uint8)
-    for output, place in enumerate(_PLACES):
+    for output, place in enumerate(PLACES):
         numbers[output::_IN_WORD] = ((words >> np.uint32(4 * place)) & np.uint32(15)).T
     start = from_word * _IN_WORD
     return centred(numbers[first - start : end - start], 4)

@@ -10,21 +10,22 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from aioserve.errors import ConfigError, ModelError, WeightsError
+from aioserve.errors import ConfigError, ModelError
+from aioserve.models.architecture import Tensor
 from aioserve.models.checkpoint import weight_files
-from aioserve.models.config import DecoderConfig
+from aioserve.models.decoding import rounded
 from aioserve.models.files import ModelDirectory, model_files
-from aioserve.models.quantization.storing import Method
+from aioserve.models.quantization.method import Method, OpenModel, scales_of
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.safetensors_writer import SHARD_BYTES, SafetensorsWriter, TensorSpec
-from aioserve.models.stored import Plain, StoredLinear, StoredTensor, StoredWeights
+from aioserve.models.stored import PLAIN, Plain, StoredTensor
 from aioserve.progress_bar import OnProgress
 
 __all__ = ["Written", "write_quantized_copy"]
@@ -83,7 +84,7 @@ def write_quantized_copy(
         )
     with ExitStack() as stack:
         weights = stack.enter_context(files.weights(config))
-        copy = _Copy(stack, files.path, config, weights, method, shard_bytes)
+        copy = _Copy(stack, OpenModel(files.path, config, weights), method, shard_bytes)
         _check_space(target, copy.writer.num_bytes)
         with _beside(target) as directory:
             _copy_files(files.path, directory)
@@ -98,23 +99,18 @@ class _Copy:
     """The tensors of one model, and what becomes of each."""
 
     def __init__(
-        self,
-        stack: ExitStack,
-        directory: Path,
-        config: DecoderConfig,
-        weights: StoredWeights,
-        method: Method,
-        shard_bytes: int,
+        self, stack: ExitStack, model: OpenModel, method: Method, shard_bytes: int
     ) -> None:
+        self._model = model
         self._method = method
-        self._tensors = list(_tensors(stack, directory))
-        self._quantized = _linear_weights(config, weights, method)
+        self._tensors = list(_tensors(stack, model.path))
+        self._quantized = _linear_weights(model, method)
         self.ignored: list[str] = [
             _HEAD,
             *(
                 one.name.removesuffix(_WEIGHT)
                 for one in self._tensors
-                if config.ignored.search(one.name)
+                if model.config.ignored.search(one.name)
                 and one.name.endswith(_WEIGHT)
                 and len(one.shape) > 1
             ),
@@ -125,47 +121,50 @@ class _Copy:
 
     def _specs(self) -> Iterator[TensorSpec]:
         for one in self._tensors:
-            linear = self._quantized.get(one.name)
-            if linear is None:
+            if (tensor := self._quantized.get(one.name)) is None:
                 yield TensorSpec(one.name, one.dtype, one.shape, one.num_bytes)
                 continue
-            parts = self._method.parts(linear.out_features, linear.in_features, _scales_of(one))
+            scales = scales_of(self._model.weights[tensor])
+            parts = self._method.parts(tensor.rows, tensor.columns, scales)
             for rest, (dtype, shape) in parts.items():
                 yield TensorSpec.of(_part(one.name, rest), dtype, shape)
 
     def write(self, directory: Path, progress: OnProgress | None) -> None:
         done = 0
-        with self.writer.open(directory):
-            for one in self._tensors:
-                for read in self._write_tensor(one):
-                    done += read
-                    if progress is not None:
-                        progress(done, self.read_bytes)
 
-    def _write_tensor(self, one: StoredTensor) -> Iterator[int]:
-        linear = self._quantized.get(one.name)
-        if linear is not None:
-            yield from self._write_linear(one, linear)
-            return
-        for at in range(0, one.num_bytes, _COPY_BYTES):
-            count = min(_COPY_BYTES, one.num_bytes - at)
-            self.writer.write(one.name, one.read_bytes(at, count), at)
-            yield count
+        def count(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            if progress is not None and num_bytes:
+                progress(done, self.read_bytes)
 
-    def _write_linear(self, one: StoredTensor, linear: StoredLinear) -> Iterator[int]:
-        rows, columns = linear.out_features, linear.in_features
-        if "weight_shape" in self._method.parts(rows, columns, _scales_of(one)):
-            shape = np.array([rows, columns], "<i8")
-            self.writer.write(_part(one.name, "weight_shape"), shape)
-        for first, end in linear.blocks():
-            try:
-                parts = self._method.encoded(linear.floats(first, end), _scales_of(one))
-            except WeightsError as error:
-                raise WeightsError(f"{linear.name}: {error}") from error
+        def write_parts(
+            tensor: Tensor, first: int, end: int, parts: Mapping[str, np.ndarray]
+        ) -> None:
+            stored = self._stored(tensor)
             for rest, array in parts.items():
-                row_bytes = array.nbytes // (end - first)
-                self.writer.write(_part(one.name, rest), array, first * row_bytes)
-            yield one.num_bytes // rows * (end - first)
+                row_bytes = array.nbytes // max(end - first, 1)
+                self.writer.write(_part(stored.name, rest), array, first * row_bytes)
+            count(stored.num_bytes // tensor.rows * (end - first))
+
+        with self.writer.open(directory):
+            vectors = self._method.encode(self._model, write_parts)
+            changed = {self._stored(tensor).name: v for tensor, v in vectors.items()}
+            for one in self._tensors:
+                if one.name in changed:
+                    self.writer.write(one.name, rounded(changed[one.name], PLAIN[one.dtype]))
+                    count(one.num_bytes)
+                elif one.name not in self._quantized:
+                    self._copy(one, count)
+
+    def _stored(self, tensor: Tensor) -> StoredTensor:
+        return self._model.weights[tensor].parts["weight"]
+
+    def _copy(self, one: StoredTensor, count: Callable[[int], None]) -> None:
+        for at in range(0, one.num_bytes, _COPY_BYTES):
+            size = min(_COPY_BYTES, one.num_bytes - at)
+            self.writer.write(one.name, one.read_bytes(at, size), at)
+            count(size)
 
 
 def _tensors(stack: ExitStack, directory: Path) -> Iterator[StoredTensor]:
@@ -177,14 +176,12 @@ def _tensors(stack: ExitStack, directory: Path) -> Iterator[StoredTensor]:
                 yield stored
 
 
-def _linear_weights(
-    config: DecoderConfig, weights: StoredWeights, method: Method
-) -> dict[str, StoredLinear]:
+def _linear_weights(model: OpenModel, method: Method) -> dict[str, Tensor]:
     """The weights of linear layers by their names in the files."""
-    found: dict[str, StoredLinear] = {}
-    for described in config.linears:
+    found: dict[str, Tensor] = {}
+    for described in model.config.linears:
         for tensor in described.weights:
-            linear = weights[tensor]
+            linear = model.weights[tensor]
             name = linear.parts["weight"].name
             if not isinstance(linear.format, Plain) or linear.format.transposed:
                 raise ConfigError(
@@ -192,13 +189,9 @@ def _linear_weights(
                     f"{name} as [in, out]: no format of quantised weights is for these",
                     argument="model",
                 )
-            method.check(name.removesuffix(_WEIGHT), linear.in_features)
-            found[name] = linear
+            method.check(name.removesuffix(_WEIGHT), linear.out_features, linear.in_features)
+            found[name] = tensor
     return found
-
-
-def _scales_of(weight: StoredTensor) -> str:
-    return "BF16" if weight.dtype == "BF16" else "F32"
 
 
 def _part(weight: str, rest: str) -> str:

@@ -24,8 +24,11 @@ _INT4_LARGEST = (8.0, 8.5, 7.5, 7.0)
 the second cuts it off; the one with the least squared error is taken, the first of equal ones."""
 
 
-def round_to_integers(weight: Floats, form: IntegerForm) -> GroupedIntegers:
-    """The weight float32 [out, in] in 4 or 8 bits. A group of zeros has the scale 0.
+def round_to_integers(
+    weight: Floats, form: IntegerForm, importance: Floats | None = None
+) -> GroupedIntegers:
+    """The weight float32 [out, in] in 4 or 8 bits. A group of zeros has the scale 0. With 4 bits
+    `importance`, float32 [in], says how much the squared error of each input counts.
 
     Raises `WeightsError` for NaN and infinity.
     """
@@ -35,7 +38,11 @@ def round_to_integers(weight: Floats, form: IntegerForm) -> GroupedIntegers:
     missing = -columns % form.group_size
     padded = np.pad(weight, ((0, 0), (0, missing))) if missing else weight
     groups = np.ascontiguousarray(padded).reshape(rows, -1, form.group_size)
-    values, scales = (_int8 if form.bits == 8 else _int4)(groups)
+    if form.bits == 8:
+        values, scales = _int8(groups)
+    else:
+        counts = np.ones(columns, np.float32) if importance is None else importance
+        values, scales = _int4(groups, np.pad(counts, (0, missing)).reshape(-1, form.group_size))
     return GroupedIntegers(
         values=values.astype(np.int8).reshape(rows, -1)[:, :columns],
         scales=scales[:, :, 0],
@@ -59,7 +66,7 @@ def _int8(groups: Floats) -> tuple[Floats, Floats]:
     return np.clip(np.rint(quotients(groups, scales)), -127, 127), scales
 
 
-def _int4(groups: Floats) -> tuple[Floats, Floats]:
+def _int4(groups: Floats, importance: Floats) -> tuple[Floats, Floats]:
     at = np.abs(groups).argmax(axis=2, keepdims=True)
     largest = np.take_along_axis(groups, at, axis=2)
     shares = quotients(groups, largest)
@@ -67,7 +74,8 @@ def _int4(groups: Floats) -> tuple[Floats, Floats]:
     best_scales = np.zeros_like(largest)
     for becomes in map(np.float32, _INT4_LARGEST):
         values = np.clip(np.rint(shares * -becomes), -8, 7)
-        error = np.square(values / -becomes - shares).sum(axis=2, keepdims=True)
+        errors = np.square(values / -becomes - shares) * importance
+        error = errors.sum(axis=2, keepdims=True)
         better = error < best_error
         np.copyto(best_error, error, where=better)
         np.copyto(best_scales, largest / -becomes, where=better)

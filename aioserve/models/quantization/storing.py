@@ -1,4 +1,4 @@
-"""How `aioserve quantize` stores weights: methods of compressed-tensors that need no calibration.
+"""Methods of `aioserve quantize` that need no calibration: the formats of compressed-tensors.
 
 Weights are rounded to the scales as the file holds them, so what is read back is the nearest that
 these scales allow. Scales of bfloat16 weights are bfloat16, as all programs compute with them;
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from aioserve.errors import ConfigError, WeightsError
+from aioserve.models.quantization.method import RoundingMethod, Shapes, check_groups
 from aioserve.models.quantization.packing import e4m3_bits, packed
 from aioserve.models.quantization.rounding import nearest_integers, quotients, round_to_integers
 from aioserve.models.stored import Floats, IntegerForm
 
-__all__ = ["GROUP_SIZES", "METHODS", "Method", "method_named"]
+__all__ = ["GROUP_SIZES", "METHODS", "Compressed", "chosen_group_size", "method_named"]
 
 GROUP_SIZES = (32, 64, 128)
 """Inputs that may share a scale: those that other engines' kernels take, too."""
@@ -28,8 +29,8 @@ _E4M3_LARGEST = np.float32(448)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """One way to store the weight of a linear layer."""
+class Compressed(RoundingMethod):
+    """A method of compressed-tensors."""
 
     name: str
     bits: int
@@ -51,7 +52,6 @@ class Method:
         return "pack-quantized" if self.packed else "int-quantized"
 
     def config(self, ignored: list[str]) -> dict[str, Any]:
-        """`quantization_config` of config.json; `ignored` are the linear layers that stay plain."""
         strategy = "group" if self.grouped else "channel"
         weights = self._arguments(strategy, self.group_size or None, dynamic=False)
         activations = self._arguments("token", None, dynamic=True)
@@ -72,21 +72,13 @@ class Method:
             "global_compression_ratio": None,
         }
 
-    def check(self, module: str, columns: int) -> None:
-        """Raise `ConfigError` for a layer of so many inputs that groups don't divide."""
-        if self.grouped and columns % self.group_size:
-            raise ConfigError(
-                f"group_size must divide the inputs of every linear layer, got {self.group_size}, "
-                f"and {module} has {columns}; int8, w8a8 and fp8 have no groups",
-                argument="group_size",
-                value=self.group_size,
-            )
+    def check(self, module: str, rows: int, columns: int) -> None:
+        if self.grouped:
+            check_groups(self.group_size, module, columns)
 
-    def parts(self, rows: int, columns: int, scales: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Dtype and shape of what is stored of a weight whose scales have that dtype, by the names
-        behind the module's; the first axis of all but "weight_shape" are the weight's rows."""
+    def parts(self, rows: int, columns: int, scales: str) -> Shapes:
         groups = columns // self.group_size if self.grouped else 1
-        parts: dict[str, tuple[str, tuple[int, ...]]] = {"weight_scale": (scales, (rows, groups))}
+        parts: Shapes = {"weight_scale": (scales, (rows, groups))}
         if self.packed:
             parts["weight_packed"] = "I32", (rows, -(-columns * self.bits // 32))
             parts["weight_shape"] = "I64", (2,)
@@ -95,9 +87,10 @@ class Method:
             parts["weight"] = dtype, (rows, columns)
         return parts
 
+    def of_all_rows(self, rows: int, columns: int) -> dict[str, np.ndarray]:
+        return {"weight_shape": np.array([rows, columns], "<i8")} if self.packed else {}
+
     def encoded(self, weight: Floats, scales: str) -> dict[str, np.ndarray]:
-        """What is stored of some rows, float32 [rows, in], by the names of `parts`; each array has
-        the bytes of its dtype. Raises `WeightsError` for NaN and infinity."""
         if self.kind == "float":
             return self._floats(weight, scales)
         form = IntegerForm(self.bits, self.group_size or weight.shape[1], False)
@@ -131,18 +124,18 @@ class Method:
         }
 
 
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, Compressed] = {
     one.name: one
     for one in (
-        Method("int8", 8, "int", packed=True, grouped=False, rounds_activations=False),
-        Method("w8a8", 8, "int", packed=False, grouped=False, rounds_activations=True),
-        Method("w4a16", 4, "int", packed=True, grouped=True, rounds_activations=False),
-        Method("fp8", 8, "float", packed=False, grouped=False, rounds_activations=True),
+        Compressed("int8", 8, "int", packed=True, grouped=False, rounds_activations=False),
+        Compressed("w8a8", 8, "int", packed=False, grouped=False, rounds_activations=True),
+        Compressed("w4a16", 4, "int", packed=True, grouped=True, rounds_activations=False),
+        Compressed("fp8", 8, "float", packed=False, grouped=False, rounds_activations=True),
     )
 }
 
 
-def method_named(name: str, group_size: int | None) -> Method:
+def method_named(name: str, group_size: int | None) -> Compressed:
     """The method, with groups of that size or 32 where it has any. Raises `ConfigError`."""
     if name not in METHODS:
         raise ConfigError(
@@ -157,14 +150,19 @@ def method_named(name: str, group_size: int | None) -> Method:
             argument="group_size",
             value=group_size,
         )
-    size = DEFAULT_GROUP_SIZE if group_size is None else group_size
+    return replace(method, group_size=chosen_group_size(group_size, DEFAULT_GROUP_SIZE))
+
+
+def chosen_group_size(given: int | None, default: int) -> int:
+    """Raises `ConfigError` for a size that other engines' kernels don't take."""
+    size = default if given is None else given
     if size not in GROUP_SIZES:
         raise ConfigError(
             f"group_size must be {', '.join(map(str, GROUP_SIZES))}, got {size}",
             argument="group_size",
             value=size,
         )
-    return replace(method, group_size=size)
+    return size
 
 
 def _stored(scales: Floats, dtype: str) -> tuple[np.ndarray, Floats]:

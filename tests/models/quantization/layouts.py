@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from aioserve.models.quantization.storing import Method
+from aioserve.models.quantization.storing import Compressed
 
 __all__ = ["decoded"]
 
 
 def decoded(
-    parts: Mapping[str, np.ndarray | torch.Tensor], method: Method, columns: int
+    parts: Mapping[str, np.ndarray | torch.Tensor], method: Compressed, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight that parts of a module stand for, and the scale of each of its numbers; both
     float32 [out, in]. Arrays have the bits of what numpy lacks."""

@@ -17,7 +17,7 @@ from aioserve import Engine, SamplingParams
 from aioserve.errors import ConfigError, ModelError, WeightsError
 from aioserve.models.files import model_files
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
-from aioserve.models.quantization.storing import METHODS, Method, method_named
+from aioserve.models.quantization.storing import METHODS, Compressed, method_named
 from aioserve.testing.random_model import write_random_model
 from tests.models.quantization.checking import check_stands_for
 from tests.models.quantization.layouts import decoded
@@ -40,7 +40,7 @@ def tensors_in(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def write_floats(model: Path, copy: Path, method: Method, to: Path) -> Path:
+def write_floats(model: Path, copy: Path, method: Compressed, to: Path) -> Path:
     """The float model that the copy stands for; all else is asserted to be the model's."""
     plain, stored = tensors_in(model), tensors_in(copy)
     for module in list(matrices(plain)):
@@ -326,14 +326,14 @@ def test_a_tensor_that_holds_nan_is_named(tmp_path: Path, model: Path):
 
 def test_memory_is_that_of_some_rows(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     largest = 0
-    encoded = Method.encoded
+    encoded = Compressed.encoded
 
-    def watched(self: Method, weight: Any, scales: str) -> Any:
+    def watched(self: Compressed, weight: Any, scales: str) -> Any:
         nonlocal largest
         largest = max(largest, weight.size)
         return encoded(self, weight, scales)
 
-    monkeypatch.setattr(Method, "encoded", watched)
+    monkeypatch.setattr(Compressed, "encoded", watched)
     monkeypatch.setattr("aioserve.models.stored.BLOCK_VALUES", 500)
     write_quantized_copy(model, tmp_path / "small", method_named("w4a16", None))
     assert largest <= 500

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError, WeightsError
 from aioserve.models.quantization.packing import E4M3, e4m3_bits, packed, unpacked
-from aioserve.models.quantization.storing import METHODS, Method, method_named
+from aioserve.models.quantization.storing import METHODS, Compressed, method_named
 from tests.models.quantization.layouts import decoded
 
 NAMES = sorted(METHODS)
 
 
 @st.composite
-def methods(draw: st.DrawFn) -> Method:
+def methods(draw: st.DrawFn) -> Compressed:
     name = draw(st.sampled_from(NAMES))
     return method_named(name, draw(st.sampled_from([32, 64, 128])) if name == "w4a16" else None)
 
@@ -36,7 +36,7 @@ def weights(draw: st.DrawFn, multiple: int) -> np.ndarray:
 
 @given(data=st.data(), method=methods(), scales=st.sampled_from(["BF16", "F32"]))
 def test_what_is_stored_is_the_nearest_to_the_weight_with_its_scales(
-    data: st.DataObject, method: Method, scales: str
+    data: st.DataObject, method: Compressed, scales: str
 ):
     weight = data.draw(weights(method.group_size))
     rows, columns = weight.shape

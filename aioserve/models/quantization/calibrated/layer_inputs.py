@@ -1,0 +1,99 @@
+"""Shows what goes into each linear layer of a model while it computes some windows of text.
+
+All windows are one batch, so the layers are computed one after the other, each for all tokens, and
+what is done to a layer is seen by those behind it. Memory: the weights as floats; of activations,
+for each token at most about three times the outputs of the widest linear layer; keys and values of
+one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aioserve.errors import ModelError
+from aioserve.models import architecture
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import load_model
+from aioserve.ops import HostBatch, Linear, TensorOps
+from aioserve.ops.checks import AttentionKind, HeadNorms
+from aioserve.ops.layer_ops import RotarySource
+from aioserve.ops.reference import ReferenceBackend
+
+__all__ = ["Visit", "Windows", "second_moments", "show_inputs"]
+
+Windows = Sequence[npt.NDArray[np.int64]]
+"""Token ids of texts that don't see each other."""
+
+Visit = Callable[[architecture.Linear, Linear, Tensor], Linear]
+"""Is called with each linear layer but the head, in the order of the computation, and with its
+inputs `[tokens, in]`. Gives the layer to go on with: that one, or another in its place."""
+
+_ROWS = 4096
+"""Rows that are computed at once where that saves memory."""
+
+
+def show_inputs(model: Path, windows: Windows, visit: Visit) -> None:
+    """Compute the windows in the dtype of the model's weights, on the reference backend.
+
+    Raises `ModelError` where the model computes NaN or infinity, and as `load_model` does.
+    """
+    decoder = load_model(model, backend=ReferenceBackend(), use_program=False)
+    counts = np.array([len(window) for window in windows])
+    pages = np.arange(len(windows), dtype=np.int32)[:, None]
+    rows = np.arange(counts.sum())
+    host = HostBatch.laid_out(counts, counts, pages, int(counts.max()), logit_rows=rows)
+    host = replace(host, token_ids=np.concatenate(windows))
+    with torch.inference_mode():
+        decoder.hidden_states(_ShownOps(decoder, host, visit))
+
+
+def second_moments(x: Tensor) -> Tensor:
+    """Mean of `row.T @ row` over the rows of x `[tokens, in]`: float32 `[in, in]`."""
+    total = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+    for part in x.split(_ROWS):
+        wide = part.float()
+        total.addmm_(wide.T, wide)
+    return total / len(x)
+
+
+class _ShownOps(TensorOps):
+    __slots__ = ("_described", "_visit")
+
+    def __init__(self, decoder: Decoder, host: HostBatch, visit: Visit) -> None:
+        # Each layer reads what it has just written, and nothing else: all may write to one place.
+        shape = decoder.kv_shape(len(host.context_lens), int(host.context_lens.max()))
+        kv = decoder.backend.allocate_kv(shape._replace(num_layers=1))
+        nothing_pending = decoder.backend.allocate_slots(1)
+        decoder.cover(host.max_context)
+        super().__init__(decoder.backend, decoder.backend.prepare(host, kv, nothing_pending), kv)
+        self._described = {layer: described for described, layer in decoder.linears.items()}
+        self._visit = visit
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        described = self._described[layer]
+        if not x.isfinite().all():
+            raise ModelError(
+                f"the model computes NaN or infinity before {described.weights[0].name}, with "
+                f"this text to calibrate on"
+            )
+        return self._visit(described, layer, x)(x)
+
+    def rotary_kv_write(
+        self, qkv: Tensor, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
+    ) -> None:
+        super().rotary_kv_write(qkv, 0, rotary, norms)
+
+    def paged_attention(
+        self, qkv: Tensor, layer: int, kind: AttentionKind, *, logit_rows_only: bool
+    ) -> Tensor:
+        return super().paged_attention(qkv, 0, kind, logit_rows_only=logit_rows_only)
+
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        return torch.cat([self._backend.gated(part, gelu=gelu) for part in gate_up.split(_ROWS)])
