@@ -175,6 +175,12 @@ std::vector<std::string> emulated_isas() {
 
 std::string used_isa() { return used().name; }
 
+std::string used_integer_isa() {
+    for (const Isa& isa : isas())
+        if (isa.integer_tiles == used().integer_tiles) return isa.name;
+    return used().name;
+}
+
 void set_isa(const std::string& name) { g_used.store(&find("isa", name)); }
 
 }  // namespace aioserve

@@ -26,6 +26,9 @@ const linear::TileSet& integer_tiles_in_use(int storage);  // `linear::grouped::
 std::vector<std::string> supported_isas();
 std::string used_isa();
 
+// The plainest one whose tiles multiply the weights of integers, as several share them.
+std::string used_integer_isa();
+
 // Those that are another one's kernels over instructions emulated in software. Slow: for tests, and
 // in use only if they are named.
 std::vector<std::string> emulated_isas();

@@ -17,6 +17,7 @@ import msgspec
 
 from aioserve.capacity.hardware import MAX_DEVICES, MAX_MEMORY_BYTES, check
 from aioserve.capacity.sizes import ModelSizes, ParameterCount
+from aioserve.capacity.weights import ModelWeights
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
@@ -66,9 +67,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     """Precision of the weights, one of `PRECISIONS`. Below 16 bits it is that of the layers'
     matrices; embeddings, output head, norms and biases keep 16, as they mostly do in such
-    checkpoints."""
+    checkpoints. Where `weights` says more, that counts."""
     kv_dtype: str
     """One of `KV_PRECISIONS`."""
+    weights: ModelWeights | None
+    """Weights by the formats of the files, where these are here and `dtype` wasn't given."""
     num_gpus: int
     gpu_memory_bytes: int
     """Memory of each GPU."""
@@ -136,6 +139,8 @@ def capacity_of(
     *,
     dtype: str = "auto",
     kv_dtype: str = "auto",
+    weights: ModelWeights | None = None,
+    on_cpu: bool = False,
     contexts: Sequence[int] = (),
     gpu_memory_bytes: int = 80 * GIB,
     num_gpus: int = 1,
@@ -145,6 +150,9 @@ def capacity_of(
     """What fits. `model` is a name for the result and for messages.
 
     dtype: "auto" is what config.json says, or bfloat16 where it says nothing.
+    weights: those in the model's files, which then take what an engine holds of them; None: they
+        take what `dtype` says. They aren't given beside a dtype.
+    on_cpu: whether it is a CPU that holds the weights.
     kv_dtype: "auto" is `dtype`, or bfloat16 where that has fewer than 16 bits.
     contexts: in tokens. None given: 4K, 32K and 128K, or the model's longest in place of those
         beyond it.
@@ -152,15 +160,24 @@ def capacity_of(
     Raises `ConfigError` for a value outside its range, naming argument, value and limit.
     """
     sizes = config if isinstance(config, ModelSizes) else ModelSizes.of(config)
+    if weights is not None and dtype != "auto":
+        raise ConfigError(f"dtype must be left out where weights are given, got {shown(dtype)}")
     precision, kv_dtype = _precisions(sizes, dtype, kv_dtype)
     count = sizes.parameters
     gpu_token_bytes = kv_bytes_per_token(sizes, kv_dtype, num_gpus)
-    gpu_weight_bytes = weight_bytes(count, precision, num_gpus)
+
+    def weights_on(gpus: int) -> int:
+        if weights is None:
+            return weight_bytes(count, precision, gpus)
+        vectors = weight_bytes(ParameterCount(0, 0, count.vectors), precision)
+        return -(-(weights.on(on_cpu).held_bytes - vectors) // gpus) + vectors
+
+    gpu_weight_bytes = weights_on(num_gpus)
     _check_memory(gpu_memory_bytes, memory_utilization, page_size)
     lengths = _lengths(model, sizes, contexts)
 
     def pages_on(gpus: int) -> int:
-        beside = gpu_memory_bytes - weight_bytes(count, precision, gpus)
+        beside = gpu_memory_bytes - weights_on(gpus)
         page_bytes = page_size * kv_bytes_per_token(sizes, kv_dtype, gpus)
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
 
@@ -171,13 +188,14 @@ def capacity_of(
         model=model,
         dtype=precision,
         kv_dtype=kv_dtype,
+        weights=weights,
         num_gpus=num_gpus,
         gpu_memory_bytes=gpu_memory_bytes,
         memory_utilization=memory_utilization,
         page_size=page_size,
         num_parameters=count.total,
         num_active_parameters=sizes.num_active_parameters,
-        weight_bytes=weight_bytes(count, precision),
+        weight_bytes=weights_on(1),
         weight_bytes_per_gpu=gpu_weight_bytes,
         kv_bytes_per_token=gpu_token_bytes * num_gpus,
         kv_bytes_per_token_per_gpu=gpu_token_bytes,

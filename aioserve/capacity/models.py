@@ -39,10 +39,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     bytes_per_value: int = 2
     """Bytes of a weight, and of a number in the KV cache."""
+    step_weight_bytes: int | None = None
+    """Bytes of weights that every step reads; None: `bytes_per_value` of each."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            check(name, getattr(self, name), 1, MAX_SIZE)
+            value = getattr(self, name)
+            if value is not None or name != "step_weight_bytes":
+                check(name, value, 1, MAX_SIZE)
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
@@ -57,6 +61,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             head_dim=config.head_dim,
             bytes_per_value=4 if config.dtype == "float32" else 2,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        if self.step_weight_bytes is not None:
+            return self.step_weight_bytes
+        return (self.layer_params + self.head_params) * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> int:

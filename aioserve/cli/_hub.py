@@ -1,45 +1,38 @@
 """Downloads of models from the Hugging Face hub, into the cache of `huggingface_hub`.
 
-Which files a model consists of is known by `aioserve.models.resolve`, which finds it there
-afterwards.
+Which files a model consists of is known by `aioserve.models.hub`, which finds it there afterwards.
 """
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ModelError, ModelNotFoundError
-from aioserve.models.resolve import INSTALL_HUB, OTHER_FILES, WANTED_FILES
+from aioserve.models.gguf.choosing import AmbiguousModelError
+from aioserve.models.hub import INSTALL_HUB, HubName, wanted_files
 
-__all__ = ["download", "is_hub_id"]
+__all__ = ["download"]
 
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 BETWEEN_LOOKS_SECONDS = 0.2
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether it has the shape OWNER/NAME. A bare name may be in the cache, but is not asked for:
-    it may be a prompt, or the name of a file."""
-    return HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
-
-
-def download(hub_id: str) -> None:
+def download(name: HubName) -> None:
     """Put the model into the cache; what an earlier download left there is not loaded again.
 
     Draws a bar on stderr where that is a terminal, else prints one line as it begins. Ctrl-C ends
     the process. Raises `ModelNotFoundError` for a model that can't be had (there is none, it is
     gated, the hub may not be asked), and `ModelError` where the hub can't be reached.
     """
+    hub_id = name.id
     with leaving_at_once():
         try:
             import huggingface_hub
@@ -53,12 +46,10 @@ def download(hub_id: str) -> None:
             huggingface_hub.utils.logging.set_verbosity_error()
             huggingface_hub.utils.disable_progress_bars()
             try:
-                sizes = _wanted(hub_id, _listed(hub_id))
-                with _shown(hub_id, sizes):
+                sizes = _wanted(name, _listed(hub_id))
+                with _shown(name, sizes):
                     huggingface_hub.snapshot_download(
-                        hub_id,
-                        allow_patterns=list(WANTED_FILES),
-                        ignore_patterns=list(OTHER_FILES),
+                        hub_id, allow_patterns=[glob.escape(file) for file in sizes]
                     )
             except (ModelError, KeyboardInterrupt):
                 raise
@@ -76,39 +67,30 @@ def _listed(hub_id: str) -> dict[str, int | None]:
     return {one.rfilename: one.size for one in found.siblings or ()}
 
 
-def _wanted(hub_id: str, listed: dict[str, int | None]) -> dict[str, int | None]:
-    """The files that a model may be read from. Raises `ModelNotFoundError` where they make none."""
-    wanted = {
-        name: size
-        for name, size in listed.items()
-        if any(fnmatch(name, pattern) for pattern in WANTED_FILES)
-        and not any(fnmatch(name, pattern) for pattern in OTHER_FILES)
-    }
-    if "config.json" in wanted and any(name.endswith(".safetensors") for name in wanted):
-        return wanted
-    if any(name.lower().endswith(".gguf") for name in listed):
-        why = (
-            f"it has GGUF files alone: take one of them with `hf download {hub_id} FILE` and name "
-            "its path"
-        )
-    elif "config.json" not in wanted:
-        why = "it has no config.json"
-    else:
-        why = "it has no .safetensors files"
-    raise ModelNotFoundError(f"{hub_id} can't be used: {why}")
+def _wanted(name: HubName, listed: dict[str, int | None]) -> dict[str, int | None]:
+    """The files that the model is read from. Raises `ModelNotFoundError` where they make none."""
+    try:
+        return {file: listed[file] for file in wanted_files(name, listed)}
+    except AmbiguousModelError as error:
+        raise ModelNotFoundError(f"{name.id} can't be used: {error}") from error
+    except KeyError as error:
+        raise ModelNotFoundError(
+            f"{name.id} can't be used: it lacks {error.args[0]}, a part of the model"
+        ) from error
 
 
 @contextmanager
-def _shown(hub_id: str, sizes: dict[str, int | None]) -> Iterator[None]:
+def _shown(name: HubName, sizes: dict[str, int | None]) -> Iterator[None]:
     """A bar for as long as the block runs, or a line before it."""
     from rich.console import Console
     from rich.filesize import decimal
 
     known = [size for size in sizes.values() if size is not None]
     total = sum(known) if len(known) == len(sizes) else None
+    what = f"{name.id}/{next(iter(sizes))}" if _is_gguf(sizes) else name.id
     if not sys.stderr.isatty():
         size = "" if total is None else f" ({decimal(total)})"
-        print(f"downloading {hub_id}{size} from {_endpoint()}", file=sys.stderr, flush=True)
+        print(f"downloading {what}{size} from {_endpoint()}", file=sys.stderr, flush=True)
         yield
         return
     from rich.progress import (
@@ -123,11 +105,11 @@ def _shown(hub_id: str, sizes: dict[str, int | None]) -> Iterator[None]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     speed = (TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, *speed, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(f"downloading {hub_id}", total=total)
+        task = bars.add_task(f"downloading {what}", total=total)
         done = threading.Event()
         # The library tells of bytes only through bars that it draws itself, another way in each
         # version. What has come is in the cache, whose folders it documents.
-        blobs = _blobs(hub_id)
+        blobs = _blobs(name.id)
 
         def look() -> None:
             while not done.wait(BETWEEN_LOOKS_SECONDS):
@@ -140,6 +122,10 @@ def _shown(hub_id: str, sizes: dict[str, int | None]) -> Iterator[None]:
         finally:
             done.set()
             looking.join()
+
+
+def _is_gguf(files: Iterable[str]) -> bool:
+    return all(file.lower().endswith(".gguf") for file in files)
 
 
 def _blobs(hub_id: str) -> Path:

@@ -20,10 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aioserve.cli._hub import download, is_hub_id
+from aioserve.cli._hub import download
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ModelNotFoundError
 from aioserve.isolation import shown
+from aioserve.models.hub import HubName
 from aioserve.models.resolve import expanded, like_embedded, resolve
 
 __all__ = [
@@ -112,8 +113,8 @@ def local_model(model: str) -> str:
 
     Writes random models and downloads hub ids. Raises `ModelNotFoundError` and `ModelError`.
     """
-    if _is_downloaded(model):
-        download(model)
+    if (name := _to_download(model)) is not None:
+        download(name)
     return model_or_random(model)
 
 
@@ -122,7 +123,7 @@ def check_model(model: str, prompt: str | None) -> None:
     nothing long: what is to be downloaded counts as a model."""
     if model.startswith(PREFIX) and model.removeprefix(PREFIX) in SHAPES:
         return
-    if _is_downloaded(model):
+    if _to_download(model) is not None:
         if prompt is not None and _is_here(prompt):  # such as a prompt `and/or` before the model
             raise ModelNotFoundError(_advice(model, prompt))
         return
@@ -132,16 +133,17 @@ def check_model(model: str, prompt: str | None) -> None:
         raise ModelNotFoundError(_advice(model, prompt) or str(error)) from error
 
 
-def _is_downloaded(model: str) -> bool:
-    """Whether it is looked for at the hub: it has the shape of an id, and is nothing here."""
-    if not is_hub_id(model) or os.path.exists(expanded(model)):
-        return False
+def _to_download(model: str) -> HubName | None:
+    """The model to look for at the hub: it has the shape of a name there, and is nothing here."""
+    name = HubName.of(model)
+    if name is None or os.path.exists(expanded(model)):
+        return None
     try:
         resolve(model)
     except ModelNotFoundError:
         # Without the library the error of `resolve` names it, and where else was looked.
-        return find_spec("huggingface_hub") is not None
-    return False
+        return name if find_spec("huggingface_hub") is not None else None
+    return None
 
 
 def _advice(model: str, prompt: str | None) -> str | None:

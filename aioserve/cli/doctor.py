@@ -15,9 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aioserve.arguments import counted
 from aioserve.assets import EMBEDDED_MODELS, model_path
 from aioserve.capacity.sizes import count_parameters
+from aioserve.capacity.weights import weights_of
 from aioserve.cli._interrupts import leaving_at_once
+from aioserve.errors import ModelError
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.models.files import ModelFiles, model_files
@@ -103,8 +106,22 @@ def _facts_of_files(files: ModelFiles) -> Facts:
         "parameters": count_parameters(config).total,
         "weight_files": len(weights),
         "weights_gib": _gib(sum(weights)),
+        "formats": _formats(files),
         "tokenizer": files.why_no_tokenizer() is None,
         "chat_template": files.chat_template() is not None,
+    }
+
+
+def _formats(files: ModelFiles) -> Facts:
+    """Formats of the weights, and how much each takes on a CPU."""
+    try:
+        formats = weights_of(files).on_cpu.formats
+    except ModelError as error:
+        return {"error": str(error)}
+    return {
+        one.format: f"{counted(one.tensors, 'tensor')}, {one.held_bytes / 2**20:,.1f} MiB held on "
+        "a CPU"
+        for one in formats
     }
 
 
@@ -145,7 +162,12 @@ def _cpu() -> Facts:
 def _kernels() -> Facts:
     from aioserve import _native
 
-    return _native.cpu_info()
+    info = _native.cpu_info()
+    info["integers"] = (
+        f"int8 activations, as {info.pop('integer_isa')} multiplies them with weights of 4 and 8 "
+        "bits"
+    )
+    return info
 
 
 def _backend() -> Facts:

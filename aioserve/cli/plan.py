@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from aioserve.arguments import counted
 from aioserve.capacity.capacity import GIB, Capacity, capacity_of
 from aioserve.capacity.models import read_sizes
+from aioserve.capacity.weights import ModelWeights, read_weights
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
@@ -26,6 +27,7 @@ def plan(
     /,
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     kv_dtype: str = "auto",
     context: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     gpu_memory_gib: float = 80.0,
@@ -38,9 +40,11 @@ def plan(
 
     Args:
         model: A preset such as llama-3-8b, llama-3-70b or qwen3-32b, a config.json, a model
-            directory, an embedded model or a hub id in the local cache.
+            directory, a GGUF file, an embedded model or a hub id in the local cache.
         dtype: Data type of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto
-            (what config.json says).
+            (what the files have, or config.json says).
+        quantization: Weights of linear layers as an engine rounds them while it loads them: int8
+            or int4. Needs the model's files.
         kv_dtype: Data type of keys and values: float32, bfloat16, float16, fp8, int8, or auto
             (that of the weights, bfloat16 where these are quantised).
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
@@ -56,10 +60,13 @@ def plan(
             f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "
             f"got {gpu_memory_gib}"
         )
+    if dtype != "auto" and quantization is not None:
+        raise ConfigError("give either dtype or quantization, and not both")
     found = capacity_of(
         model,
         read_sizes(model),
         dtype=dtype,
+        weights=None if dtype != "auto" else read_weights(model, quantization),
         kv_dtype=kv_dtype,
         contexts=[tokens_of(text) for text in context],
         gpu_memory_bytes=math.ceil(gpu_memory_gib * GIB),
@@ -89,11 +96,19 @@ def _print_tables(found: Capacity) -> None:
     parameters = f"{_parameters(found.num_parameters)} parameters"
     if found.num_active_parameters < found.num_parameters:
         parameters += f" ({_parameters(found.num_active_parameters)} for a token)"
+    weights = found.weights
+    quantised = weights is not None and weights.are_quantised
+    precision = found.dtype
+    if weights is not None and quantised:
+        precision = ", ".join(one.format for one in weights.on_cpu.formats)
     console.print(
-        f"{found.model}: {parameters} in {found.dtype}, "
+        f"{found.model}: {parameters} in {precision}, "
         f"KV in {found.kv_dtype}, {gpus} of {_size(found.gpu_memory_bytes)}\n",
         soft_wrap=True,
     )
+    if weights is not None and quantised:
+        console.print(_formats(weights))
+        console.print()
     console.print(_memory(found))
     console.print()
     console.print(_requests(found))
@@ -105,6 +120,27 @@ def _print_tables(found: Capacity) -> None:
             f"load the model: {found.refused}",
             soft_wrap=True,
         )
+
+
+def _formats(weights: ModelWeights) -> Table:
+    """Weights by format: an engine holds some of them otherwise than files do."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("weights in")
+    for column in ("tensors", "parameters", "in files", "on a CPU", "on a GPU"):
+        table.add_column(column, justify="right")
+    on_gpu = weights.on_gpu.by_format()
+    for one in weights.on_cpu.formats:
+        table.add_row(
+            one.format,
+            f"{one.tensors:,}",
+            f"{one.parameters:,}",
+            _size(one.file_bytes),
+            _size(one.held_bytes),
+            _size(on_gpu[one.format]),
+        )
+    return table
 
 
 def _memory(found: Capacity) -> Table:

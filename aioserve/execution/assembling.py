@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
@@ -151,7 +153,8 @@ def described(
             "step_program": decoder.program is not None,
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "kv_dtype": str(decoder.kv_dtype).removeprefix("torch."),
-            "weight_bytes": dict(decoder.weight_formats),
+            "weight_bytes": decoder.weight_memory.by_format(),
+            "weights": [asdict(one) for one in decoder.weight_memory.formats],
             "kv_cache_bytes": pages.cache.storage.nbytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),

@@ -17,6 +17,7 @@ from aioserve.models import architecture
 from aioserve.models.blocks import DecoderLayer, Norm
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rotary import RotaryTable
+from aioserve.models.weight_memory import WeightMemory
 from aioserve.ops import (
     Backend,
     Batch,
@@ -51,8 +52,7 @@ class DecoderWeights:
     """[vocab, hidden], float32 results."""
     linears: Mapping[architecture.Linear, Linear]
     """All linear layers by their descriptions."""
-    formats: Mapping[str, int]
-    """Bytes of the weights of each stored format."""
+    memory: WeightMemory
 
 
 class Decoder:
@@ -76,8 +76,7 @@ class Decoder:
         """Dtype of activations, and of weights that are held as floats."""
         self.kv_dtype: torch.dtype = weights.dtype
         """Dtype of the KV pages."""
-        self.weight_formats: Mapping[str, int] = weights.formats
-        """Bytes in memory of the weights of each format that the files have."""
+        self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
         """Linear layers by their descriptions."""
         self.backend = backend

@@ -6,7 +6,7 @@ Plain floats that a file holds as they are wanted have a faster way, in C++. No 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
@@ -37,13 +37,15 @@ _SCALES = ("multiples", "float16", "float32")
 
 class Decoding:
     """Decodes on as many threads as `_native` has. Floats become those of `dtype`, which is what
-    kernels compute in, too.
+    kernels compute in, too. Kernels have integers of `integer_bits` as they are, all others as
+    floats.
 
     `stop` lets what runs in other threads end with WeightsError, soon.
     """
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, integer_bits: Collection[int] = ()) -> None:
         self._dtype = dtype
+        self._integer_bits = integer_bits
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -59,6 +61,15 @@ class Decoding:
         self._each_block(parts, fill)
         return array
 
+    def runs(self, parts: Sequence[StoredLinear]) -> list[list[StoredLinear]]:
+        """The weights of one layer, those together that `kernel` makes one kernel of."""
+        return [list(run) for _, run in groupby(parts, self._form)]
+
+    def _form(self, part: StoredLinear) -> IntegerForm | None:
+        """Form of the integers that a kernel has; None: floats."""
+        form = part.integers
+        return form if form is not None and form.bits in self._integer_bits else None
+
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
     ) -> _native.LinearKernel:
@@ -67,14 +78,14 @@ class Decoding:
         bias = self.array(biases) if biases else None
         kernels: list[_native.LinearKernel] = []
         top = 0
-        for form, run in groupby(parts, lambda part: part.integers):
-            of_run = list(run)
-            end = top + _rows(of_run)
+        for run in self.runs(parts):
+            end = top + _rows(run)
             own_bias = None if bias is None else np.ascontiguousarray(bias[top:end])
+            form = self._form(run[0])
             if form is None:
-                kernels.append(self._packed(of_run, own_bias))
+                kernels.append(self._packed(run, own_bias))
             else:
-                kernels.append(self._grouped(form, of_run, own_bias))
+                kernels.append(self._grouped(form, run, own_bias))
             top = end
         return kernels[0] if len(kernels) == 1 else _native.JoinedKernel(tuple(kernels))
 

@@ -17,7 +17,7 @@ from aioserve.json_file import read_json_object
 from aioserve.models.checkpoint import Checkpoint
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.gguf.model import GGUFModel
-from aioserve.models.gguf.parts import is_gguf, only_file
+from aioserve.models.gguf.parts import is_gguf, meant_file
 from aioserve.models.model_files import ModelFiles
 from aioserve.models.quantization import config as quantization
 from aioserve.text.chat import ChatTemplate
@@ -69,12 +69,12 @@ class ModelDirectory(ModelFiles):
 
 
 def model_files(path: Path | str) -> ModelFiles:
-    """The files of the model at `path`: a directory, or a GGUF file, which may be the only model of
-    a directory. Raises `ModelNotFoundError` where nothing is there."""
+    """The files of the model at `path`: a directory, or a GGUF file, which may be the one that is
+    meant in a directory. Raises `ModelNotFoundError` where nothing is there."""
     path = Path(path)
     if is_gguf(path):
         return GGUFModel(path)
     if not os.path.isdir(path):
         raise ModelNotFoundError(f"{path}: no such directory")
-    file = None if any(path.glob("*.safetensors*")) else only_file(path)
+    file = None if any(path.glob("*.safetensors*")) else meant_file(path)
     return ModelDirectory(path) if file is None else GGUFModel(file)

@@ -64,8 +64,9 @@ def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = 
     """Make a decoder of weights that are packed if the backend's are. The weights are used up."""
     config, blocks = weights.config, Weights(weights, backend)
     with torch.no_grad():
-        head = blocks.linear(weights.head, torch.float32)
-        table = blocks.vector(config.embedding) if weights.has_table else head
+        layout = weights.layout
+        head = blocks.linear(layout.head, torch.float32)
+        table = blocks.vector(config.embedding) if layout.has_table else head
         positions = None if config.positions is None else blocks.vector(config.positions)
         layers = tuple(DecoderLayer(layer, i, blocks) for i, layer in enumerate(config.layers))
         made = DecoderWeights(
@@ -77,6 +78,6 @@ def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = 
             final_norm=Norm(config.final_norm, blocks),
             head=head,
             linears=blocks.linears,
-            formats=weights.formats,
+            memory=weights.memory,
         )
     return Decoder(config, made, backend, weights.max_model_len, use_program=use_program)

@@ -23,16 +23,20 @@ from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
-from aioserve.models.stored import Plain, StoredWeights, same_bits, source_of
+from aioserve.models.stored import Plain, StoredWeights, source_of
+from aioserve.models.weight_memory import (
+    ExpectedKernels,
+    KernelBytes,
+    WeightLayout,
+    WeightMemory,
+    bytes_of_kernel,
+    weight_memory,
+)
 
 __all__ = ["ReadWeights", "ReportBytes", "WeightReading"]
 
 ReportBytes = Callable[[int, int], None]
 """Called with (bytes done, bytes in total) as tensors are read, in ascending order."""
-
-TWO_COPIES_BYTES = 64 << 20
-"""An embedding that is the output layer too is kept once, packed, if it is larger than this. Rows
-of packed weights are slower to read, which shows in small models."""
 
 
 class ReadWeights:
@@ -43,21 +47,22 @@ class ReadWeights:
     """
 
     def __init__(
-        self, config: DecoderConfig, dtype: str, formats: ComputedFormats, max_model_len: int
+        self,
+        config: DecoderConfig,
+        dtype: str,
+        formats: ComputedFormats,
+        layout: WeightLayout,
+        max_model_len: int,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.computed = formats
+        self.layout = layout
         self.max_model_len = max_model_len
-        self.head: architecture.Linear = architecture.Linear((config.head,))
-        """The output layer."""
-        self.has_table: bool = True
-        """Whether the embedding is there as an array: else its rows are those of the head."""
         self.linears: dict[architecture.Linear, _native.LinearKernel] = {}
         self.arrays: dict[Tensor, Array] = {}
-        self.formats: dict[str, int] = {}
-        """Bytes in memory of the weights of each format that the files have, or that they were
-        rounded to."""
+        self.memory: WeightMemory = WeightMemory(formats=(), step_bytes=0)
+        """What the weights take, once they are there."""
 
 
 class WeightReading(AbstractContextManager["WeightReading"]):
@@ -96,7 +101,14 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             if quantization is not None:
                 self._stored = QuantizedWhileLoading(self._stored, config, quantization)
             chosen = _choose_dtype(dtype, config, self._stored, formats)
-            needed = self._least_bytes(config, chosen, formats)
+            layout = WeightLayout.of(config, self._stored, chosen)
+            self._weights = ReadWeights(config, chosen, formats, layout, length)
+            self._decoding = Decoding(chosen, formats.integer_bits)
+            self.expected_memory: WeightMemory = self._memory(
+                ExpectedKernels(self._stored, self._decoding) if formats.packed else None
+            )
+            """What the weights will take."""
+            needed = self.expected_memory.held_bytes
             if memory_bytes is not None and needed > memory_bytes:
                 raise ModelError(
                     f"{files.path}: the weights take {needed} bytes in {chosen}, and there are "
@@ -105,8 +117,6 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         except BaseException:
             self._stored.close()
             raise
-        self._weights = ReadWeights(config, chosen, formats, length)
-        self._decoding = Decoding(chosen)
         self._decoded: list[tuple[Callable[[], None], int]] = []
         """What is decoded when the reader is done, and the stored bytes that it reads first."""
         self._reader = _native.WeightReader(chosen)
@@ -136,7 +146,17 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             thread.join()
         for described, number in packed.items():
             self._weights.linears[described] = self._reader.take(number)
+        linears = self._weights.linears
+        self._weights.memory = self._memory(
+            (lambda described: bytes_of_kernel(linears[described]))
+            if self._weights.computed.packed
+            else None
+        )
         return self._weights
+
+    def _memory(self, kernels: KernelBytes | None) -> WeightMemory:
+        weights = self._weights
+        return weight_memory(weights.layout, self._stored, weights.dtype, kernels)
 
     def _follow(self, report: _Report) -> None:
         read, done = self._stored_bytes, 0
@@ -157,22 +177,12 @@ class WeightReading(AbstractContextManager["WeightReading"]):
     # -- what is read, in the order of the computation
 
     def _plan(self) -> dict[architecture.Linear, int]:
-        config, weights = self._weights.config, self._weights
-        if config.head not in self._stored or self._head_is_stored_twice():
-            weights.head = architecture.Linear((config.embedding,))
-            values = config.embedding.rows * config.embedding.columns
-            size = values * ARRAY_DTYPES[weights.dtype].itemsize
-            weights.has_table = size <= TWO_COPIES_BYTES
-        linears = [weights.head, *config.linears]
-        vectors = [config.embedding] if weights.has_table else []
-        in_linears = {tensor for described in linears for tensor in tensors_of(described)}
-        vectors += (tensor for tensor in config.required if tensor not in in_linears)
-        self._count_formats(set(vectors), linears)
+        layout = self._weights.layout
         packed: dict[architecture.Linear, int] = {}
-        for tensor in vectors:
+        for tensor in layout.arrays:
             self._add_array(tensor)
-        for described in linears:
-            if not weights.computed.packed:
+        for described in layout.linears:
+            if not self._weights.computed.packed:
                 for tensor in tensors_of(described):
                     self._add_array(tensor)
             elif self._is_plain(tensors_of(described)):
@@ -181,33 +191,9 @@ class WeightReading(AbstractContextManager["WeightReading"]):
                 self._decode_kernel(described)
         return packed
 
-    def _count_formats(
-        self, vectors: Iterable[Tensor], linears: Iterable[architecture.Linear]
-    ) -> None:
-        weights, counted = self._weights, self._weights.formats
-        float_bytes = ARRAY_DTYPES[weights.dtype].itemsize
-
-        def count(tensors: Iterable[Tensor], formats: ComputedFormats | None) -> None:
-            for stored in map(self._stored.__getitem__, tensors):
-                held = stored.held_bytes(float_bytes, formats)
-                counted[stored.format.name] = counted.get(stored.format.name, 0) + held
-
-        # What isn't packed is one array, whether it is looked up or multiplied with.
-        multiplied = {tensor for described in linears for tensor in tensors_of(described)}
-        count(multiplied, weights.computed)
-        count((v for v in vectors if weights.computed.packed or v not in multiplied), None)
-
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether C++ reads them as they are."""
         return all(isinstance(self._stored[tensor].format, Plain) for tensor in tensors)
-
-    def _head_is_stored_twice(self) -> bool:
-        """Whether the tied head is stored once more. If it differs from the embedding, the file is
-        right and config.json isn't; transformers decides alike."""
-        config, stored = self._weights.config, self._stored
-        return config.tie_word_embeddings and same_bits(
-            stored[config.head], stored[config.embedding]
-        )
 
     def _add_array(self, tensor: Tensor) -> None:
         arrays, stored = self._weights.arrays, self._stored[tensor]
@@ -258,18 +244,6 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         new = [tensor for tensor in tensors if tensor not in self._counted]
         self._counted.update(new)
         return sum(self._stored[tensor].num_bytes for tensor in new)
-
-    def _least_bytes(self, config: DecoderConfig, dtype: str, formats: ComputedFormats) -> int:
-        """Bytes of the weights, each held once."""
-        multiplied = {weight for described in config.linears for weight in described.weights}
-        multiplied.add(config.embedding if config.head not in self._stored else config.head)
-        return sum(
-            self._stored[tensor].held_bytes(
-                ARRAY_DTYPES[dtype].itemsize, formats if tensor in multiplied else None
-            )
-            for tensor in (*config.required, config.head)
-            if tensor in self._stored
-        )
 
 
 class _Report:

@@ -10,25 +10,11 @@ from pathlib import Path
 from aioserve import assets
 from aioserve.errors import ModelNotFoundError
 from aioserve.models.gguf.parts import holds_gguf, is_gguf
+from aioserve.models.hub import HubName, cached_model
 
-__all__ = [
-    "INSTALL_HUB",
-    "OTHER_FILES",
-    "WANTED_FILES",
-    "expanded",
-    "is_model",
-    "like_embedded",
-    "resolve",
-]
+__all__ = ["expanded", "is_model", "like_embedded", "resolve"]
 
-WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors")
-"""Patterns of the files of a hub repository that a model may be read from."""
-OTHER_FILES = ("*/*", "consolidated*.safetensors")
-"""Patterns of files that match these too, and that no model is read from: other formats have
-folders of their own, and a second copy of the weights a name of its own."""
-INSTALL_HUB = "pip install 'aioserve[hub]'"
-
-_HUB_ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
+_BARE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _LEAST_LIKENESS = 0.7
 _MOST_NAME_CHARS = 300  # that a message shows
 
@@ -62,8 +48,8 @@ def resolve(name: str | Path) -> Path:
         near = like_embedded(name)
         hint = f"did you mean {near}?" if near else f"there is {', '.join(assets.EMBEDDED_MODELS)}"
         tried.append(f"no embedded model of that name ({hint})")
-        if _HUB_ID.fullmatch(name):
-            found = _from_hub_cache(name)
+        if (hub_name := _hub_name(name)) is not None:
+            found = cached_model(hub_name)
             if isinstance(found, Path):
                 return found
             tried.append(found)
@@ -94,31 +80,10 @@ def expanded(name: str | Path) -> Path:
         raise ModelNotFoundError(f"model {_short(name)!r} not found: {error}") from error
 
 
-def _from_hub_cache(hub_id: str) -> Path | str:
-    """The cached snapshot, or why there is none."""
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        return f"huggingface_hub is not installed, so its cache was not searched ({INSTALL_HUB})"
-    try:
-        # With the patterns of the download: a snapshot without the other files is complete.
-        snapshot = huggingface_hub.snapshot_download(
-            hub_id,
-            local_files_only=True,
-            allow_patterns=list(WANTED_FILES),
-            ignore_patterns=list(OTHER_FILES),
-        )
-    except HFValidationError:
-        return "no Hugging Face id"
-    except LocalEntryNotFoundError:
-        return f"not in the local Hugging Face cache (`hf download {hub_id}` puts it there)"
-    except OSError as error:
-        return f"the local Hugging Face cache can't be read: {error}"
-    path = Path(snapshot)
-    if not is_model(path):
-        return f"the cached snapshot {path} has no config.json"
-    return path
+def _hub_name(name: str) -> HubName | None:
+    """A repository may be in the cache that has no owner."""
+    bare = _BARE_NAME.fullmatch(name) is not None
+    return HubName(name) if bare else HubName.of(name)
 
 
 def _printable(path: Path) -> str:

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Tensor
-from aioserve.models.computed import ComputedFormats
 from aioserve.models.grouped import GroupedIntegers
 
 __all__ = [
@@ -169,6 +168,11 @@ class Format(ABC):
         """Name in messages, descriptions and cache keys: it tells all that the meaning of the bits
         depends on."""
 
+    @property
+    def title(self) -> str:
+        """Name for people: without what belongs to a single tensor."""
+        return self.name
+
     @abstractmethod
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
         """What `rows` gives; None: floats. Reads nothing."""
@@ -277,16 +281,6 @@ class StoredLinear:
         step = max(self.format.least_rows, BLOCK_VALUES // self.in_features)
         for first in range(0, self.out_features, step):
             yield first, min(first + step, self.out_features)
-
-    def held_bytes(self, float_bytes: int, formats: ComputedFormats | None = None) -> int:
-        """Bytes that it takes in memory where linear layers are held in these formats, and floats
-        have so many bytes each. None: it isn't multiplied, and becomes floats."""
-        values, form = self.out_features * self.in_features, self.integers
-        bits = None if formats is None or form is None else formats.held_bits(form.bits)
-        if form is None or bits is None:
-            return values * float_bytes
-        scales = self.out_features * -(-self.in_features // form.group_size)
-        return values * bits // 8 + scales * 4 * (1 + form.has_minimums)
 
 
 def source_of(stored: StoredLinear, rows: int) -> _native.WeightSource:

@@ -85,7 +85,7 @@ class RooflineCost:
         self.hardware = hardware
         self._flops = hardware.flops_per_second * hardware.compute_efficiency
         self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
-        self._weight_bytes = (model.layer_params + model.head_params) * model.bytes_per_value
+        self._weight_bytes = model.weight_bytes
         self._kv_bytes = model.kv_bytes_per_token
         self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
         self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim

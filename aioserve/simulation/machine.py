@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from aioserve.capacity.capacity import capacity_of
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
+from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
@@ -25,6 +28,10 @@ class Device(NamedTuple):
     model: str
     hardware: str
     num_devices: int
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.hardware == "cpu"
 
     def __str__(self) -> str:
         return f"{self.model} on {self.num_devices} x {self.hardware}"
@@ -60,7 +67,7 @@ def machine_of(options: TrialOptions) -> Machine:
         cost = options.cost
     else:
         hardware = hardware_preset(device.hardware).times(device.num_devices)
-        cost = RooflineCost(ModelShape.of(read_model(device.model)), hardware)
+        cost = RooflineCost(_shape_of(device), hardware)
     table = cost if isinstance(cost, CostTable) else None
     _check_noise(options, table)
     known = _pages_known(options, table)
@@ -76,6 +83,16 @@ def machine_of(options: TrialOptions) -> Machine:
         longest,
         _noise_seed(options, table),
     )
+
+
+def _shape_of(device: Device) -> ModelShape:
+    """Shape of the model, with the bytes of its weights where files here say that they are
+    quantised."""
+    shape, weights = ModelShape.of(read_model(device.model)), read_weights(device.model)
+    if weights is None or not weights.are_quantised:
+        return shape
+    step_bytes = weights.on(device.is_cpu).step_bytes
+    return msgspec.structs.replace(shape, step_weight_bytes=step_bytes)
 
 
 def _device_of(options: TrialOptions) -> Device:
@@ -127,6 +144,8 @@ def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -
     capacity = capacity_of(
         device.model,
         read_model(device.model),
+        weights=read_weights(device.model),
+        on_cpu=device.is_cpu,
         gpu_memory_bytes=hardware_preset(device.hardware).memory_bytes,
         num_gpus=device.num_devices,
         page_size=options.page_size,

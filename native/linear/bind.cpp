@@ -2,7 +2,9 @@
 // caller, checks shapes, dtypes and layout, so that a call costs little more than its product.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "linear/grouped/weight.h"
 #include "linear/joined.h"
@@ -78,6 +80,14 @@ void join(JoinedKernel* self, const nb::tuple& parts) {
     new (self) JoinedKernel(std::move(kernels));
 }
 
+// (outputs, bytes) of each.
+std::vector<std::pair<int64_t, std::size_t>> sizes_of_parts(const JoinedKernel& self) {
+    std::vector<std::pair<int64_t, std::size_t>> sizes;
+    for (const LinearKernel* part : self.parts())
+        sizes.emplace_back(part->out_features(), part->num_bytes());
+    return sizes;
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -104,5 +114,7 @@ void bind_linear(nb::module_& m) {
         .def_prop_ro("bits", &GroupedWeight::bits)
         .def_prop_ro("has_minimums", &GroupedWeight::has_minimums);
     nb::class_<JoinedKernel, LinearKernel>(m, "JoinedKernel", "Several kernels as one layer.")
-        .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>());
+        .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>())
+        .def_prop_ro("sizes", &sizes_of_parts);
+    m.attr("PANEL_OUTPUTS") = aioserve::linear::kPanelColumns;
 }

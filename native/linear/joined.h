@@ -23,6 +23,7 @@ class JoinedKernel : public LinearKernel {
                        char* partial, const KeptRows& kept, const Largest& largest) const override;
     std::size_t argmax_bytes(int64_t rows) const override;
     std::size_t num_bytes() const override;
+    const std::vector<const LinearKernel*>& parts() const { return parts_; }
     void row(int64_t id, char* out) const override;
 
   private:

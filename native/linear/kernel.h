@@ -136,7 +136,7 @@ class LinearKernel {
     // The dtype of x, of the rows that `gather` gives, and of y where that isn't float32.
     bool bfloat16() const { return bfloat16_; }
     int element_bytes() const { return bfloat16_ ? 2 : 4; }
-    virtual std::size_t num_bytes() const = 0;  // of the weight
+    virtual std::size_t num_bytes() const = 0;  // of the weight and its bias
 
     // Row `id` of the weight, which exists, to `out` [in].
     virtual void row(int64_t id, char* out) const = 0;

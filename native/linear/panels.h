@@ -15,7 +15,8 @@ class PanelKernel : public LinearKernel {
   public:
     int64_t num_panels() const { return num_panels_; }
     std::size_t num_bytes() const override {
-        return shape_.panel_bytes * static_cast<std::size_t>(num_panels_);
+        return shape_.panel_bytes * static_cast<std::size_t>(num_panels_) +
+               bias_.size() * sizeof(float);
     }
     // Copies `bias` [out], dense in the kernel's dtype.
     void set_bias(const char* bias);

@@ -34,7 +34,7 @@ PanelKernel::PanelKernel(int64_t out_features, const WeightShape& shape)
     : LinearKernel(out_features, shape.in_features, shape.bfloat16),
       shape_(shape),
       num_panels_(divide_up(out_features, kPanelColumns)),
-      panels_(allocate_weights(PanelKernel::num_bytes())) {}
+      panels_(allocate_weights(shape.panel_bytes * static_cast<std::size_t>(num_panels_))) {}
 
 void PanelKernel::set_bias(const char* bias) {
     bias_.resize(static_cast<std::size_t>(num_panels_ * kPanelColumns));

@@ -191,6 +191,7 @@ void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2
 nb::dict cpu_info() {
     nb::dict info;
     info["isa"] = aioserve::used_isa();
+    info["integer_isa"] = aioserve::used_integer_isa();
     info["isas_supported"] = aioserve::supported_isas();
     info["isas_emulated"] = aioserve::emulated_isas();
     info["threads"] = aioserve::num_threads();

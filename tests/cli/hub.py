@@ -8,6 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["Hub", "Repository"]
 
@@ -78,7 +79,7 @@ class Hub:
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler, *, with_body: bool) -> None:
-        path = request.path.partition("?")[0]
+        path = unquote(request.path.partition("?")[0])
         self.asked.append(path)
         parts = path.strip("/").split("/")
         is_api = parts[:2] == ["api", "models"]

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.models.computed import NATIVE
+from aioserve.models.files import model_files
+from aioserve.models.reading import WeightReading
+from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.machine import machine_of
+from aioserve.simulation.options import TrialOptions
+from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 from tests.models.gguf.conversion import convert
 from tests.models.gguf.vocabularies import write_byte_level
+from tests.parity.tiny_models import CONFIGS
 
 
 @pytest.fixture
@@ -47,4 +55,62 @@ def test_doctor_and_plan_know_what_is_in_a_file(
     assert facts["architecture"] == "Qwen3ForCausalLM"
     assert facts["tokenizer"] is True
     assert facts["weight_files"] == 1
+    assert facts["formats"].keys() == {"float32"}
     assert aioserve_here("plan", file).returncode == 0
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A file as "Q4_K_M" has it: several formats."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    directory = write_random_model(tmp_path / "wide", CONFIGS["llama"] | shape, dtype="float32")
+    formats = {"attn_v": "Q6_K", "token_embd": "Q8_0"}
+    return convert(directory, tmp_path / "mixed.gguf", weights="Q4_K", formats=formats)
+
+
+def test_plan_tells_the_formats_and_their_bytes(aioserve_here: Run, mixed: Path) -> None:
+    text = aioserve_here("plan", mixed).stdout
+    assert "parameters in Q4_K, Q8_0, Q6_K, float32, KV in bfloat16" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["Q6_K"][1] == "2"
+    found = json.loads(aioserve_here("plan", mixed, "--json").stdout)
+    on_cpu, on_gpu = (found["weights"][where]["formats"] for where in ("on_cpu", "on_gpu"))
+    assert sum(one["parameters"] for one in on_cpu) == found["num_parameters"]
+    assert sum(one["held_bytes"] for one in on_gpu) == found["weight_bytes"]
+    with WeightReading(model_files(mixed), formats=NATIVE) as reading:
+        weights = reading.read()
+    held = sum(kernel.num_bytes for kernel in weights.linears.values())
+    held += sum(array.nbytes for array in weights.arrays.values())
+    assert sum(one["held_bytes"] for one in on_cpu) == held
+
+
+def test_plan_tells_what_rounding_makes_of_a_model(aioserve_here: Run, mixed: Path) -> None:
+    directory = mixed.parent / "wide"
+    text = aioserve_here("plan", directory, "--quantization", "int4").stdout
+    assert "in int4-g32, int8-g128, float32, KV in float32" in text
+    for more, says in (
+        (("llama-3-8b", "--quantization", "int4"), "needs a model whose weights are here"),
+        (
+            (directory, "--quantization", "int4", "--dtype", "int4"),
+            "dtype or quantization, and not",
+        ),
+        ((mixed, "--quantization", "int4"), "must be left out with a model whose weights are"),
+    ):
+        done = aioserve_here("plan", *more)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+def test_a_simulated_step_reads_the_bytes_that_are_held(mixed: Path) -> None:
+    directory = str(mixed.parent / "wide")
+    cost, plain = (
+        machine_of(TrialOptions(model=model, hardware="cpu", page_size=16, num_pages=64)).cost
+        for model in (str(mixed), directory)
+    )
+    with WeightReading(model_files(mixed), formats=NATIVE) as reading:
+        expected = reading.expected_memory.step_bytes
+    assert isinstance(cost, RooflineCost)
+    assert isinstance(plain, RooflineCost)
+    assert cost.model.weight_bytes == expected
+    assert plain.model.weight_bytes > 4 * expected, "its weights are float32"

@@ -111,12 +111,6 @@ REFUSALS = {
         1,
         "made-up/tiny can't be downloaded: {hub} answered 503",
     ),
-    "GGUF files alone": (
-        Repository(CARD),
-        2,
-        "made-up/tiny can't be used: it has GGUF files alone: take one of them with "
-        "`hf download made-up/tiny FILE` and name its path",
-    ),
     "no model": (
         Repository({"README.md": b"x", "data.safetensors": b"x"}),
         2,

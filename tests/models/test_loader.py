@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aioserve.errors import ConfigError, ModelNotFoundError, WeightsError
-from aioserve.models import reading
+from aioserve.models import weight_memory
 from aioserve.models.loader import load_model
 from aioserve.ops.reference import ReferenceBackend
 from tests.parity.paged import PagedRun
@@ -160,7 +160,7 @@ def test_a_tied_head_may_be_stored_again(qwen3):
 
 def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(qwen3, monkeypatch):
     kept_twice = logits_of(qwen3)
-    monkeypatch.setattr(reading, "TWO_COPIES_BYTES", 0)
+    monkeypatch.setattr(weight_memory, "TWO_COPIES_BYTES", 0)
     model = load_model(qwen3)
     assert model._weights.embedding is model._weights.head
     assert torch.equal(PagedRun(model).step({"a": PROMPT})["a"], kept_twice)

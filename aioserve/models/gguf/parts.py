@@ -7,19 +7,22 @@ of its own.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import ExitStack
 from pathlib import Path
 
 from aioserve.errors import ModelError, WeightsError
 from aioserve.isolation import shown
+from aioserve.models.gguf.choosing import (
+    MAX_PARTS,
+    AmbiguousModelError,
+    chosen_model,
+    is_language_model,
+    models_among,
+    part_of,
+)
 from aioserve.models.gguf.file import GGUFFile
 
-__all__ = ["MAX_PARTS", "holds_gguf", "is_gguf", "only_file", "open_parts"]
-
-MAX_PARTS = 1000
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.IGNORECASE | re.ASCII)
-_NAMED = 4  # files that a message spells out
+__all__ = ["holds_gguf", "is_gguf", "meant_file", "open_parts"]
 
 
 def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
@@ -27,11 +30,10 @@ def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
 
     Raises `WeightsError` for parts that are missing or belong elsewhere, and as `GGUFFile` does.
     """
-    named = _PART.fullmatch(path.name)
-    if named is not None and int(named[2]) != 1:
+    named = part_of(path.name)
+    if named is not None and named.number != 1:
         raise WeightsError(
-            f"{path}: is part {int(named[2])} of a model: give the first part, "
-            f"{named[1]}-00001-of-{named[3]}.gguf"
+            f"{path}: is part {named.number} of a model: give the first part, {named.named(1)}"
         )
     first = _opened(path, stack)
     count = _number(first, path, "split.count", 1)
@@ -39,14 +41,14 @@ def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
         return [first]
     if count > MAX_PARTS:
         raise WeightsError(f"{path}: split.count must be at most {MAX_PARTS}, got {count}")
-    if named is None or int(named[3]) != count:
+    if named is None or named.count != count:
         raise WeightsError(
             f"{path}: is the first of {count} parts, so its name must end in "
             f"-00001-of-{count:05}.gguf for the others to be found"
         )
     files = [first]
     for number in range(2, count + 1):
-        part = path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf")
+        part = path.with_name(named.named(number))
         if not os.path.lexists(part):
             raise WeightsError(f"{part}: no such file, but {path.name} has {count} parts")
         files.append(_opened(part, stack))
@@ -65,35 +67,35 @@ def is_gguf(path: Path) -> bool:
 
 
 def holds_gguf(directory: Path) -> bool:
-    """Whether a language model in GGUF lies in `directory`."""
-    return bool(_models(directory))
+    """Whether a language model in GGUF lies in `directory`, or a part of one."""
+    return bool(_candidates(directory))
 
 
-def only_file(directory: Path) -> Path | None:
-    """The GGUF model in `directory`, by its first part; None if it holds none.
+def meant_file(directory: Path) -> Path | None:
+    """The GGUF model in `directory` that `chosen_model` takes, by its first part; None if it holds
+    none.
 
     What sees or hears beside a language model (`mmproj`) is left aside. Raises `ModelError` naming
-    the files if there are several models.
+    the files if there are several models, and none or more than one is of the default tag.
     """
-    models = _models(directory)
-    if len(models) > 1:
-        names = ", ".join(path.name for path in models[:_NAMED])
-        more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
-        raise ModelError(
-            f"{directory}: holds {len(models)} GGUF models, {names}{more}: give the path of one"
-        )
-    return models[0] if models else None
-
-
-def _models(directory: Path) -> list[Path]:
+    names = _candidates(directory)
+    if not names:
+        return None
+    if not models_among(names):  # a part without the first, which is what the error is about then
+        return directory / names[0]
     try:
-        names = sorted(name for name in os.listdir(directory) if "mmproj" not in name)
+        return directory / chosen_model(names)[0]
+    except AmbiguousModelError as error:
+        raise ModelError(f"{directory}: {error}") from error
+
+
+def _candidates(directory: Path) -> list[str]:
+    """Names of files that language models may be made of."""
+    try:
+        names = sorted(os.listdir(directory))
     except OSError:  # a directory that can't be read
         return []
-    found = [path for path in map(directory.joinpath, names) if is_gguf(path)]
-    parts = {path: _PART.fullmatch(path.name) for path in found}
-    first = [path for path, named in parts.items() if named is None or int(named[2]) == 1]
-    return first or found[:1]  # a part without the first, which is what the error is about then
+    return [name for name in names if is_language_model(name) and is_gguf(directory / name)]
 
 
 def _opened(path: Path, stack: ExitStack) -> GGUFFile:

@@ -61,6 +61,10 @@ class Blocks(Format):
         pairs = f", pairs of {self.paired_heads} heads" if self.paired_heads else ""
         return self.form.name + pairs + (f" - {self.less:g}" if self.less else "")
 
+    @property
+    def title(self) -> str:
+        return PLAIN.get(self.form.name, self.form.name)
+
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
         return _integer_form(self.form)
 

@@ -284,8 +284,11 @@ def test_parts_that_dont_fit_are_refused(
 def test_a_directory_with_several_models_says_which_there_are(tmp_path: Path) -> None:
     for name in ("b-Q4.gguf", "a-Q8.gguf", "a-mmproj.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"holds 2 GGUF models, a-Q8\.gguf, b-Q4\.gguf: give"):
+    says = r"no GGUF model is Q4_K_M; name one of a-Q8\.gguf, b-Q4\.gguf$"
+    with pytest.raises(ModelError, match=says):
         model_files(tmp_path)
+    (tmp_path / "b-Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert model_files(tmp_path).path == tmp_path / "b-Q4_K_M.gguf"
 
 
 def test_files_are_closed_again(tmp_path: Path, tiny: Tiny) -> None:

@@ -44,7 +44,7 @@ def test_loading_takes_little_more_than_the_integers(model: Path, method: str):
         "    before = peak()\n"
         "    weights = reading.read()\n"
         "print(peak() - before, sum(kernel.num_bytes for kernel in weights.linears.values()),\n"
-        "    sum(weights.formats.values()))\n"
+        "    weights.memory.held_bytes)\n"
     )
     told = subprocess.run(
         [sys.executable, "-c", code, str(model), method],
@@ -55,4 +55,4 @@ def test_loading_takes_little_more_than_the_integers(model: Path, method: str):
     )
     grown, packed, counted = map(int, told.stdout.split())
     assert grown < 1.15 * packed + BESIDE_BYTES
-    assert 0.8 * counted < packed < 1.2 * counted
+    assert packed < counted < 1.2 * packed + BESIDE_BYTES

@@ -1,0 +1,72 @@
+"""What the weights of a model take whose files are here, by the formats that they are stored in.
+
+Files are opened, and single rows of their weights read; nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aioserve.capacity.models import PRESETS
+from aioserve.errors import ConfigError, UnsupportedModelError
+from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.models.files import ModelFiles, model_files
+from aioserve.models.reading import WeightReading
+from aioserve.models.resolve import resolve
+from aioserve.models.stored import PLAIN
+from aioserve.models.weight_memory import WeightMemory
+
+__all__ = ["ModelWeights", "read_weights", "weights_of"]
+
+
+class ModelWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of one model, as engines hold them in the model's own dtype."""
+
+    on_cpu: WeightMemory
+    """Memory that the native backend takes."""
+    on_gpu: WeightMemory
+
+    def on(self, cpu: bool) -> WeightMemory:
+        """Memory on a CPU, or on a GPU."""
+        return self.on_cpu if cpu else self.on_gpu
+
+    @property
+    def are_quantised(self) -> bool:
+        """Whether some aren't plain floats."""
+        return not all(one.format in PLAIN.values() for one in self.on_cpu.formats)
+
+
+def read_weights(name: str, quantization: str | None = None) -> ModelWeights | None:
+    """The weights of the model that `name` stands for, as in `read_model`; None for a preset, a
+    config.json and a model whose weights aren't here or that the engine refuses.
+
+    quantization: "int8" or "int4", as of an engine. Raises `ModelError` for files that can't be
+    read, and `ConfigError` where there are no weights to be quantised.
+    """
+    files = None
+    if name not in PRESETS and not name.endswith(".json"):
+        files = model_files(resolve(name))
+    if files is not None and files.weight_file_bytes():
+        try:
+            return weights_of(files, quantization)
+        except UnsupportedModelError:
+            if quantization is not None:
+                raise
+    if quantization is not None:
+        raise ConfigError(
+            f"quantization={quantization!r} needs a model whose weights are here, and {name} has "
+            "none: leave it out, or give dtype",
+            argument="quantization",
+            value=quantization,
+        )
+    return None
+
+
+def weights_of(files: ModelFiles, quantization: str | None = None) -> ModelWeights:
+    """As `read_weights`, of a model in files. Raises as `WeightReading` does."""
+
+    def held(formats: ComputedFormats) -> WeightMemory:
+        with WeightReading(files, formats=formats, quantization=quantization) as reading:
+            return reading.expected_memory
+
+    return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(PLAIN_FLOATS))

@@ -1,0 +1,116 @@
+"""Which GGUF model is meant where there are several, in a directory or a repository, and of which
+files it is made. Names alone: no file is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+__all__ = [
+    "DEFAULT_TAG",
+    "MAX_PARTS",
+    "AmbiguousModelError",
+    "Part",
+    "chosen_model",
+    "is_language_model",
+    "listed",
+    "models_among",
+    "part_of",
+]
+
+DEFAULT_TAG = "Q4_K_M"
+"""What is taken of several models where nothing says which, as in llama.cpp and Ollama."""
+MAX_PARTS = 1000
+"""Most files of one model."""
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.IGNORECASE | re.ASCII)
+_NO_MODELS = ("mmproj", "imatrix")
+"""In the names of GGUF files that are no language models: what sees or hears, and what a quantiser
+was told of activations."""
+_NAMED = 12  # files that a message spells out
+
+
+class AmbiguousModelError(Exception):
+    """The files don't tell which model is meant, or none of them is one. Says which there are."""
+
+
+class Part(NamedTuple):
+    """Place of one file in a model of several."""
+
+    stem: str
+    number: int
+    count: int
+
+    def named(self, number: int) -> str:
+        """Name of another part."""
+        return f"{self.stem}-{number:05}-of-{self.count:05}.gguf"
+
+
+def part_of(name: str) -> Part | None:
+    """The part of a model that a file of that name is; None for one that is a model by itself."""
+    found = _PART.fullmatch(name)
+    return None if found is None else Part(found[1], int(found[2]), int(found[3]))
+
+
+def is_language_model(name: str) -> bool:
+    """Whether a file of that name should be a language model in GGUF, or a part of one."""
+    base = PurePosixPath(name).name.lower()
+    return base.endswith(".gguf") and not any(word in base for word in _NO_MODELS)
+
+
+def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The language models in GGUF among files: by the name of the first file, the names of all."""
+    models: dict[str, tuple[str, ...]] = {}
+    for name in sorted(names):
+        if not is_language_model(name):
+            continue
+        part = part_of(name)
+        if part is None:
+            models[name] = (name,)
+        elif part.number == 1:
+            others = range(2, min(part.count, MAX_PARTS) + 1)
+            models[name] = (name, *map(part.named, others))
+    return models
+
+
+def chosen_model(names: Iterable[str], tag: str | None = None) -> tuple[str, ...]:
+    """The files of the model with that tag, which is the end of its name (`Q8_0` of
+    `tiny-Q8_0.gguf`) or a folder that it is in. None: the only model, or else the one of
+    `DEFAULT_TAG`.
+
+    Raises `AmbiguousModelError` where that isn't one model.
+    """
+    names = list(names)
+    models = models_among(names)
+    if tag is None and len(models) == 1:
+        return next(iter(models.values()))
+    if not models:
+        others = [name for name in sorted(names) if name.lower().endswith(".gguf")]
+        if not others:
+            raise AmbiguousModelError("it has no GGUF files")
+        raise AmbiguousModelError(
+            f"it has no language model in GGUF, only what goes with one: {listed(others)}"
+        )
+    wanted = tag or DEFAULT_TAG
+    found = [name for name in models if _has_tag(name, wanted)]
+    if len(found) == 1:
+        return models[found[0]]
+    why = f"{len(found)} GGUF models are {wanted}" if found else f"no GGUF model is {wanted}"
+    raise AmbiguousModelError(f"{why}; name one of {listed(found or list(models))}")
+
+
+def _has_tag(name: str, tag: str) -> bool:
+    path = PurePosixPath(name)
+    part = part_of(path.name)
+    stem = path.stem if part is None else part.stem
+    ends = re.search(rf"(^|[-._]){re.escape(tag)}$", stem, re.IGNORECASE)
+    return ends is not None or any(
+        folder.casefold() == tag.casefold() for folder in path.parent.parts
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """As a message names them."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,213 @@
+"""Which weights of a model are held in memory, and how many bytes each format takes there.
+
+`WeightReading` reads by a `WeightLayout`. What is loaded takes what its kernels say; before that, a
+kernel of one row says what a whole one will take, so that only kernels know how they keep weights.
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from aioserve import _native
+from aioserve.models import architecture
+from aioserve.models.architecture import Tensor, tensors_of
+from aioserve.models.config import DecoderConfig
+from aioserve.models.decoding import ARRAY_DTYPES, Decoding
+from aioserve.models.stored import StoredLinear, StoredWeights, same_bits
+
+__all__ = [
+    "ExpectedKernels",
+    "FormatMemory",
+    "KernelBytes",
+    "WeightLayout",
+    "WeightMemory",
+    "bytes_of_kernel",
+    "weight_memory",
+]
+
+KernelBytes = Callable[[architecture.Linear], Sequence[tuple[int, int]]]
+"""Outputs and bytes of each kernel that a linear layer is made of, in the order of their rows."""
+
+TWO_COPIES_BYTES = 64 << 20
+"""An embedding that is the output layer too is kept once, packed, if it is larger than this. Rows
+of packed weights are slower to read, which shows in small models."""
+
+
+class WeightLayout(msgspec.Struct, frozen=True):
+    """What the weights of a model are held as."""
+
+    embedding: Tensor
+    head: architecture.Linear
+    """The output layer."""
+    has_table: bool
+    """Whether the embedding is an array: else its rows are those of the head."""
+    arrays: tuple[Tensor, ...]
+    """Tensors that are arrays on every backend."""
+    linears: tuple[architecture.Linear, ...]
+    """Linear layers, the head first."""
+
+    @classmethod
+    def of(cls, config: DecoderConfig, stored: StoredWeights, dtype: str) -> WeightLayout:
+        """Layout of weights that are held in `dtype`, where they are held as floats.
+
+        Reads a head that is stored beside an embedding which it should be, to compare them.
+        """
+        head, has_table = architecture.Linear((config.head,)), True
+        if config.head not in stored or _head_is_stored_twice(config, stored):
+            head = architecture.Linear((config.embedding,))
+            values = config.embedding.rows * config.embedding.columns
+            has_table = values * ARRAY_DTYPES[dtype].itemsize <= TWO_COPIES_BYTES
+        linears = (head, *config.linears)
+        in_linears = {tensor for described in linears for tensor in tensors_of(described)}
+        arrays = [config.embedding] if has_table else []
+        arrays += [tensor for tensor in config.required if tensor not in in_linears]
+        return cls(config.embedding, head, has_table, tuple(dict.fromkeys(arrays)), linears)
+
+
+def _head_is_stored_twice(config: DecoderConfig, stored: StoredWeights) -> bool:
+    """Whether the tied head is stored once more. If it differs from the embedding, the file is
+    right and config.json isn't; transformers decides alike."""
+    return config.tie_word_embeddings and same_bits(stored[config.head], stored[config.embedding])
+
+
+class FormatMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of one format, that the files have or that weights were rounded to."""
+
+    format: str
+    tensors: int
+    parameters: int
+    """Numbers that the tensors stand for."""
+    file_bytes: int
+    held_bytes: int
+    """Bytes in memory, where an embedding may be held twice."""
+
+
+class WeightMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a model's weights."""
+
+    formats: tuple[FormatMemory, ...]
+    """Most bytes in memory first."""
+    step_bytes: int
+    """Bytes that every step reads: all but the embedding's table, of which it looks up rows."""
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.held_bytes for one in self.formats)
+
+    def by_format(self) -> dict[str, int]:
+        """Bytes in memory by the names of formats."""
+        return {one.format: one.held_bytes for one in self.formats}
+
+
+class _Counted:
+    """A format's sums so far."""
+
+    def __init__(self) -> None:
+        self.tensors = self.parameters = self.file_bytes = self.held_bytes = 0
+
+
+def weight_memory(
+    layout: WeightLayout, stored: StoredWeights, dtype: str, kernels: KernelBytes | None
+) -> WeightMemory:
+    """Memory of the weights where floats are held in `dtype`, and linear layers as `kernels`; None:
+    as arrays too. A bias in a kernel counts to the format of its weight."""
+    counted: dict[str, _Counted] = {}
+    seen: set[Tensor] = set()
+    step_bytes = 0
+
+    def count(tensor: Tensor, held_bytes: int, *, is_table: bool = False) -> None:
+        nonlocal step_bytes
+        one = stored[tensor]
+        sums = counted.setdefault(one.format.title, _Counted())
+        sums.held_bytes += held_bytes
+        step_bytes += 0 if is_table else held_bytes
+        if tensor not in seen:
+            seen.add(tensor)
+            sums.tensors += 1
+            sums.parameters += tensor.rows * tensor.columns
+            sums.file_bytes += one.num_bytes
+
+    def array_bytes(tensor: Tensor) -> int:
+        return tensor.rows * tensor.columns * ARRAY_DTYPES[dtype].itemsize
+
+    multiplied = dict.fromkeys(t for described in layout.linears for t in tensors_of(described))
+    for tensor in layout.arrays:
+        if kernels is not None or tensor not in multiplied:
+            count(tensor, array_bytes(tensor), is_table=tensor == layout.embedding)
+    if kernels is None:
+        for tensor in multiplied:
+            count(tensor, array_bytes(tensor))
+    else:
+        for described in layout.linears:
+            for tensor, held_bytes in _shared(described, kernels(described)):
+                count(tensor, held_bytes)
+    formats = [
+        FormatMemory(
+            format=name,
+            tensors=sums.tensors,
+            parameters=sums.parameters,
+            file_bytes=sums.file_bytes,
+            held_bytes=sums.held_bytes,
+        )
+        for name, sums in counted.items()
+    ]
+    formats.sort(key=lambda one: -one.held_bytes)
+    return WeightMemory(formats=tuple(formats), step_bytes=step_bytes)
+
+
+def bytes_of_kernel(kernel: _native.LinearKernel) -> Sequence[tuple[int, int]]:
+    """Outputs and bytes of each kernel that this one is made of."""
+    if isinstance(kernel, _native.JoinedKernel):
+        return kernel.sizes
+    return ((kernel.out_features, kernel.num_bytes),)
+
+
+class ExpectedKernels:
+    """What the kernels of linear layers will take, found by making one of a single row of each
+    format and width. Bytes may still be other ones where a weight's other rows have scales that
+    need more bits than those of its first."""
+
+    def __init__(self, stored: StoredWeights, decoding: Decoding) -> None:
+        self._stored = stored
+        self._decoding = decoding
+        self._row_bytes: dict[tuple[str, int, bool], int] = {}
+
+    def __call__(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
+        """As `bytes_of_kernel` of the layer. Reads single rows."""
+        weights, biases = (
+            [self._stored[tensor] for tensor in tensors]
+            for tensors in (described.weights, described.biases)
+        )
+        kernels: list[tuple[int, int]] = []
+        for run in self._decoding.runs(weights):
+            outputs = sum(weight.out_features for weight in run)
+            panels = -(-outputs // _native.PANEL_OUTPUTS)
+            kernels.append((outputs, panels * self._panel_bytes(run[0], biases[:1])))
+        return kernels
+
+    def _panel_bytes(self, weight: StoredLinear, bias: Sequence[StoredLinear]) -> int:
+        key = (weight.format.name, weight.in_features, bool(bias))
+        if key not in self._row_bytes:
+            row = self._decoding.kernel([weight.sliced(0, 1)], [one.sliced(0, 1) for one in bias])
+            self._row_bytes[key] = row.num_bytes
+        return self._row_bytes[key]
+
+
+def _shared(
+    described: architecture.Linear, kernels: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Tensor, int]]:
+    """What each tensor of a layer has of its kernels: as much as it has of their rows."""
+    left = iter(kernels)
+    outputs = num_bytes = top = given = 0
+    for tensor in described.weights:
+        if top == outputs:
+            (outputs, num_bytes), top, given = next(left), 0, 0
+        top += tensor.rows
+        until = num_bytes * top // outputs
+        yield tensor, until - given
+        given = until
+    for tensor in described.biases:
+        yield tensor, 0

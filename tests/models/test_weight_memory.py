@@ -1,0 +1,108 @@
+"""What weights take in memory is known before they are loaded, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aioserve.models.computed import NATIVE, PLAIN_FLOATS
+from aioserve.models.files import model_files
+from aioserve.models.reading import ReadWeights, WeightReading
+from aioserve.models.stored import PLAIN
+from aioserve.models.weight_memory import WeightMemory
+from aioserve.testing.random_model import write_random_model
+from tests.models.gguf.conversion import convert
+from tests.models.gguf.writing import BY_NAME
+from tests.models.quantization.compressed import write_mixture
+from tests.models.quantization.test_gptq_awq import write_gptq
+from tests.parity.tiny_models import CONFIGS, write
+
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
+"""Rows are whole blocks of every format."""
+
+
+def check(
+    path: Path, *, dtype: str = "bfloat16", quantization: str | None = None
+) -> tuple[WeightMemory, WeightMemory]:
+    """What a CPU and a GPU take, once it is found to be what was expected."""
+    found: list[WeightMemory] = []
+    for formats in (NATIVE, PLAIN_FLOATS):
+        files = model_files(path)
+        with WeightReading(
+            files, dtype=dtype, formats=formats, quantization=quantization
+        ) as reading:
+            expected = reading.expected_memory
+            weights = reading.read()
+        assert weights.memory == expected
+        assert expected.held_bytes == held_bytes(weights)
+        assert expected.step_bytes <= expected.held_bytes
+        found.append(expected)
+    native, plain = found
+    assert {one.format for one in native.formats} == {one.format for one in plain.formats}
+    for one in plain.formats:
+        assert one.held_bytes == one.parameters * (2 if dtype == "bfloat16" else 4)
+    return native, plain
+
+
+def held_bytes(weights: ReadWeights) -> int:
+    kernels = sum(kernel.num_bytes for kernel in weights.linears.values())
+    return kernels + sum(array.nbytes for array in weights.arrays.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "phi3", "qwen2", "qwen3"])
+def test_rounded_and_plain_weights(
+    tmp_path: Path, name: str, quantization: str | None, dtype: str
+) -> None:
+    """Among these are biases, fused layers, tied and untied heads, and odd widths."""
+    native, _ = check(write(name, tmp_path), dtype=dtype, quantization=quantization)
+    names = {one.format for one in native.formats}
+    wanted = {None: set(), "int8": {"int8-g128"}, "int4": {"int4-g32", "int8-g128"}}
+    assert names - set(PLAIN.values()) == wanted[quantization]
+
+
+@pytest.mark.parametrize("format", list(BY_NAME))
+def test_formats_of_gguf(tmp_path: Path, format: str) -> None:
+    directory = write_random_model(tmp_path / "hf", {**CONFIGS["llama"], **WIDE}, dtype="float32")
+    native, _ = check(convert(directory, tmp_path / "x.gguf", weights=format))
+    assert {one.format for one in native.formats} == {"float32", PLAIN.get(format, format)}
+
+
+def test_formats_that_are_mixed_within_a_layer(tmp_path: Path) -> None:
+    directory = write_random_model(tmp_path / "hf", {**CONFIGS["llama"], **WIDE}, dtype="float32")
+    mixed = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q8_0", "blk.1.attn_k": "Q5_0"}
+    file = convert(directory, tmp_path / "x.gguf", weights="Q4_K", formats=mixed)
+    native, _ = check(file)
+    tensors = {one.format: one.tensors for one in native.formats}
+    assert tensors["Q6_K"] == 4
+    assert tensors["Q5_0"] == 1
+    assert tensors["Q8_0"] == 1
+
+
+def test_a_mixture_of_formats_in_a_directory(tmp_path: Path) -> None:
+    native, _ = check(write_mixture(tmp_path)[0])
+    assert len(native.formats) == 4
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_gptq(tmp_path: Path, bits: int, act_order: bool) -> None:
+    check(write_gptq(tmp_path, bits, 32, act_order=act_order)[0])
+
+
+def test_an_embedding_of_two_copies_is_read_once_in_a_step(tmp_path: Path) -> None:
+    native, plain = check(write("qwen3", tmp_path))
+    config = CONFIGS["qwen3"]
+    table = 2 * config["vocab_size"] * config["hidden_size"]
+    assert config["tie_word_embeddings"]
+    assert native.held_bytes - native.step_bytes == table
+    assert plain.held_bytes == plain.step_bytes
