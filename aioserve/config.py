@@ -48,6 +48,7 @@ Device = str
 """auto, cpu, cuda, or cuda:N."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
+ActivationQuantization = Literal["auto", "none"]
 Quantization = Literal["int8", "int4"]
 ToolParserName = Literal[
     "auto",
@@ -118,6 +119,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
     scale for 128 inputs, or "int4", with a scale for 32, where the output layer has 8 bits. None:
     weights are what the checkpoint stores."""
+    activation_quantization: ActivationQuantization = "auto"
+    """In which numbers activations meet weights of integers. "auto" is what the backend computes:
+    on a CPU integers of 8 bits, with a scale for each row and group of inputs (dynamic
+    quantization). "none": floats (weight-only quantization, W4A16); such weights become floats of
+    `dtype` while they are loaded, and take their memory."""
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None
@@ -241,6 +247,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.device.startswith("cuda"):
             refuse("backend", f"device={self.device!r}", "it names what computes on a CPU")
+            refuse(
+                "activation_quantization",
+                f"device={self.device!r}",
+                "activations are floats there, so leave it out",
+            )
+        if self.backend == "reference":
+            refuse(
+                "activation_quantization",
+                "backend='reference'",
+                "its activations are floats, so leave it out",
+            )
         if self.device == "cpu" or self.backend != "auto":
             for option in ("graph_sizes", "capture_graphs", "attention"):
                 refuse(option, "a model on the CPU", "leave it out, or choose a CUDA device")
@@ -273,6 +290,7 @@ class EngineOptions(TypedDict, total=False):
     backend: Backend
     dtype: DType
     quantization: Quantization | None
+    activation_quantization: ActivationQuantization
     page_size: int
     num_pages: int | None
     memory_utilization: float

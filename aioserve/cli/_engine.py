@@ -60,6 +60,9 @@ class DeviceOptions:
     else the CPU."""
     quantization: str | None = None
     """Round the weights of linear layers while they are loaded: int8 or int4."""
+    activation_quantization: str = "auto"
+    """In which numbers activations meet weights of integers: auto, what the backend computes, on a
+    CPU integers of 8 bits; none, floats, which takes the memory of float weights."""
     graph_sizes: str | None = None
     """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs, as 1,2,4; none
     for no graphs."""
@@ -71,6 +74,7 @@ class DeviceOptions:
         return {
             "device": self.device,
             "quantization": self.quantization,
+            "activation_quantization": self.activation_quantization,
             "graph_sizes": _sizes(self.graph_sizes),
             "capture_graphs": self.capture_graphs,
         }

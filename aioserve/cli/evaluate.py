@@ -70,7 +70,11 @@ def evaluate(
     places = (on or DeviceOptions()).of_engine()
     models = [(model, places | {"dtype": dtype})]
     if reference is not None:
-        as_stored = {"dtype": reference_dtype or "auto", "quantization": None}
+        as_stored = {
+            "dtype": reference_dtype or "auto",
+            "quantization": None,
+            "activation_quantization": "auto",
+        }
         models.append((reference, places | as_stored))
     for name, _ in models:
         check_model(name, None)

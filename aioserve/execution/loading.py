@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from aioserve import _native
 from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
@@ -109,7 +111,10 @@ class _Loader:
     def _formats(self) -> ComputedFormats:
         """What the backend computes, which isn't imported yet."""
         native = self.device == "cpu" and used_backend(self.config.backend) == "native"
-        return NATIVE if native else PLAIN_FLOATS
+        if not native:
+            return PLAIN_FLOATS
+        in_floats = self.config.activation_quantization == "none"
+        return msgspec.structs.replace(NATIVE, integer_bits=()) if in_floats else NATIVE
 
     def _import(self) -> Any:
         """What makes the model of what was read."""

@@ -26,6 +26,8 @@ class KVContent(msgspec.Struct, frozen=True, kw_only=True):
     """`aioserve.models.identity.computation_digest`: architecture, rotary embedding."""
     dtype: str
     """Dtype of activations."""
+    activation_quantization: str
+    """In which numbers activations meet weights of integers: "int8", or "none" where in floats."""
     kv_format: str
     """Format of the KV pages: "bfloat16"."""
     page_size: int

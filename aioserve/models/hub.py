@@ -63,7 +63,7 @@ class HubName(NamedTuple):
 
 
 def wanted_files(name: HubName, files: Collection[str]) -> tuple[str, ...]:
-    """Those of a repository's files that the model is read from: what Hugging Face's layout has,
+    """The files of a repository that the model is read from: what Hugging Face's layout has,
     where there is such a model and no other one is named, or else one model in GGUF.
 
     Raises `AmbiguousModelError` where they make no model, or don't tell which.

@@ -74,14 +74,16 @@ def test_the_cache_key_is_this_one_in_every_version_of_python() -> None:
         weights=b"w",
         computation=b"c",
         dtype="bfloat16",
+        activation_quantization="int8",
         kv_format="bfloat16",
         page_size=16,
         kernels="native avx2",
     )
     key = cache_key(content, namespace_key(salt="x"), np.array([1, 2, 300], np.int32))
     written = (
-        b"aioserve kv1:1,weights1:w,computation1:c,dtype8:bfloat16,kv_format8:bfloat16,"
-        b"page_size2:16,kernels11:native avx2,namespace8:salt1:x,,"
+        b"aioserve kv1:1,weights1:w,computation1:c,dtype8:bfloat16,"
+        b"activation_quantization4:int8,kv_format8:bfloat16,page_size2:16,"
+        b"kernels11:native avx2,namespace8:salt1:x,,"
         b"tokens12:\x01\0\0\0\x02\0\0\0\x2c\x01\0\0,"
     )
     assert key == hashlib.sha256(written).digest()

@@ -98,7 +98,8 @@ def test_two_processes_agree(tmp_path: Path):
         "with files.weights(config) as stored:\n"
         "    weights = weights_digest(stored, config)\n"
         "content = KVContent(weights=weights, computation=computation_digest(config, 64),\n"
-        "    dtype='float32', kv_format='float32', page_size=16, kernels='native portable')\n"
+        "    dtype='float32', activation_quantization='int8',\n"
+        "    kv_format='float32', page_size=16, kernels='native portable')\n"
         "key = cache_key(content, namespace_key(salt='x'), np.arange(5, dtype=np.int32))\n"
         "print(key.hex())\n"
     )
