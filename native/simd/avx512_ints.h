@@ -72,6 +72,7 @@ inline void settle(Ints& x) { asm("" : "+v"(x.v)); }
 
 // a * b + c, rounded once.
 inline Vec fused(Vec a, Vec b, Vec c) { return Vec::fma(a, b, c); }
+inline Vec fused_short(Vec a, Vec b, Vec c) { return fused(a, b, c); }
 
 }  // namespace
 }  // namespace aioserve

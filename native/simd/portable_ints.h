@@ -94,29 +94,68 @@ inline void settle(Ints& x) {
 
 #if defined(__SSE2__) && !defined(__FP_FAST_FMAF)
 
-// a * b + c, rounded once. In float64 the product is exact, and the sum is rounded. Rounding the sum
-// again, to float32, is rounding once unless the sum is a tie of float32, or below its normal numbers,
-// whose ties lie elsewhere: then the library's slow function says what is right.
-inline Vec fused(Vec a, Vec b, Vec c) {
-    const __m128 x = a.v, y = b.v, z = c.v;
-    const __m128d low = _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(x), _mm_cvtps_pd(y)), _mm_cvtps_pd(z));
-    const __m128d high =
-        _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y))),
-                   _mm_cvtps_pd(_mm_movehl_ps(z, z)));
-    Vec sum = {_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high))};
+// In float64 a product of float32 is exact, and a sum with another float32 is rounded. Rounding that
+// again, to float32, is as good as rounding once, except where the sum is inexact and a tie of
+// float32, or below its normal numbers, whose ties lie elsewhere. There the library's slow function
+// says what is right.
+struct DoubleSums {
+    __m128d low, high;          // of the first two lanes, and of the others
+    __m128d product[2], addend[2];
 
-    const __m128 halves[] = {_mm_castpd_ps(low), _mm_castpd_ps(high)};
-    const auto lower = (Ints::Words)_mm_shuffle_ps(halves[0], halves[1], 0x88);
-    const auto upper = (Ints::Words)_mm_shuffle_ps(halves[0], halves[1], 0xdd);
-    const auto is_tie = (lower & 0x1fffffffu) == 0x10000000u;
-    constexpr uint32_t kNormal = (1023u - 126) << 20;  // of float32, in the upper half
-    const auto is_small = (upper & 0x7fffffffu) - 1 < kNormal - 1;  // and not 0
-    const auto is_rounded_twice = (Ints::Lanes)(is_tie | is_small);
-    if (__builtin_expect(_mm_movemask_epi8((__m128i)is_rounded_twice), 0)) {
-        for (int i = 0; i < 4; ++i)
-            if (is_rounded_twice[i]) sum.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    DoubleSums(__m128 a, __m128 b, __m128 c)
+        : product{_mm_mul_pd(_mm_cvtps_pd(a), _mm_cvtps_pd(b)),
+                  _mm_mul_pd(_mm_cvtps_pd(_mm_movehl_ps(a, a)), _mm_cvtps_pd(_mm_movehl_ps(b, b)))},
+          addend{_mm_cvtps_pd(c), _mm_cvtps_pd(_mm_movehl_ps(c, c))} {
+        low = _mm_add_pd(product[0], addend[0]);
+        high = _mm_add_pd(product[1], addend[1]);
     }
+
+    Vec rounded() const { return {_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high))}; }
+
+    // Lanes of ones for those that are ties or small, and not 0.
+    Ints::Lanes suspects() const {
+        constexpr uint32_t kNormal = (1023u - 126) << 20;  // of float32, in the upper half
+        const auto lower = (Ints::Words)halves<0>(low, high);
+        const auto upper = (Ints::Words)halves<1>(low, high);
+        const auto is_tie = (lower & 0x1fffffffu) == 0x10000000u;
+        return (Ints::Lanes)(is_tie | ((upper & 0x7fffffffu) - 1 < kNormal - 1));
+    }
+    Ints::Lanes exact() const {
+        return (Ints::Lanes)halves<0>(is_exact(low, 0), is_exact(high, 1));
+    }
+
+  private:
+    // Of each float64 the 0: lower, 1: upper half.
+    template <int WHICH>
+    static __m128 halves(__m128d first, __m128d second) {
+        constexpr int kLanes = WHICH == 0 ? 0x88 : 0xdd;
+        return _mm_shuffle_ps(_mm_castpd_ps(first), _mm_castpd_ps(second), kLanes);
+    }
+    __m128d is_exact(__m128d sum, int half) const {
+        const __m128d part = _mm_sub_pd(sum, product[half]);
+        return _mm_and_pd(_mm_cmpeq_pd(part, addend[half]),
+                          _mm_cmpeq_pd(_mm_sub_pd(sum, part), product[half]));
+    }
+};
+
+// Lanes that may be wrong are made anew.
+inline Vec with_again(Vec sum, Ints::Lanes suspects, Vec a, Vec b, Vec c) {
+    if (__builtin_expect(_mm_movemask_epi8((__m128i)suspects), 0))
+        for (int i = 0; i < 4; ++i)
+            if (suspects[i]) sum.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
     return sum;
+}
+
+// a * b + c, rounded once.
+inline Vec fused(Vec a, Vec b, Vec c) {
+    const DoubleSums sums(a.v, b.v, c.v);
+    return with_again(sums.rounded(), sums.suspects(), a, b, c);
+}
+
+// The same for numbers of few digits, whose sums are often ties, and exact.
+inline Vec fused_short(Vec a, Vec b, Vec c) {
+    const DoubleSums sums(a.v, b.v, c.v);
+    return with_again(sums.rounded(), sums.suspects() & ~sums.exact(), a, b, c);
 }
 
 #else
@@ -127,6 +166,7 @@ inline Vec fused(Vec a, Vec b, Vec c) {
     for (int i = 0; i < 4; ++i) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
     return r;
 }
+inline Vec fused_short(Vec a, Vec b, Vec c) { return fused(a, b, c); }
 
 #endif
 

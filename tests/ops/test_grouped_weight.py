@@ -120,6 +120,39 @@ def test_extreme_integers_saturate_nowhere(
     assert_same_bits(integers.weight(torch.float32).linear()(x), product(x, integers))
 
 
+@kinds
+@pytest.mark.parametrize("group_size", [128, 16384])
+def test_the_largest_sums_of_a_long_row_overflow_nowhere(
+    isa: str, bits: int, has_minimums: bool, group_size: int
+) -> None:
+    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    values = np.array([[low] * 16384, [high] * 16384, [low, high] * 8192], np.int8)
+    scales = np.ones((3, 16384 // group_size), np.float32)
+    integers = Integers(values, scales, -scales if has_minimums else None, group_size, bits)
+    layer = integers.weight(torch.float32).linear()
+    x = torch.tensor([[127.0], [-127.0], [3e30], [-3e30]]).repeat(2, 16384)
+    x[4:, ::2] *= -1
+    assert_same_bits(layer(x), product(x, integers))
+
+
+def test_multiply_adds_are_rounded_once_on_every_instruction_set(isa: str) -> None:
+    # An output is `first`, and then nearly half of its last place more. In float64 the sum is a tie.
+    first = np.array([1 + 2.0**-23, -1 - 2.0**-23, 2.0**-127 + 2.0**-149, 1, 0])
+    half = np.array([2.0**-24, -(2.0**-24), 2.0**-150, 2.0**-24, 2.0**-150])
+    part = 2.0**-40  # x is smaller by that, and has the scale (1 + 2^-16) * part
+    scales = np.stack([first / part, half * (1 - 2.0**-16) / part], axis=1).astype(np.float32)
+    values = np.zeros((5, 32), np.int8)
+    values[:, [0, 16]] = 1
+    integers = Integers(values, scales, None, 16, 8)
+    x = torch.zeros(3, 32)
+    x[:, [0, 16]] = part
+    x[:, 1], x[:, 17] = 127 * part, 127 * (1 + 2.0**-16) * part
+    expected = product(x, integers)
+    rounded_twice = (first + half * (1 - 2.0**-32)).astype(np.float32)
+    assert list(expected[0].numpy() == rounded_twice) == [False, False, False, True, True]
+    assert_same_bits(integers.weight(torch.float32).linear()(x), expected)
+
+
 def test_every_byte_of_two_halves_is_unpacked_on_every_instruction_set(isa: str) -> None:
     # In a group of 32 inputs the byte that holds input i holds input i + 4 in its high half.
     values = np.zeros((256, 32), np.int8)

@@ -49,6 +49,18 @@ def test_outputs_are_those_of_the_parts(
     assert joined.num_bytes == sum(part.num_bytes for part in layers)
 
 
+def test_integers_have_the_same_outputs_on_every_instruction_set_in_any_number_of_rows(
+    isa: str,
+) -> None:
+    layers = [layer(kind, 30 + kind, torch.bfloat16, torch.float32) for kind in (1, 2, 3)]
+    joined, x = joined_linear(layers, torch.float32), random_rows(257, IN_FEATURES, torch.bfloat16)
+    _native.set_isa("portable")
+    expected = torch.cat([joined(x[row : row + 1]) for row in range(257)])
+    _native.set_isa(isa)
+    for rows in (1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 70, 257):
+        assert torch.equal(joined(x[:rows]), expected[:rows])
+
+
 def test_outputs_are_those_of_the_parts_with_any_number_of_threads(threads: None) -> None:
     layers = [layer(kind, 500 + kind, torch.bfloat16, torch.bfloat16) for kind in range(4)]
     joined, x = joined_linear(layers), random_rows(300, IN_FEATURES, torch.bfloat16)

@@ -34,7 +34,8 @@
 //
 // A block holds group after group for its rows, in chunks of 16 bytes: `[rows]` of `RowGroup`, then
 // the integers, `[chunks][rows][16]`. A tile either takes int8, of which a chunk holds four steps, or
-// int16, of which it holds two: of each step first the inputs 0 and 2, then 1 and 3.
+// int16, of which it holds two: of each step first the inputs 0 and 2, then 1 and 3. AMX's tiles take
+// int8 in longer chunks (`amx_tile.inl`).
 
 #pragma once
 

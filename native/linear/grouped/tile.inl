@@ -102,7 +102,7 @@ __attribute__((always_inline)) inline Vec add_group(Vec output, Ints sum, const 
     Vec term;
     if constexpr (HAS_MINIMUMS) {
         const Vec row_sum = Vec::set_bits(row + __builtin_offsetof(RowGroup, sum));
-        term = fused(scale, sum.floats(), minimum * row_sum);
+        term = fused_short(scale, sum.floats(), minimum * row_sum);
     } else {
         term = scale * sum.floats();
     }
