@@ -12,6 +12,8 @@ from aioserve.cli._interrupts import cleaning_up_first, leaving_at_once
 from aioserve.cli._models import check_model, local_model
 from aioserve.errors import ConfigError
 from aioserve.models.files import model_files
+from aioserve.models.gguf.copy import write_gguf
+from aioserve.models.gguf.mixes import MIXES, Mix
 from aioserve.models.quantization.method import CALIBRATED
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import method_named
@@ -23,13 +25,33 @@ if TYPE_CHECKING:
 
 __all__ = ["quantize"]
 
+GGUF = "gguf:"
+"""What methods begin with that write one file."""
+
 
 def quantize(
     model: str,
     out: Path,
     /,
     *,
-    method: Literal["int8", "w8a8", "w4a16", "fp8", "gptq", "awq"],
+    method: Literal[
+        "int8",
+        "w8a8",
+        "w4a16",
+        "fp8",
+        "gptq",
+        "awq",
+        "gguf:F16",
+        "gguf:BF16",
+        "gguf:Q8_0",
+        "gguf:Q6_K",
+        "gguf:Q5_K_M",
+        "gguf:Q5_1",
+        "gguf:Q5_0",
+        "gguf:Q4_K_M",
+        "gguf:Q4_1",
+        "gguf:Q4_0",
+    ],
     group_size: int | None = None,
     calibration: Path | None = None,
     calibration_tokens: int | None = None,
@@ -37,17 +59,20 @@ def quantize(
 ) -> None:
     """Write a copy of a model whose linear layers have weights of fewer bits.
 
-    The copy is a directory in a format that other engines read as well: compressed-tensors, GPTQ
-    or AWQ. Embedding and output layer stay as they are.
+    The copy is a directory in a format that other engines read as well, compressed-tensors, GPTQ
+    or AWQ, in which embedding and output layer stay as they are; or one GGUF file with all of the
+    model.
 
     Args:
         model: A model directory with plain weights, an embedded model (pyhelp), random:30m, or a
             hub id, which is downloaded where it isn't in the local cache.
-        out: The directory to write; it must be empty or not be there.
+        out: The directory to write; it must be empty or not be there. With gguf a file that ends
+            with .gguf and is not there.
         method: int8: integers of 8 bits with a scale for each output. w8a8: the same, and
             engines round activations to 8 bits, too. w4a16: integers of 4 bits in groups. fp8:
             floats of 8 bits (E4M3), for activations as well. gptq, awq: integers of 4 bits in
-            groups that are chosen with --calibration, so that the model loses less.
+            groups that are chosen with --calibration, so that the model loses less. gguf:TYPE: the
+            mixture of formats that files of that type have.
         group_size: Inputs that share a scale with w4a16, gptq and awq: 32, 64 or 128; when not
             given 32 with w4a16, else 128.
         calibration: A text like those that the model will read, which gptq and awq need and w8a8
@@ -59,12 +84,18 @@ def quantize(
     _check(method, calibration, calibration_tokens, smoothquant)
     check_model(model, None)
     path = resolve(local_model(model))
-    if calibration is None:
+    chosen: Method | Mix
+    if method.startswith(GGUF):
+        chosen = _mix(method, group_size)
+    elif calibration is None:
         chosen = method_named(method, group_size)
     else:
         chosen = _calibrated(path, method, group_size, calibration, calibration_tokens, smoothquant)
     with cleaning_up_first(), bar_on_terminal("quantising") as progress:
-        written = write_quantized_copy(path, out, chosen, progress=progress)
+        if isinstance(chosen, Mix):
+            written = write_gguf(path, out, chosen, progress=progress)
+        else:
+            written = write_quantized_copy(path, out, chosen, progress=progress)
     files = "1 file" if written.num_files == 1 else f"{written.num_files} files"
     share = 100 * written.written_bytes / written.read_bytes
     print(
@@ -110,6 +141,17 @@ def _check(
             value=smoothquant,
             limit=0 if smoothquant < 0 else 1,
         )
+
+
+def _mix(method: str, group_size: int | None) -> Mix:
+    if group_size is not None:
+        raise ConfigError(
+            f"group_size must be left out with method {method}: its formats have groups of "
+            f"their own",
+            argument="group_size",
+            value=group_size,
+        )
+    return MIXES[method.removeprefix(GGUF)]
 
 
 def _calibrated(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.models.gguf.mixes import MIXES
 from aioserve.models.quantization.storing import METHODS
 from tests.cli.command import Run
 
@@ -28,6 +29,19 @@ def test_a_copy_is_served(
     assert f" bytes of {tiny_model}\n" in done.stdout
     words = ("run", out, "Hello", "--max-tokens", "4", "--temperature", "0")
     assert aioserve_here(*words).returncode == 0
+
+
+@pytest.mark.parametrize("kind", MIXES)
+def test_a_file_is_served(aioserve_here: Run, tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "model.gguf"
+    done = aioserve_here("quantize", tiny_model, out, "--method", f"gguf:{kind}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}: gguf:{kind}, {out.stat().st_size} bytes of weights in 1")
+    run = ("run", out, "Hello", "--max-tokens", "4", "--temperature", "0")
+    assert aioserve_here(*run).returncode == 0
+    again = aioserve_here("quantize", tiny_model, out, "--method", f"gguf:{kind}")
+    assert again.returncode == 2
+    assert "out must be a file that is not there yet" in again.stderr
 
 
 TEXT = Path(__file__).parents[2] / "README.md"
@@ -70,6 +84,16 @@ def test_the_size_of_groups_is_taken(aioserve_here: Run, tiny_model: Path, tmp_p
         (
             ["--method", "int8", "--group-size", "32"],
             "group_size must be left out with method int8",
+        ),
+        (["--method", "gguf:Q4_K_M"], "out must end with .gguf"),
+        (["--method", "gguf:Q3_K_M"], "gguf:Q3_K_M"),
+        (
+            ["--method", "gguf:Q8_0", "--group-size", "32"],
+            "group_size must be left out with method gguf:Q8_0",
+        ),
+        (
+            ["--method", "gguf:Q8_0", "--calibration", "README.md"],
+            "calibration goes with method gptq, awq, w8a8, not with gguf:Q8_0",
         ),
         (["--method", "w4a16", "--group-size", "48"], "group_size must be 32, 64, 128, got 48"),
         (["--method", "w4a16", "--group-size", "128"], "has 64"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["checkpoint_name"]
+__all__ = ["checkpoint_name", "stored_name"]
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
+_IN_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)", re.ASCII)
 
 _LLAMA = {
     "token_embd": "model.embed_tokens",
@@ -66,4 +67,17 @@ def checkpoint_name(family: str, name: str) -> str | None:
     if (outside := _OUTSIDE.fullmatch(name)) is not None:
         found = names.get(outside[1])
         return None if found is None else f"{found}.{outside[2]}"
+    return None
+
+
+def stored_name(family: str, name: str) -> str | None:
+    """What a file of `family` calls the tensor `name` of a directory: the other direction of
+    `checkpoint_name`. None if it has no name there."""
+    module, _, kind = name.rpartition(".")
+    layer = _IN_LAYER.fullmatch(module)
+    inside = module if layer is None else layer[2]
+    for stored, found in _NAMES[family].items():
+        if found == inside:
+            given = f"{stored}.{kind}" if layer is None else f"blk.{layer[1]}.{stored}.{kind}"
+            return given if checkpoint_name(family, given) == name else None
     return None

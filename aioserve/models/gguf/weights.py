@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
-from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.architecture import Architecture, Heads, Tensor
 from aioserve.models.gguf.config import architecture_of
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
 from aioserve.models.gguf.names import checkpoint_name
@@ -36,7 +36,7 @@ from aioserve.models.stored import (
     StoredWeights,
 )
 
-__all__ = ["Blocks", "GGUFWeights"]
+__all__ = ["Blocks", "GGUFWeights", "paired_heads", "paired_rows"]
 
 _BY_NAME = {form.name: form for form in FORMATS.values()}
 _READ_WITH_THE_CONFIG = re.compile(
@@ -71,7 +71,7 @@ class Blocks(Format):
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         weight = stored.parts["weight"]
         if self.paired_heads:
-            places = _paired(first, end, weight.shape[0] // self.paired_heads)
+            places = paired_rows(first, end, weight.shape[0] // self.paired_heads)
             low = int(places.min())
             content = weight.read(low, int(places.max()) + 1)[places - low]
         else:
@@ -82,7 +82,7 @@ class Blocks(Format):
         return found
 
 
-def _paired(first: int, end: int, head_dim: int) -> npt.NDArray[np.int64]:
+def paired_rows(first: int, end: int, head_dim: int) -> npt.NDArray[np.int64]:
     """Where the rows `first` to `end` stand in a file: halves of heads in turn."""
     head, within = np.divmod(np.arange(first, end), head_dim)
     half, place = np.divmod(within, head_dim // 2)
@@ -140,7 +140,10 @@ class GGUFWeights(StoredWeights):
 
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
         stored = self._found[tensor.name]
-        paired, less = self._paired_heads(tensor), self._offset(tensor)
+        paired, less = (
+            paired_heads(self._family, self._architecture.heads, tensor),
+            self._offset(tensor),
+        )
         if stored.dtype in PLAIN and not (paired or less or tensor.transposed):
             plain = Plain(PLAIN[stored.dtype])
             return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
@@ -156,14 +159,6 @@ class GGUFWeights(StoredWeights):
             tensor.columns,
             0 if integers is None else integers.group_size,
         )
-
-    def _paired_heads(self, tensor: Tensor) -> int:
-        heads = self._architecture.heads
-        if self._family != "llama":
-            return 0
-        if ".q_proj." in tensor.name:
-            return heads.query
-        return heads.kv if ".k_proj." in tensor.name else 0
 
     def _offset(self, tensor: Tensor) -> float:
         """What the converter added to norms, and what computes them adds again."""
@@ -206,6 +201,15 @@ class GGUFWeights(StoredWeights):
             raise WeightsError(
                 f"{self._path}: the architecture {self._family} has no place for {names}"
             )
+
+
+def paired_heads(family: str, heads: Heads, tensor: Tensor) -> int:
+    """Of how many heads a file of `family` has the rows of a tensor in pairs, as `Blocks` says."""
+    if family != "llama":
+        return 0
+    if ".q_proj." in tensor.name:
+        return heads.query
+    return heads.kv if ".k_proj." in tensor.name else 0
 
 
 def _some(names: Iterable[str]) -> str:

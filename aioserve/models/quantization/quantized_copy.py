@@ -7,12 +7,9 @@ biases, tensors that no text needs, and the files of tokenizer and settings.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +18,22 @@ from aioserve.errors import ConfigError, ModelError
 from aioserve.models.architecture import Tensor
 from aioserve.models.checkpoint import weight_files
 from aioserve.models.decoding import rounded
-from aioserve.models.files import ModelDirectory, model_files
+from aioserve.models.files import model_files
 from aioserve.models.quantization.method import Method, OpenModel, scales_of
+from aioserve.models.quantization.targets import (
+    Written,
+    beside,
+    check_space,
+    free_directory,
+    move_directory,
+    plain_config,
+)
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.safetensors_writer import SHARD_BYTES, SafetensorsWriter, TensorSpec
 from aioserve.models.stored import PLAIN, Plain, StoredTensor
 from aioserve.progress_bar import OnProgress
 
-__all__ = ["Written", "write_quantized_copy"]
+__all__ = ["write_quantized_copy"]
 
 COPIED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "*.md")
 """Patterns of files beside the weights that go along: settings, tokenizer, terms."""
@@ -36,18 +41,6 @@ _REPLACED_FILES = ("config.json", "*.safetensors.index.json", "*.bin.index.json"
 _HEAD = "lm_head"
 _COPY_BYTES = 4 << 20
 _WEIGHT = ".weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Sizes of what was read and written, in bytes."""
-
-    read_bytes: int
-    """All tensors of the model."""
-    written_bytes: int
-    """All weight files of the copy."""
-    num_files: int
-    """Weight files of the copy."""
 
 
 def write_quantized_copy(
@@ -65,33 +58,20 @@ def write_quantized_copy(
     Raises `ConfigError` naming `out` or `model` where they can't be what they are to be, and
     `ModelError` for a model that can't be read.
     """
-    target = _free_target(out)
+    target = free_directory(out)
     files = model_files(model)
-    if not isinstance(files, ModelDirectory):
-        raise ConfigError(
-            f"model must be a directory with .safetensors, got the GGUF file {files.path}",
-            argument="model",
-            value=str(model),
-        )
+    config = plain_config(files)
     values, _ = files.config_values()
-    config = files.config()
-    if config.quantization is not None:
-        raise ConfigError(
-            f"model must have plain weights, and those of {model} are quantised already: its "
-            f"quantization_config says {config.quantization.name}",
-            argument="model",
-            value=str(model),
-        )
     with ExitStack() as stack:
         weights = stack.enter_context(files.weights(config))
         copy = _Copy(stack, OpenModel(files.path, config, weights), method, shard_bytes)
-        _check_space(target, copy.writer.num_bytes)
-        with _beside(target) as directory:
+        check_space(target, copy.writer.num_bytes)
+        with beside(target) as directory:
             _copy_files(files.path, directory)
             said = {**values, "quantization_config": method.config(copy.ignored)}
             (directory / "config.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
             copy.write(directory, progress)
-            _rename(directory, target, out)
+            move_directory(directory, target, out)
     return Written(copy.read_bytes, copy.writer.num_bytes, copy.writer.num_files)
 
 
@@ -198,61 +178,6 @@ def _part(weight: str, rest: str) -> str:
     return f"{weight.removesuffix(_WEIGHT)}.{rest}"
 
 
-# -- the two directories
-
-
-def _free_target(out: Path) -> Path:
-    """Where `out` leads to. Raises `ConfigError` for what is there already."""
-    try:
-        target = Path(os.path.realpath(out))
-        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-            raise ConfigError(
-                f"out must be a directory that is empty or not there yet, got {out}",
-                argument="out",
-                value=str(out),
-            )
-        there = target.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise _unwritable(out, error) from error
-    if not there:
-        raise ConfigError(
-            f"out must be in a directory that is there, and {target.parent} isn't one",
-            argument="out",
-            value=str(out),
-        )
-    return target
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A new directory that is removed with all in it where it wasn't renamed meanwhile."""
-    with ExitStack() as stack:
-        try:
-            hidden = tempfile.TemporaryDirectory(
-                dir=target.parent, prefix=".aioserve-quantize-", ignore_cleanup_errors=True
-            )
-            directory = Path(stack.enter_context(hidden)) / "model"
-            directory.mkdir()  # with the permissions that new directories have
-        except OSError as error:
-            raise _unwritable(target, error) from error
-        yield directory
-
-
-def _unwritable(out: Path, error: OSError | ValueError) -> ConfigError:
-    why = getattr(error, "strerror", None) or str(error)
-    return ConfigError(f"out: {out} can't be written: {why}", argument="out", value=str(out))
-
-
-def _check_space(target: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if num_bytes > free:
-        raise ConfigError(
-            f"out: the weights take {num_bytes} bytes, and {target.parent} has {free} left",
-            argument="out",
-            value=str(target),
-        )
-
-
 def _copy_files(model: Path, directory: Path) -> None:
     for pattern in COPIED_FILES:
         for file in sorted(model.glob(pattern)):
@@ -261,12 +186,3 @@ def _copy_files(model: Path, directory: Path) -> None:
                     shutil.copyfile(file, directory / file.name)
                 except OSError as error:
                     raise ModelError(f"{file} can't be copied: {error.strerror}") from error
-
-
-def _rename(directory: Path, target: Path, out: Path) -> None:
-    try:
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        directory.rename(target)
-    except OSError as error:
-        raise _unwritable(out, error) from error

@@ -25,6 +25,7 @@ from aioserve.models.quantization.calibrated.scaled import (
     ActivationAware,
     ScaleChoice,
     Scaled,
+    Shared,
     SmoothQuant,
 )
 from aioserve.models.quantization.method import Method, OpenModel, RoundingMethod, Shapes
@@ -125,7 +126,7 @@ def test_awq_loses_less_where_some_inputs_are_large(seed: int):
     assert output_error(x, weight, aware) < 0.75 * output_error(x, weight, plain)
 
 
-def rounded_products(x: Floats, weight: Floats) -> Floats:
+def rounded_products(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """With a scale for each token and each output."""
     each = [np.abs(part).max(axis=1, keepdims=True) / 127 for part in (x, weight)]
     left, right = (np.rint(part / s) * s for part, s in zip((x, weight), each, strict=True))
@@ -165,8 +166,7 @@ class Random(ScaleChoice):
     def __init__(self) -> None:
         self._rng = np.random.default_rng(5)
 
-    def scales(self, x: torch.Tensor, weight: Floats, precision: str, shared: object) -> Floats:
-        assert callable(shared)
+    def scales(self, x: torch.Tensor, weight: Floats, precision: str, shared: Shared) -> Floats:
         return shared(self._rng.uniform(0.2, 5, weight.shape[1]).astype(np.float32))
 
 
@@ -359,8 +359,9 @@ def test_progress_reaches_all_bytes_and_an_interrupted_run_leaves_nothing(
 
 
 def test_scales_beyond_float16_and_odd_sizes_are_refused(tmp_path: Path):
-    assert np.array_equal(short_scales(np.float32([1 + 2**-9, 3]), "BF16"), [1, 3])
-    assert short_scales(np.float32([1 + 2**-9]), "F32")[0] == 1 + 2**-9
+    scales = np.array([1 + 2**-9, 3], np.float32)
+    assert np.array_equal(short_scales(scales, "BF16"), [1, 3])
+    assert np.array_equal(short_scales(scales, "F32"), scales)
     odd = CONFIG | {"num_key_value_heads": 1, "head_dim": 12, "num_attention_heads": 4}
     model = write_random_model(tmp_path / "model", odd, dtype="float32")
     for name in ("gptq", "awq"):

@@ -37,7 +37,7 @@ from aioserve.models.quantization.word_storing import AwqStoring
 from aioserve.models.stored import PLAIN, Floats
 from aioserve.ops import Linear
 
-__all__ = ["ActivationAware", "ScaleChoice", "Scaled", "SmoothQuant"]
+__all__ = ["ActivationAware", "ScaleChoice", "Scaled", "Shared", "SmoothQuant"]
 
 _GRID = 20
 """Values of alpha that AWQ tries, from 0 on."""
@@ -175,11 +175,12 @@ class _Folding:
         new = _as_stored((weight + offset) / scales - offset, self._dtype(norm.weight))
         # What rounding the norm has changed, the layer's weight makes up for.
         can = (weight + offset != 0) & (new + offset != 0)
-        exact = np.where(can, (weight + offset) / np.where(can, new + offset, 1), 1)
+        quotients = (weight + offset) / np.where(can, new + offset, 1)
+        exact = np.where(can, quotients, 1).astype(np.float32)
         self._vectors[norm.weight] = np.where(can, new, weight)
         if norm.bias is not None:
             self._vectors[norm.bias] = self._vector(norm.bias) / exact
-        self._multiply_columns(described, exact.astype(np.float32))
+        self._multiply_columns(described, exact)
 
     def _at_values(
         self, attention: architecture.Attention, described: architecture.Linear, scales: Floats

@@ -1,0 +1,155 @@
+"""What a GGUF file says of a tokenizer.json: the other direction of `tokenizer`.
+
+Byte-level BPE alone, cut as one of the names in `pre_tokenizers` says. The result is read again by
+`tokenizer`, and a vocabulary that would come out as another one is refused. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.json_file import read_json_object
+from aioserve.models.config import DecoderConfig
+from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from aioserve.models.gguf.tokenizer import GGUFVocabulary, TokenKind
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+from aioserve.text.tokenizer_file import MAX_FILE_BYTES, parse_tokenizer
+
+__all__ = ["vocabulary_of"]
+
+_SOURCE = "the GGUF file to be written"
+_SAMPLE = (
+    "It's 10,000 naïve CAFÉS\n\n\tdef f(x):  # we'll see; 世界 😀 e\u0301\r\n"
+    "   return {'a': [1.5e-3]}"
+)
+"""Text that the ways to cut differ in."""
+
+
+def vocabulary_of(
+    directory: Path, config: DecoderConfig, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> dict[str, Any]:
+    """Metadata for the tokenizer and the chat template of the model in `directory`.
+
+    Raises `ConfigError` for a tokenizer that a file can't tell.
+    """
+    said = read_json_object(directory / "tokenizer.json", MAX_FILE_BYTES)
+    model = said.get("model") or {}
+    if model.get("type") != "BPE" or not isinstance(model.get("merges"), list):
+        _refuse("be byte-level BPE")
+    tokens, kinds = _tokens(said, model, config.vocab_size)
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _pre(said, model),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.merges": [
+            pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
+        ],
+        **_frame(tokenizer, config),
+    }
+    for name, token_id in zip(("eos", "eot", "eom"), config.eos_token_ids, strict=False):
+        metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template.source
+    _check(metadata, config, tokenizer, template)
+    return metadata
+
+
+def _tokens(
+    said: Mapping[str, Any], model: Mapping[str, Any], vocab_size: int
+) -> tuple[list[str], list[int]]:
+    """Tokens by id, and their kinds; padded to the rows of the embedding."""
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    kinds = [int(TokenKind.UNUSED)] * vocab_size
+    added = {one["content"]: one for one in said.get("added_tokens") or ()}
+    ids = model["vocab"] | {content: one["id"] for content, one in added.items()}
+    for token, token_id in ids.items():
+        if token_id >= vocab_size:
+            _refuse(f"have ids below vocab_size {vocab_size}, and {shown(token)} is {token_id}")
+        tokens[token_id] = token
+        one = added.get(token)
+        if one is None:
+            kinds[token_id] = TokenKind.NORMAL
+            continue
+        kinds[token_id] = TokenKind.CONTROL if one.get("special") else TokenKind.USER_DEFINED
+        if any(one.get(name) for name in ("lstrip", "rstrip", "single_word")):
+            _refuse(f"take tokens wherever they stand in text, and {shown(token)} has rules")
+    return tokens, kinds
+
+
+def _pre(said: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The name of how text is cut."""
+    found = (
+        _parts(said.get("pre_tokenizer")),
+        said.get("normalizer") or None,
+        bool(model.get("ignore_merges")),
+    )
+    by_bytes = [part.get("type") for part in found[0]] == ["ByteLevel"]
+    if by_bytes and not model["merges"] and found[1:] == (None, False):
+        return "gpt-2"  # without merges each byte is a token, however text is cut
+    known = {
+        name: (
+            _parts(rules.pre_tokenizer()),
+            {"type": "NFC"} if rules.composes else None,
+            rules.ignore_merges,
+        )
+        for name, rules in PRE_TOKENIZERS.items()
+    }
+    if (name := next((name for name, rules in known.items() if rules == found), None)) is not None:
+        return name
+    return _refuse(f"cut text as one of {', '.join(PRE_TOKENIZERS)} does")
+
+
+def _parts(pre_tokenizer: Any) -> list[Any]:
+    """What cuts text, one after the other, without what changes no token."""
+    if not isinstance(pre_tokenizer, dict):
+        return []
+    if pre_tokenizer.get("type") == "Sequence":
+        return [part for one in pre_tokenizer["pretokenizers"] for part in _parts(one)]
+    return [{key: v for key, v in pre_tokenizer.items() if key != "trim_offsets"}]
+
+
+def _frame(tokenizer: Tokenizer, config: DecoderConfig) -> dict[str, Any]:
+    """Which tokens stand before and behind a text."""
+    framed = tokenizer.encode("a")
+    num_before, num_behind = tokenizer.frame
+    before, behind = framed[:num_before], framed[len(framed) - num_behind :]
+    if len(before) > 1 or len(behind) > 1 or (behind and behind[0] not in config.eos_token_ids[:1]):
+        _refuse(f"put at most BOS and EOS around a text, and puts {before} and {behind}")
+    said: dict[str, Any] = {
+        "tokenizer.ggml.add_bos_token": bool(before),
+        "tokenizer.ggml.add_eos_token": bool(behind),
+    }
+    bos = before[0] if before else config.bos_token_id
+    return said if bos is None else said | {"tokenizer.ggml.bos_token_id": bos}
+
+
+def _check(
+    metadata: Mapping[str, Any],
+    config: DecoderConfig,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+) -> None:
+    """Raise `ConfigError` unless the file's tokenizer is the model's."""
+    vocabulary = GGUFVocabulary(metadata, _SOURCE)
+    backend, size = parse_tokenizer(vocabulary.tokenizer_json(), _SOURCE)
+    again = Tokenizer(backend, source=_SOURCE, vocab_size=size)
+    for token_id in range(max(size, tokenizer.vocab_size)):
+        if again.token_bytes(token_id) != tokenizer.token_bytes(token_id):
+            _refuse(f"be one that a GGUF file can tell, and its token {token_id} would be another")
+    for text in (_SAMPLE, "" if template is None else template.source):
+        if again.encode(text) != tokenizer.encode(text):
+            _refuse("be one that a GGUF file can tell, and would cut text in another way")
+    if missing := set(config.eos_token_ids) - set(vocabulary.eos_token_ids):
+        _refuse(f"end completions at three tokens at most, and {sorted(missing)} would be left out")
+
+
+def _refuse(wanted: str) -> NoReturn:
+    raise ConfigError(f"model's tokenizer must {wanted}", argument="model")
