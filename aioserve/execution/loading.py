@@ -25,7 +25,8 @@ from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
-from aioserve.models.files import ModelFiles, model_files
+from aioserve.models.files import ModelDirectory, ModelFiles, model_files
+from aioserve.models.gguf.parts import holds_gguf
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
 
@@ -142,7 +143,14 @@ class _Loader:
         self.device = chosen_device(self.config)
         if self.device == "cpu":
             used_backend(self.config.backend)
-        return model_files(resolve(self.model))
+        files = model_files(resolve(self.model))
+        if isinstance(files, ModelDirectory) and holds_gguf(files.path):
+            logger.warning(
+                "%s: holds .safetensors and GGUF; its .safetensors are read. Give the path of a "
+                "GGUF file to read that",
+                files.path,
+            )
+        return files
 
     def _read_weights(self, files: ModelFiles) -> ReadWeights:
         reading = WeightReading(

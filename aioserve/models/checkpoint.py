@@ -7,7 +7,6 @@ tensor. No torch here.
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from aioserve.models.architecture import Architecture, Tensor
 from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
+from aioserve.models.tensor_names import check_there, expected_tensors, short_name, some_names
 
 __all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "weight_files"]
 
@@ -74,14 +74,14 @@ class Checkpoint(StoredWeights):
         if not os.path.isfile(path):
             raise WeightsError(
                 f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors "
-                f"in it, such as {_short(min(expected or {'none'}))}"
+                f"in it, such as {short_name(min(expected or {'none'}))}"
             )
         file = SafetensorsFile(path)
         self._stack.callback(file.close)
         names = file.tensors.keys()
         if expected is not None and (absent := expected - names):
             raise WeightsError(
-                f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
+                f"{path}: lacks {some_names(absent)}, which {INDEX_FILE} places in this file"
             )
         for name in names if expected is None else expected:
             if self._architecture.ignored.search(name) or (
@@ -93,17 +93,15 @@ class Checkpoint(StoredWeights):
                 other := self._found.get(canonical := self._architecture.canonical(name))
             ) is not None:
                 raise WeightsError(
-                    f"{path}: {_short(name)} is also in {other.path} as {_short(other.name)}"
+                    f"{path}: {short_name(name)} is also in {other.path} as "
+                    f"{short_name(other.name)}"
                 )
             self._found[canonical] = stored
 
     def _describe(self) -> None:
-        head = self._architecture.head
-        expected = {tensor.name: tensor for tensor in (*self._architecture.required, head)}
-        found = self._found
+        expected, found = expected_tensors(self._architecture), self._found
         parts = {} if self._scheme is None else _parts_of_modules(expected, found)
         taken: set[str] = set()
-        absent: set[str] = set()
         for name, tensor in expected.items():
             if (own := parts.get(name)) is not None and self._scheme is not None:
                 self._weights[name] = linear = self._scheme.linear(tensor, own)
@@ -111,10 +109,7 @@ class Checkpoint(StoredWeights):
             elif (stored := found.get(name)) is not None:
                 self._weights[name] = self._plain(tensor, stored)
                 taken.add(name)
-            elif tensor != head or not self._architecture.tie_word_embeddings:
-                absent.add(name)
-        if absent:
-            raise WeightsError(f"{self._directory}: the weights lack {_some(absent)}")
+        check_there(self._directory, self._architecture, self._weights)
         # A tensor that nothing reads means that config.json and weights disagree, for instance on
         # biases: completions would be wrong without any other sign.
         if leftover := found.keys() - taken:
@@ -122,7 +117,7 @@ class Checkpoint(StoredWeights):
             files = {found[name].path.name for name in leftover}
             raise WeightsError(
                 f"{self._directory}: the architecture of config.json has no place for "
-                f"{_some(stored_names)} in {', '.join(sorted(files)[:_NAMED])}"
+                f"{some_names(stored_names)} in {', '.join(sorted(files)[:_NAMED])}"
             )
 
     def _plain(self, tensor: Tensor, stored: StoredTensor) -> StoredLinear:
@@ -193,9 +188,9 @@ def weight_files(directory: Path) -> dict[Path, set[str] | None]:
         for name, file_name in weight_map.items():
             if not isinstance(file_name, str) or not _FILE_NAME.fullmatch(file_name):
                 raise WeightsError(
-                    f"{index}: weight_map.{_short(name)} must be a .safetensors file name in the "
-                    f"same directory, of at most {_MOST_NAME_CHARS} characters before the dot, got "
-                    f"{shown(file_name)}"
+                    f"{index}: weight_map.{short_name(name)} must be a .safetensors file name in "
+                    f"the same directory, of at most {_MOST_NAME_CHARS} characters before the "
+                    f"dot, got {shown(file_name)}"
                 )
             names = files.setdefault(directory / file_name, set())
             if names is not None:
@@ -218,13 +213,3 @@ def _no_weights(directory: Path) -> str:
             f"save_pretrained"
         )
     return message
-
-
-def _some(names: set[str]) -> str:
-    more = len(names) - _NAMED
-    named = ", ".join(map(_short, heapq.nsmallest(_NAMED, names)))
-    return named + (f" and {more} more tensors" if more > 0 else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_NAME_CHARS else f"{text[:_MOST_NAME_CHARS]}..."

@@ -7,9 +7,7 @@ norms of Gemma with 1 added. Here they are put back. No torch here.
 from __future__ import annotations
 
 import functools
-import heapq
 import re
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from aioserve.models.stored import (
     StoredTensor,
     StoredWeights,
 )
+from aioserve.models.tensor_names import check_there, expected_tensors, some_names
 
 __all__ = ["Blocks", "GGUFWeights", "paired_heads", "paired_rows"]
 
@@ -42,7 +41,6 @@ _BY_NAME = {form.name: form for form in FORMATS.values()}
 _READ_WITH_THE_CONFIG = re.compile(
     r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight"
 )
-_NAMED = 4  # tensors that a message spells out
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +176,8 @@ class GGUFWeights(StoredWeights):
         return True
 
     def _check(self, left: list[StoredTensor]) -> None:
-        architecture = self._architecture
-        expected = {tensor.name: tensor for tensor in (*architecture.required, architecture.head)}
-        optional = {architecture.head.name} if architecture.tie_word_embeddings else set()
-        if absent := expected.keys() - self._found.keys() - optional:
-            raise WeightsError(f"{self._path}: the weights lack {_some(absent)}")
+        expected = expected_tensors(self._architecture)
+        check_there(self._path, self._architecture, self._found)
         for name, stored in self._found.items():
             if (tensor := expected.get(name)) is None:
                 left.append(stored)
@@ -197,7 +192,7 @@ class GGUFWeights(StoredWeights):
             if vector and stored.dtype not in PLAIN:
                 raise WeightsError(f"{stored.label} is a vector of {stored.dtype}, must be floats")
         if left:
-            names = _some(stored.name for stored in left)
+            names = some_names(stored.name for stored in left)
             raise WeightsError(
                 f"{self._path}: the architecture {self._family} has no place for {names}"
             )
@@ -210,10 +205,3 @@ def paired_heads(family: str, heads: Heads, tensor: Tensor) -> int:
     if ".q_proj." in tensor.name:
         return heads.query
     return heads.kv if ".k_proj." in tensor.name else 0
-
-
-def _some(names: Iterable[str]) -> str:
-    names = set(names)
-    more = len(names) - _NAMED
-    named = ", ".join(heapq.nsmallest(_NAMED, names))
-    return named + (f" and {more} more tensors" if more > 0 else "")

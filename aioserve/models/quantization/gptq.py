@@ -137,7 +137,7 @@ class Gptq(Scheme):
     """One configuration."""
 
     weights: GptqWeights
-    """Those of modules that no rule is for."""
+    """Weights of modules that no rule is for."""
     rules: tuple[tuple[str, GptqWeights | None], ...] = ()
     """Weights of modules whose names begin with what a pattern stands for, or None where they must
     be plain. The first rule that fits counts."""

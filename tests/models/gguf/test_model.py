@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aioserve.config import EngineConfig
+from aioserve.execution import loading
 from aioserve.models.files import model_files
 from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.loader import load_model
@@ -176,3 +178,17 @@ def test_the_tokenizer_and_the_ends_are_the_directorys(tmp_path: Path) -> None:
     assert files.config().eos_token_ids == (2, 3)
     assert files.chat_template() is None
     assert files.weight_file_bytes() == [(tmp_path / "x.gguf").stat().st_size]
+
+
+@pytest.mark.asyncio
+async def test_a_directory_with_safetensors_as_well_says_that_these_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = written("llama", tmp_path / "hf")
+    convert(directory, directory / "x.gguf")
+    loaded = await loading.load(
+        str(directory), EngineConfig(num_pages=8, max_model_len=32), num_slots=2
+    )
+    await loaded.runner.aclose()
+    said = f"{directory}: holds .safetensors and GGUF; its .safetensors are read."
+    assert [said in record.message for record in caplog.records].count(True) == 1
