@@ -49,7 +49,7 @@ Device = str
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
 ActivationQuantization = Literal["auto", "none"]
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
 ToolParserName = Literal[
     "auto",
     "none",
@@ -117,8 +117,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint says."""
     quantization: Quantization | None = None
     """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
-    scale for 128 inputs, or "int4", with a scale for 32, where the output layer has 8 bits. None:
-    weights are what the checkpoint stores."""
+    scale for 128 inputs, "int4", with a scale for 32, or "fp8", E4M3 with a scale for each output,
+    which is held as floats. The output layer becomes int8. None: weights are what the checkpoint
+    stores."""
     activation_quantization: ActivationQuantization = "auto"
     """In which numbers activations meet weights of integers. "auto" is what the backend computes:
     on a CPU integers of 8 bits, with a scale for each row and group of inputs (dynamic

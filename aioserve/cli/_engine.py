@@ -59,7 +59,7 @@ class DeviceOptions:
     """cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be used,
     else the CPU."""
     quantization: str | None = None
-    """Round the weights of linear layers while they are loaded: int8 or int4."""
+    """Round the weights of linear layers while they are loaded: int8, int4 or fp8."""
     activation_quantization: str = "auto"
     """In which numbers activations meet weights of integers: auto, what the backend computes, on a
     CPU integers of 8 bits; none, floats, which takes the memory of float weights."""

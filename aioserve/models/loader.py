@@ -34,8 +34,8 @@ def load_model(
     backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.
-    quantization: "int8" or "int4": how the plain weights of linear layers are rounded while they
-        are read; None: not at all.
+    quantization: "int8", "int4" or "fp8": how the plain weights of linear layers are rounded while
+        they are read; None: not at all.
     memory_bytes: what the weights may take at most; None: anything.
     use_program: run all ops of a step by one call, where the backend can record them.
 

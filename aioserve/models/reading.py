@@ -73,8 +73,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         the weights that are held as floats.
     formats: what the backend computes. The native one knows no float16: a float16 checkpoint
         becomes float32, which holds its values exactly.
-    quantization: "int8" or "int4": how plain weights of linear layers are rounded while they are
-        read; None: not at all.
+    quantization: "int8", "int4" or "fp8": how plain weights of linear layers are rounded while they
+        are read; None: not at all.
     max_model_len: longest context in tokens to be served; None: all the model has.
     memory_bytes: what the weights may take at most; None: anything.
 

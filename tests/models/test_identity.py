@@ -43,7 +43,7 @@ def test_every_number_counts(tmp_path: Path):
 
 def test_formats_count(tmp_path: Path):
     model, floats = write_mixture(tmp_path)
-    methods = (None, "int8", "int4")
+    methods = (None, "int8", "int4", "fp8")
     found = [digest_of(model), *(digest_of(floats, method) for method in methods)]
     assert len(set(found)) == len(found)
     narrow = write("qwen3", tmp_path / "narrow", dtype="bfloat16")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from aioserve.errors import WeightsError
 from aioserve.models.stored import Floats
 
-__all__ = ["E4M3", "e4m3_bits", "e8m0", "packed", "unpacked"]
+__all__ = ["E4M3", "e4m3_bits", "e4m3_scales", "e8m0", "packed", "unpacked"]
 
 
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
@@ -53,6 +54,9 @@ E4M3: Floats = _e4m3()
 Deep Learning", 2022)."""
 
 
+_E4M3_LARGEST = np.float32(448)
+
+
 def _e4m3_ends() -> Floats:
     """Largest number that becomes each code from 0 to 125: what lies between two codes belongs to
     the nearer one, and the middle to the even one."""
@@ -68,6 +72,14 @@ def e4m3_bits(weight: Floats) -> np.ndarray:
     """float8_e4m3fn of finite numbers, uint8: half to even, and the largest for what is larger."""
     magnitude = np.searchsorted(_E4M3_ENDS, np.abs(weight)).astype(np.uint8)
     return magnitude | (np.signbit(weight).astype(np.uint8) << 7)
+
+
+def e4m3_scales(weight: Floats) -> Floats:
+    """Scales with which the largest number of each row becomes the largest of E4M3: float32
+    [rows, 1]. Raises `WeightsError` for NaN and infinity."""
+    if not np.isfinite(weight).all():
+        raise WeightsError("NaN and infinity can't be quantised")
+    return np.abs(weight).max(axis=1, keepdims=True) / _E4M3_LARGEST
 
 
 def e8m0(bits: np.ndarray) -> Floats:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from aioserve.errors import ConfigError, WeightsError
+from aioserve.errors import ConfigError
 from aioserve.models.quantization.method import RoundingMethod, Shapes, check_groups
-from aioserve.models.quantization.packing import e4m3_bits, packed
+from aioserve.models.quantization.packing import e4m3_bits, e4m3_scales, packed
 from aioserve.models.quantization.rounding import nearest_integers, quotients, round_to_integers
 from aioserve.models.stored import Floats, IntegerForm
 
@@ -24,8 +24,6 @@ __all__ = ["GROUP_SIZES", "METHODS", "Compressed", "chosen_group_size", "method_
 GROUP_SIZES = (32, 64, 128)
 """Inputs that may share a scale: those that other engines' kernels take, too."""
 DEFAULT_GROUP_SIZE = 32
-
-_E4M3_LARGEST = np.float32(448)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +101,7 @@ class Compressed(RoundingMethod):
         return {"weight_packed": packed(numbers, self.bits), "weight_scale": stored}
 
     def _floats(self, weight: Floats, scales: str) -> dict[str, np.ndarray]:
-        if not np.isfinite(weight).all():
-            raise WeightsError("NaN and infinity can't be quantised")
-        largest = np.abs(weight).max(axis=1, keepdims=True)
-        stored, exact = _stored(largest / _E4M3_LARGEST, scales)
+        stored, exact = _stored(e4m3_scales(weight), scales)
         return {"weight": e4m3_bits(quotients(weight, exact)), "weight_scale": stored}
 
     def _arguments(self, strategy: str, group_size: int | None, *, dynamic: bool) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from aioserve.errors import ConfigError, WeightsError
 from aioserve.models.architecture import Architecture, Tensor
 from aioserve.models.grouped import GroupedIntegers
-from aioserve.models.quantization.rounding import FORMS, round_to_integers
-from aioserve.models.stored import Format, IntegerForm, Plain, StoredLinear, StoredWeights
+from aioserve.models.quantization.packing import E4M3, e4m3_bits, e4m3_scales
+from aioserve.models.quantization.rounding import FORMS, quotients, round_to_integers
+from aioserve.models.stored import Floats, Format, IntegerForm, Plain, StoredLinear, StoredWeights
 
-__all__ = ["QuantizedWhileLoading"]
+__all__ = ["QuantizedWhileLoading", "RoundedFloats8"]
 
 HEAD_METHOD = "int8"
 """How the output layer is quantised, and with it an embedding that is the same weight: its errors
@@ -39,6 +40,32 @@ class Rounded(Format):
             raise WeightsError(f"{stored.name}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedFloats8(Format):
+    """Plain floats that are rounded to E4M3 when they are read, with a scale for each output."""
+
+    plain: Plain
+
+    @property
+    def name(self) -> str:
+        return "fp8-e4m3"
+
+    def integers(self, stored: StoredLinear) -> None:
+        return None
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Floats:
+        floats = self.plain.rows(stored, first, end)
+        try:
+            scales = e4m3_scales(floats)
+        except WeightsError as error:
+            raise WeightsError(f"{stored.name}: {error}") from error
+        return E4M3[e4m3_bits(quotients(floats, scales))] * scales
+
+
+def _rounded(plain: Plain, method: str) -> Rounded | RoundedFloats8:
+    return RoundedFloats8(plain) if method == "fp8" else Rounded(plain, FORMS[method])
+
+
 class QuantizedWhileLoading(StoredWeights):
     """`stored`, of which linear layers are quantised by the method, the head by `HEAD_METHOD`, and
     an embedding that isn't the head, norms, biases and learned positions stay floats.
@@ -50,7 +77,7 @@ class QuantizedWhileLoading(StoredWeights):
         self._stored = stored
         self.total_bytes: int = stored.total_bytes
         self.dtype: str = stored.dtype
-        self._formats: dict[Tensor, Rounded] = {}
+        self._formats: dict[Tensor, Rounded | RoundedFloats8] = {}
         for tensor, chosen in _methods(architecture, method).items():
             if tensor not in stored:
                 continue
@@ -62,7 +89,7 @@ class QuantizedWhileLoading(StoredWeights):
                     argument="quantization",
                     value=method,
                 )
-            self._formats[tensor] = Rounded(plain, FORMS[chosen])
+            self._formats[tensor] = _rounded(plain, chosen)
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor in self._stored
@@ -71,7 +98,9 @@ class QuantizedWhileLoading(StoredWeights):
         stored, rounded = self._stored[tensor], self._formats.get(tensor)
         if rounded is None:
             return stored
-        return replace(stored, format=rounded, group_size=rounded.form.group_size)
+        form = rounded.integers(stored)
+        size = stored.in_features if form is None else form.group_size
+        return replace(stored, format=rounded, group_size=size)
 
     def close(self) -> None:
         self._stored.close()

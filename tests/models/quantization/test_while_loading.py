@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,16 @@ from aioserve.models import weight_memory
 from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from aioserve.models.quantization.rounding import FORMS, round_to_integers
-from aioserve.models.quantization.while_loading import QuantizedWhileLoading
+from aioserve.models.quantization.while_loading import QuantizedWhileLoading, RoundedFloats8
+from aioserve.models.safetensors_file import SafetensorsFile
+from aioserve.models.stored import Plain, StoredLinear
 from aioserve.ops import backend_named
 from tests.models.quantization.checking import check_computes, logits_of
 from tests.models.quantization.dequantized import write_dequantized
 from tests.parity.tiny_models import ARCHITECTURES, write
 
 methods = pytest.mark.parametrize("method", ["int8", "int4"])
+all_methods = pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
 
 
 @st.composite
@@ -86,16 +90,37 @@ def test_what_is_no_number_is_refused(method: str, bad: float):
         round_to_integers(weight, FORMS[method])
 
 
-def test_a_tensor_that_holds_nan_is_named(tmp_path: Path):
+@all_methods
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.down_proj.weight"])
+def test_a_tensor_that_holds_nan_is_named(tmp_path: Path, name: str, method: str):
     write("phi3", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"][3, 7] = float("nan")
+    tensors[name][3, 7] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"lm_head\.weight: NaN and infinity can't be quantised"):
-        load_model(tmp_path, quantization="int4")
+    with pytest.raises(WeightsError, match=f"{name}: NaN and infinity can't be quantised"):
+        load_model(tmp_path, quantization=method)
 
 
-@methods
+@given(weight=weights().filter(lambda weight: np.abs(weight).max() < 1e15))
+def test_floats_of_eight_bits_are_what_torch_makes_of_them_with_the_largest_as_the_largest(
+    tmp_path_factory: pytest.TempPathFactory, weight: np.ndarray
+):
+    path = tmp_path_factory.mktemp("fp8") / "x.safetensors"
+    save_file({"x": torch.from_numpy(weight)}, path)
+    file = SafetensorsFile(path)
+    try:
+        plain = Plain("float32")
+        stored = StoredLinear(plain, {"weight": file.tensors["x"]}, *weight.shape)
+        rounded = replace(stored, format=RoundedFloats8(plain)).floats()
+    finally:
+        file.close()
+    scales = torch.from_numpy(np.abs(weight).max(axis=1, keepdims=True) / np.float32(448))
+    shares = (torch.from_numpy(weight) / scales).where(scales > 0, 0)
+    meant = shares.to(torch.float8_e4m3fn).float() * scales
+    assert np.array_equal(rounded, meant.numpy())
+
+
+@all_methods
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_model_is_the_float_model_of_its_dequantised_weights(
     name: str, method: str, tmp_path: Path
@@ -106,7 +131,7 @@ def test_the_model_is_the_float_model_of_its_dequantised_weights(
     assert not torch.equal(logits_of(floats), logits_of(model))
 
 
-@methods
+@all_methods
 def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,7 +141,7 @@ def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(
     assert torch.equal(logits_of(model, quantization=method), kept_twice)
 
 
-@methods
+@all_methods
 def test_layers_and_head_are_quantised_and_all_else_stays(method: str, tmp_path: Path):
     for name, of_embedding in (("phi3", "float32"), ("qwen3", "int8-g128")):
         files = model_files(write(name, tmp_path / name))
@@ -124,7 +149,7 @@ def test_layers_and_head_are_quantised_and_all_else_stays(method: str, tmp_path:
         with QuantizedWhileLoading(files.weights(config), config, method) as stored:
             formats = {tensor.name: stored[tensor].format.name for tensor in config.required}
             layers = {weight.name for part in config.linears for weight in part.weights}
-            wanted = {"int8": "int8-g128", "int4": "int4-g32"}[method]
+            wanted = {"int8": "int8-g128", "int4": "int4-g32", "fp8": "fp8-e4m3"}[method]
             assert {formats.pop(weight) for weight in layers} == {wanted}
             assert formats.pop(config.embedding.name) == of_embedding
             assert set(formats.values()) == {"float32"}
