@@ -136,7 +136,7 @@ def test_the_largest_sums_of_a_long_row_overflow_nowhere(
 
 
 def test_multiply_adds_are_rounded_once_on_every_instruction_set(isa: str) -> None:
-    # An output is `first`, and then nearly half of its last place more. In float64 the sum is a tie.
+    # An output is `first`, and then nearly half of its last place more: a tie in float64.
     first = np.array([1 + 2.0**-23, -1 - 2.0**-23, 2.0**-127 + 2.0**-149, 1, 0])
     half = np.array([2.0**-24, -(2.0**-24), 2.0**-150, 2.0**-24, 2.0**-150])
     part = 2.0**-40  # x is smaller by that, and has the scale (1 + 2^-16) * part
