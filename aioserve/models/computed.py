@@ -19,10 +19,6 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     integer_bits: tuple[int, ...] = ()
     """Bits of the integers with scales in groups that it multiplies, in ascending order."""
 
-    def held_bits(self, bits: int) -> int | None:
-        """In how many bits integers of so many are held; None: they become floats."""
-        return next((held for held in self.integer_bits if held >= bits), None)
-
 
 NATIVE = ComputedFormats(dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 5, 6, 8))
 PLAIN_FLOATS = ComputedFormats(dtypes=("float32", "bfloat16", "float16"), packed=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -30,9 +29,6 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
 }
 """Array dtype for the numbers of each: numpy has no bfloat16."""
-
-_SCALES = ("multiples", "float16", "float32")
-"""Ways in which `_native.GroupedWeight` keeps scales, of which the last takes any."""
 
 
 class Decoding:
@@ -105,25 +101,14 @@ class Decoding:
     def _grouped(
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
     ) -> _native.GroupedWeight:
-        """With scales in as few bytes as hold them exactly."""
-        for scales in _SCALES[:-1]:
-            with suppress(ValueError):  # scales that would be rounded
-                # One row tells most often. What a whole weight took stays in use beside others.
-                self._filled(form, [parts[0].sliced(0, 1)], None, scales)
-                return self._filled(form, parts, bias, scales)
-        return self._filled(form, parts, bias, _SCALES[-1])
-
-    def _filled(
-        self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None, scales: str
-    ) -> _native.GroupedWeight:
-        """Raises ValueError for scales that can't be kept so."""
         weight = _native.GroupedWeight(
             _rows(parts),
             parts[0].in_features,
             form.group_size,
             form.bits,
             form.has_minimums,
-            scales,
+            form.scales,
+            form.has_zero_points,
             self._dtype == "bfloat16",
         )
 
@@ -133,9 +118,12 @@ class Decoding:
                 raise WeightsError(f"{part.name}: {part.format.name} must give integers")
             values, scales, minimums = _with_minimums(rows)
             minimums_at = 0 if minimums is None else minimums.ctypes.data
-            weight.set_rows(
-                top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
-            )
+            try:
+                weight.set_rows(
+                    top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
+                )
+            except ValueError as error:
+                raise WeightsError(f"{part.name}: {error}") from error
 
         self._each_block(parts, fill)
         if bias is not None:

@@ -7,14 +7,18 @@ Values only: no files, no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
 
-__all__ = ["GROUP_SIZES", "GroupedIntegers"]
+__all__ = ["GROUP_SIZES", "GroupedIntegers", "Scales"]
+
+Scales = Literal["float32", "float16", "bfloat16", "multiples"]
+"""What scales and minimums are: numbers that the type holds; or, in every 256 inputs of a row, multiples
+of one number by int8."""
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale. All inputs of a row may, too."""

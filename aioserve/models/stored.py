@@ -22,10 +22,11 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Tensor
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.grouped import GroupedIntegers, Scales
 
 __all__ = [
     "PLAIN",
+    "SCALES_OF_DTYPE",
     "Floats",
     "Format",
     "IntegerForm",
@@ -146,6 +147,10 @@ PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the plain formats by the dtypes of safetensors."""
 
 
+SCALES_OF_DTYPE: Mapping[str, Scales] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""What scales are by the dtypes of safetensors."""
+
+
 class IntegerForm(msgspec.Struct, frozen=True):
     """Shape of the `GroupedIntegers` that a format's rows are."""
 
@@ -153,6 +158,9 @@ class IntegerForm(msgspec.Struct, frozen=True):
     group_size: int
     has_minimums: bool
     """Whether groups have zeros or minimums."""
+    scales: Scales = "float32"
+    has_zero_points: bool = False
+    """Whether they have zeros and no minimums, so that only scales are such numbers."""
 
 
 class Format(ABC):

@@ -167,8 +167,7 @@ def bytes_of_kernel(kernel: _native.LinearKernel) -> Sequence[tuple[int, int]]:
 
 class ExpectedKernels:
     """What the kernels of linear layers will take, found by making one of a single row of each
-    format and width. Bytes may still be other ones where a weight's other rows have scales that
-    need more bits than those of its first."""
+    format and width."""
 
     def __init__(self, stored: StoredWeights, decoding: Decoding) -> None:
         self._stored = stored

@@ -28,10 +28,11 @@ class GroupedWeight:
     in_features. dtype: of the rows that are multiplied, of the bias, and of the rows that
     `NativeLinear.rows` gives; float32 or bfloat16.
 
-    scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` those that float16
-    holds; `"multiples"` those that are, in every 256 inputs of a row, multiples of one number by
-    int8, as in k-quants. Where a smaller one fits, fewer bytes are read for every token, and the
-    results are the same to the bit.
+    scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` and `"bfloat16"`
+    those that these hold; `"multiples"` those that are, in every 256 inputs of a row, multiples of
+    one number by int8, as in k-quants. With has_zero_points each minimum must be -(z * scale) with
+    an integer z from -128 to 127, which is kept in its place; not with `"multiples"`. Where less
+    holds them, fewer bytes are read for every token, and the results are the same to the bit.
 
     Rows of x become int8, with a scale for each row and group of at most 128 inputs; products are
     integers; scales meet them in float32 in the order of the groups. `native/linear/grouped/tile.h`
@@ -51,7 +52,8 @@ class GroupedWeight:
         group_size: int,
         bits: int,
         has_minimums: bool = False,
-        scales: Literal["float32", "float16", "multiples"] = "float32",
+        scales: Literal["float32", "float16", "bfloat16", "multiples"] = "float32",
+        has_zero_points: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self.dtype = dtype
@@ -62,6 +64,7 @@ class GroupedWeight:
             bits,
             has_minimums,
             scales,
+            has_zero_points,
             is_bfloat16("dtype", dtype),
         )
 

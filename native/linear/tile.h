@@ -38,6 +38,7 @@ struct WeightShape {
     int offset;
     bool has_minimums;
     int kind;  // of the scales
+    bool has_zero_points;  // which minimums are kept as
     int span;  // groups behind a header
     int header_bytes;
 };

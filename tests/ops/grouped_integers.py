@@ -14,8 +14,9 @@ from aioserve.ops.native_grouped import GroupedWeight
 
 Floats = npt.NDArray[np.float32]
 
-Kept = Literal["float32", "float16", "multiples"]
-KEPT: tuple[Kept, ...] = ("float32", "float16", "multiples")
+Kept = Literal["float32", "float16", "bfloat16", "multiples", "zero points"]
+KEPT: tuple[Kept, ...] = ("float32", "float16", "bfloat16", "multiples", "zero points")
+"""How scales and minimums are kept; zero points beside scales in float16, where there are minimums."""
 
 SMALLEST = np.float32(2.0**-119)
 MOST = np.float32(127)
@@ -47,7 +48,8 @@ class Integers:
             group_size=self.group_size,
             bits=self.bits,
             has_minimums=self.minimums is not None,
-            scales=self.kept,
+            scales="float16" if self.kept == "zero points" else self.kept,
+            has_zero_points=self.kept == "zero points" and self.minimums is not None,
             dtype=dtype,
         )
 
@@ -77,7 +79,9 @@ def random_integers(
     groups = -(-in_features // group_size)
     scales = parameters(random, out_features, groups, group_size, kept)
     minimums = -parameters(random, out_features, groups, group_size, kept) if has_minimums else None
-    if minimums is not None and kept != "multiples":
+    if minimums is not None and kept == "zero points":
+        minimums = -(random.integers(-128, 128, scales.shape).astype(np.float32) * scales)
+    elif minimums is not None and kept != "multiples":
         minimums[::3] *= -1
     return Integers(values, scales, minimums, group_size, bits, kept)
 
@@ -89,7 +93,9 @@ def parameters(
     if kept != "multiples":
         scales = np.exp(random.normal(-4, 1, (out_features, groups))).astype(np.float32)
         scales[::7, ::2] = 0
-        return scales.astype(np.float16).astype(np.float32) if kept == "float16" else scales
+        if kept == "bfloat16":
+            return torch.from_numpy(scales).bfloat16().float().numpy()
+        return scales if kept == "float32" else scales.astype(np.float16).astype(np.float32)
     per_number = max(256 // group_size, 1)
     shape = (out_features, -(-groups // per_number))
     numbers = np.exp(random.normal(-8, 1, shape)).astype(np.float16).astype(np.float32)

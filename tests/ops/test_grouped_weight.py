@@ -330,6 +330,9 @@ def test_argmax_is_the_first_of_the_largest_or_the_first_nan(
         (4, False, 32, "float16", 128 + 8 * 2),
         (4, True, 32, "multiples", 128 + 8 + 8 * 2),
         (8, False, 16, "multiples", 256 + 4 + 16),
+        (4, False, 32, "bfloat16", 128 + 8 * 2),
+        (4, True, 64, "zero points", 128 + 4 * 3),
+        (4, True, 128, "zero points", 128 + 2 * 3),
     ],
 )
 def test_a_weight_takes_its_bits_and_its_parameters(
@@ -367,10 +370,11 @@ def test_small_and_negative_scales_are_kept_as_float16(isa: str) -> None:
     ("kept", "message"),
     [
         ("float16", "{} must be numbers of float16, got"),
+        ("bfloat16", "{} must be numbers of bfloat16, got"),
         ("multiples", "{} must be multiples, by -128 to 127, of one number for 256 inputs"),
     ],
 )
-@pytest.mark.parametrize("bad", [1.0001, 1e9, 1e-9, float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [1.0001, 1.23e9, 1.23e-9, float("nan"), float("inf")])
 def test_scales_that_would_not_be_kept_exactly_are_refused(
     kept: Kept, message: str, bad: float
 ) -> None:
@@ -386,6 +390,18 @@ def test_scales_that_would_not_be_kept_exactly_are_refused(
     assert not bool(weight.linear().rows(torch.arange(9)).any())
 
 
+@pytest.mark.parametrize("bad", [0.5, -129.0, 128.0, float("nan"), float("inf")])
+def test_minimums_that_are_no_zero_points_are_refused(bad: float) -> None:
+    integers = random_integers(9, 256, 32, 4, True, "zero points")
+    weight = integers.empty(torch.float32)
+    assert integers.minimums is not None
+    integers.scales[8, 2] = 1
+    integers.minimums[8, 2] = -bad
+    with pytest.raises(ValueError, match=r"minimums must be -\(zero point \* scale\)"):
+        weight.set_rows(0, integers.values, integers.scales, integers.minimums)
+    assert not bool(weight.linear().rows(torch.arange(9)).any())
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -394,7 +410,13 @@ def test_scales_that_would_not_be_kept_exactly_are_refused(
         ({"group_size": 48}, ValueError, "group_size must be 16, 32, 64, .* got 48"),
         ({"group_size": 0}, ValueError, "group_size must be .* got 0"),
         ({"bits": 7}, ValueError, "bits must be 4, 5, 6 or 8, got 7"),
-        ({"scales": "float8"}, ValueError, "scales must be float32, float16 or multiples"),
+        ({"scales": "float8"}, ValueError, "scales must be float32, float16, bfloat16 or mult"),
+        ({"has_zero_points": True}, ValueError, "has_zero_points must be false without minimums"),
+        (
+            {"has_zero_points": True, "has_minimums": True, "scales": "multiples"},
+            ValueError,
+            "has_zero_points must be false .* where scales are multiples",
+        ),
         ({"dtype": torch.float16}, TypeError, "dtype must be float32 or bfloat16"),
     ],
 )

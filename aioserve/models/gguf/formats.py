@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.grouped import GroupedIntegers, Scales
 
 __all__ = ["FORMATS", "Floats", "GGUFFormat", "decoded", "format_name"]
 
@@ -43,6 +43,8 @@ class GGUFFormat(NamedTuple):
     block: np.dtype[Any]
     """Fields of one block, without gaps."""
     decode: Callable[[npt.NDArray[Any]], _Decoded | Floats]
+    scales: Scales
+    """What the scales of its integers are."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -231,14 +233,16 @@ def _bf16(blocks: npt.NDArray[Any]) -> Floats:
     return (blocks["x"].astype(np.uint32) << 16).view(np.float32)
 
 
-def _format(name: str, number: int, values: int, fields: str, decode: Any) -> GGUFFormat:
+def _format(
+    name: str, number: int, values: int, fields: str, decode: Any, scales: Scales = "float16"
+) -> GGUFFormat:
     """`fields` are "name:type" with numpy's types, "name:u1*16" for an array."""
     block: list[tuple[Any, ...]] = []
     for field in fields.split():
         key, _, kind = field.partition(":")
         kind, _, count = kind.partition("*")
         block.append((key, f"<{kind}", (int(count),)) if count else (key, f"<{kind}"))
-    return GGUFFormat(name, number, values, np.dtype(block), decode)
+    return GGUFFormat(name, number, values, np.dtype(block), decode, scales)
 
 
 FORMATS = {
@@ -251,15 +255,15 @@ FORMATS = {
         _format("Q5_0", 6, 32, "d:f2 qh:u1*4 qs:u1*16", _q5_0),
         _format("Q5_1", 7, 32, "d:f2 m:f2 qh:u1*4 qs:u1*16", _q5_1),
         _format("Q8_0", 8, 32, "d:f2 qs:i1*32", _q8_0),
-        _format("Q2_K", 10, 256, "scales:u1*16 qs:u1*64 d:f2 dmin:f2", _q2_k),
-        _format("Q3_K", 11, 256, "hmask:u1*32 qs:u1*64 scales:u1*12 d:f2", _q3_k),
-        _format("Q4_K", 12, 256, "d:f2 dmin:f2 scales:u1*12 qs:u1*128", _q4_k),
-        _format("Q5_K", 13, 256, "d:f2 dmin:f2 scales:u1*12 qh:u1*32 qs:u1*128", _q5_k),
-        _format("Q6_K", 14, 256, "ql:u1*128 qh:u1*64 scales:i1*16 d:f2", _q6_k),
+        _format("Q2_K", 10, 256, "scales:u1*16 qs:u1*64 d:f2 dmin:f2", _q2_k, "multiples"),
+        _format("Q3_K", 11, 256, "hmask:u1*32 qs:u1*64 scales:u1*12 d:f2", _q3_k, "multiples"),
+        _format("Q4_K", 12, 256, "d:f2 dmin:f2 scales:u1*12 qs:u1*128", _q4_k, "multiples"),
+        _format("Q5_K", 13, 256, "d:f2 dmin:f2 scales:u1*12 qh:u1*32 qs:u1*128", _q5_k, "multiples"),
+        _format("Q6_K", 14, 256, "ql:u1*128 qh:u1*64 scales:i1*16 d:f2", _q6_k, "multiples"),
         _format("IQ4_NL", 20, 32, "d:f2 qs:u1*16", _iq4_nl),
-        _format("IQ4_XS", 23, 256, "d:f2 scales_h:u2 scales_l:u1*4 qs:u1*128", _iq4_xs),
+        _format("IQ4_XS", 23, 256, "d:f2 scales_h:u2 scales_l:u1*4 qs:u1*128", _iq4_xs, "multiples"),
         _format("BF16", 30, 1, "x:u2", _bf16),
-        _format("MXFP4", 39, 32, "e:u1 qs:u1*16", _mxfp4),
+        _format("MXFP4", 39, 32, "e:u1 qs:u1*16", _mxfp4, "bfloat16"),
     )
 }
 """Every format that can be loaded, by its number."""

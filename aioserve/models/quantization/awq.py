@@ -80,7 +80,8 @@ class Awq(Scheme, Format):
         return StoredLinear(self, read, rows, columns, size)
 
     def integers(self, stored: StoredLinear) -> IntegerForm:
-        return form_of(4, stored.group_size, stored.in_features, self.has_zeros)
+        scales = stored.parts["scales"]
+        return form_of(4, stored.group_size, stored.in_features, self.has_zeros, scales)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
         values = _numbers(stored.parts["qweight"], first, end)

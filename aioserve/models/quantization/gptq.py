@@ -107,7 +107,10 @@ class GptqWeights(Format):
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
         if self.by_index:
             return None
-        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric)
+        scales = stored.parts["scales"]
+        return form_of(
+            self.bits, stored.group_size, stored.in_features, not self.symmetric, scales
+        )
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         words = stored.parts["qweight"].read_columns(first, end)

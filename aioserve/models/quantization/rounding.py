@@ -9,14 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from aioserve.errors import WeightsError
+from aioserve.models.decoding import rounded
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm
 
 __all__ = ["FORMS", "nearest_integers", "quotients", "round_to_integers"]
 
 FORMS = {
-    "int8": IntegerForm(bits=8, group_size=128, has_minimums=False),
-    "int4": IntegerForm(bits=4, group_size=32, has_minimums=False),
+    "int8": IntegerForm(bits=8, group_size=128, has_minimums=False, scales="bfloat16"),
+    "int4": IntegerForm(bits=4, group_size=32, has_minimums=False, scales="bfloat16"),
 }
 
 _INT4_LARGEST = (8.0, 8.5, 7.5, 7.0)
@@ -89,8 +90,6 @@ def quotients(groups: Floats, by: Floats) -> Floats:
 
 
 def _short(scales: Floats) -> Floats:
-    """The scales in float16, which kernels read faster, where that has 11 bits of them."""
-    with np.errstate(over="ignore"):
-        short = scales.astype(np.float16).astype(np.float32)
-        close = np.abs(short - scales) <= np.abs(scales) * np.float32(2**-11)
-    return np.where(close, short, scales)
+    """The scales in bfloat16, which kernels read faster, and which has all their range."""
+    upper = rounded(scales, "bfloat16").view(np.uint16).astype(np.uint32)
+    return (upper << 16).view(np.float32)

@@ -16,7 +16,13 @@ from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.quantization.patterns import Pattern
-from aioserve.models.stored import Floats, IntegerForm, StoredLinear, StoredTensor
+from aioserve.models.stored import (
+    SCALES_OF_DTYPE,
+    Floats,
+    IntegerForm,
+    StoredLinear,
+    StoredTensor,
+)
 
 __all__ = ["EXPRESSION", "Parts", "Scheme", "check_names", "compiled", "matches"]
 
@@ -116,10 +122,17 @@ def num_groups(columns: int, group_size: int) -> int:
     return -(-columns // group_size)
 
 
-def form_of(bits: int, group_size: int, columns: int, has_minimums: bool) -> IntegerForm:
-    """The form of `grouped`."""
-    bits = 4 if bits <= 4 else 8
-    return IntegerForm(bits, _common_size(group_size, columns), has_minimums)
+def form_of(
+    bits: int, group_size: int, columns: int, has_zeros: bool, scales: StoredTensor
+) -> IntegerForm:
+    """The form of `grouped`, whose scales are stored so."""
+    return IntegerForm(
+        4 if bits <= 4 else 8,
+        _common_size(group_size, columns),
+        has_zeros,
+        SCALES_OF_DTYPE[scales.dtype],
+        has_zeros,
+    )
 
 
 def check_group_size(fields: Fields, name: str, group_size: int) -> None:

@@ -12,20 +12,6 @@ namespace {
 
 using weights::Stored;
 
-uint16_t float16_of(float value) {
-    uint16_t half;
-    weights::convert(reinterpret_cast<const char*>(&value), Stored::float32, 1, Stored::float16,
-                     reinterpret_cast<char*>(&half));
-    return half;
-}
-
-float float32_of(uint16_t half) {
-    float value;
-    weights::convert(reinterpret_cast<const char*>(&half), Stored::float16, 1, Stored::float32,
-                     reinterpret_cast<char*>(&value));
-    return value;
-}
-
 bool same_bits(float a, float b) {
     return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
@@ -60,67 +46,113 @@ float common_measure(const float* values, int count) {
 }
 
 bool encode_multiples(const float* values, int count, float number, Encoded& encoded) {
-    encoded.number = number;
+    encoded.numbers[0] = number;
     for (int i = 0; i < count; ++i) {
         const float multiple = number == 0 ? std::copysign(1.0f, values[i]) : values[i] / number;
         if (!(multiple >= -128 && multiple <= 127) || multiple != std::rint(multiple)) return false;
-        encoded.multiples[i] = static_cast<int8_t>(multiple);
-        if (!same_bits(static_cast<float>(encoded.multiples[i]) * number, values[i])) return false;
+        encoded.integers[i] = static_cast<int8_t>(multiple);
+        if (!same_bits(static_cast<float>(encoded.integers[i]) * number, values[i])) return false;
     }
     return true;
 }
 
-}  // namespace
-
-int span_of(Scales kind, int group_size) {
-    return kind == kMultiples ? kMultiplesInputs / group_size : 1;
+Stored stored_as(int kind) {
+    return kind == kFloat16    ? Stored::float16
+           : kind == kBfloat16 ? Stored::bfloat16
+                               : Stored::float32;
 }
 
-int header_bytes_of(Scales kind, int span, bool has_minimums) {
-    const int each = kind == kFloat16 ? 2 : kind == kFloat32 ? 4 : 4 + span;
-    return (has_minimums ? 2 : 1) * each * kPanelColumns;
+void write_number(int kind, float number, char* to) {
+    weights::convert(reinterpret_cast<const char*>(&number), Stored::float32, 1, stored_as(kind),
+                     to);
+}
+
+float read_number(int kind, const char* from) {
+    float number;
+    weights::convert(from, stored_as(kind), 1, Stored::float32, reinterpret_cast<char*>(&number));
+    return number;
+}
+
+// Where multiples or zero points begin.
+int integers_at(const WeightShape& weight) {
+    if (weight.has_zero_points) return weight.span * kPanelColumns * number_bytes(weight.kind);
+    return (weight.has_minimums ? 2 : 1) * kPanelColumns * number_bytes(weight.kind);
+}
+
+}  // namespace
+
+int span_of(Scales kind, bool has_zero_points, int group_size) {
+    return kind == kMultiples ? kMultiplesInputs / group_size
+           : has_zero_points  ? kZeroPointsSpan
+                              : 1;
+}
+
+int header_bytes_of(Scales kind, bool has_zero_points, int span, bool has_minimums) {
+    const int bytes = number_bytes(kind);
+    if (has_zero_points) return span * (bytes + 1) * kPanelColumns;
+    return (has_minimums ? 2 : 1) * (kind == kMultiples ? bytes + span : bytes) * kPanelColumns;
 }
 
 bool encode(Scales kind, const float* values, int count, Encoded& encoded) {
-    if (kind != kMultiples) {
-        encoded.number = *values;
-        return kind == kFloat32 ||
-               (std::isfinite(*values) && same_bits(float32_of(float16_of(*values)), *values));
+    if (kind == kMultiples) {
+        const float measure = common_measure(values, count);
+        return encode_multiples(values, count, measure, encoded) ||
+               encode_multiples(values, count, -measure, encoded);
     }
-    const float measure = common_measure(values, count);
-    return encode_multiples(values, count, measure, encoded) ||
-           encode_multiples(values, count, -measure, encoded);
+    for (int i = 0; i < count; ++i) {
+        encoded.numbers[i] = values[i];
+        if (kind == kFloat32) continue;
+        char kept[sizeof(float)];
+        write_number(kind, values[i], kept);
+        if (!std::isfinite(values[i]) || !same_bits(read_number(kind, kept), values[i]))
+            return false;
+    }
+    return true;
+}
+
+bool encode_zero_points(const float* scales, const float* minimums, int count, Encoded& encoded) {
+    for (int i = 0; i < count; ++i) {
+        float zero = std::rint(-minimums[i] / scales[i]);
+        if (scales[i] == 0) zero = std::signbit(minimums[i]) == std::signbit(scales[i]) ? -1 : 0;
+        if (!(zero >= -128 && zero <= 127) || !same_bits(-(zero * scales[i]), minimums[i]))
+            return false;
+        encoded.integers[i] = static_cast<int8_t>(zero);
+    }
+    return true;
 }
 
 void write(const WeightShape& weight, const Encoded& encoded, char* header, int column, int which) {
-    const int at = which * kPanelColumns + column;
-    if (weight.kind == kFloat16) {
-        const uint16_t half = float16_of(encoded.number);
-        std::memcpy(header + 2 * at, &half, 2);
+    const int bytes = number_bytes(weight.kind);
+    auto* integers = reinterpret_cast<int8_t*>(header) + integers_at(weight) + column;
+    if (weight.has_zero_points) {
+        for (int group = 0; group < weight.span; ++group) {
+            const int at = group * kPanelColumns;
+            if (which == 0)
+                write_number(weight.kind, encoded.numbers[group], header + (at + column) * bytes);
+            else
+                integers[at] = encoded.integers[group];
+        }
         return;
     }
-    std::memcpy(header + 4 * at, &encoded.number, 4);
-    if (weight.kind == kFloat32) return;
-    char* multiples = header + (weight.has_minimums ? 8 : 4) * kPanelColumns;
+    write_number(weight.kind, encoded.numbers[0],
+                 header + (which * kPanelColumns + column) * bytes);
+    if (weight.kind != kMultiples) return;
     for (int group = 0; group < weight.span; ++group)
-        multiples[(which * weight.span + group) * kPanelColumns + column] =
-            static_cast<char>(encoded.multiples[group]);
+        integers[(which * weight.span + group) * kPanelColumns] = encoded.integers[group];
 }
 
 float read(const WeightShape& weight, const char* header, int column, int which, int group) {
-    const int at = which * kPanelColumns + column;
-    if (weight.kind == kFloat16) {
-        uint16_t half;
-        std::memcpy(&half, header + 2 * at, 2);
-        return float32_of(half);
+    const int bytes = number_bytes(weight.kind);
+    const auto* integers = reinterpret_cast<const int8_t*>(header) + integers_at(weight) + column;
+    if (weight.has_zero_points) {
+        const int at = group * kPanelColumns;
+        const float scale = read_number(weight.kind, header + (at + column) * bytes);
+        return which == 0 ? scale : -(static_cast<float>(integers[at]) * scale);
     }
-    float number;
-    std::memcpy(&number, header + 4 * at, 4);
-    if (weight.kind == kFloat32) return number;
-    const char* multiples = header + (weight.has_minimums ? 8 : 4) * kPanelColumns;
-    const auto multiple = static_cast<int8_t>(
-        multiples[(which * weight.span + group) * kPanelColumns + column]);
-    return static_cast<float>(multiple) * number;
+    const float number =
+        read_number(weight.kind, header + (which * kPanelColumns + column) * bytes);
+    if (weight.kind != kMultiples) return number;
+    return static_cast<float>(integers[(which * weight.span + group) * kPanelColumns]) * number;
 }
 
 }  // namespace aioserve::linear::grouped

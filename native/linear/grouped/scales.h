@@ -10,17 +10,18 @@
 namespace aioserve::linear::grouped {
 
 // Groups behind a header, and its bytes.
-int span_of(Scales kind, int group_size);
-int header_bytes_of(Scales kind, int span, bool has_minimums);
+int span_of(Scales kind, bool has_zero_points, int group_size);
+int header_bytes_of(Scales kind, bool has_zero_points, int span, bool has_minimums);
 
 // The scales of one column of a span, or its minimums, as they lie in its header.
 struct Encoded {
-    float number;  // of multiples; else the scale
-    int8_t multiples[kMultiplesInputs / 16];
+    float numbers[kZeroPointsSpan];  // that of multiples is the first
+    int8_t integers[kMultiplesInputs / kUnit];  // multiples or zero points
 };
 
 // False where `values` [count] can't be kept exactly.
 bool encode(Scales kind, const float* values, int count, Encoded& encoded);
+bool encode_zero_points(const float* scales, const float* minimums, int count, Encoded& encoded);
 
 // `which`: 0 for scales, 1 for minimums.
 void write(const WeightShape& weight, const Encoded& encoded, char* header, int column, int which);

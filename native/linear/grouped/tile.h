@@ -28,9 +28,11 @@
 //
 // A header is one of these, in which [2] is [1] where there are no minimums:
 //
-//     float32, float16    `[2][32]` numbers of the one group in the span
-//     multiples           `[2][32]` float32, then `[2][groups][32]` int8: their products are the
-//                         scales and minimums of the groups in 256 inputs
+//     float32, float16, bfloat16    `[2][32]` numbers of the one group in the span
+//     the same with zero points     `[2][32]` numbers of the two groups in the span, then `[2][32]`
+//                                   int8: a minimum is -(zero point * scale)
+//     multiples                     `[2][32]` float32, then `[2][groups][32]` int8: their products
+//                                   are the scales and minimums of the groups in 256 inputs
 //
 // A block holds group after group for its rows, in chunks of 16 bytes: `[rows]` of `RowGroup`, then
 // the integers, `[chunks][rows][16]`. A tile either takes int8, of which a chunk holds four steps, or
@@ -50,7 +52,10 @@ constexpr int kRowChunkBytes = 16;
 constexpr int kMultiplesInputs = 256;
 
 // How scales and minimums are kept: no less exact than they came.
-enum Scales : int { kFloat32, kFloat16, kMultiples };
+enum Scales : int { kFloat32, kFloat16, kBfloat16, kMultiples };
+constexpr int kZeroPointsSpan = 2;  // so that headers are whole lines
+
+constexpr int number_bytes(int kind) { return kind == kFloat16 || kind == kBfloat16 ? 2 : 4; }
 
 // How integers lie in a unit.
 enum Storage : int { k8Bits, k6Bits, k5Bits, k4Bits };

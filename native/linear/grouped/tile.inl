@@ -29,26 +29,52 @@ struct Parameters {
                                              int column) {
         scales = reinterpret_cast<const float*>(header) + column;
         minimums = scales + kPanelColumns;
-        if (weight.kind == kFloat32) return;
+        if (weight.kind == kFloat32 && !weight.has_zero_points) return;
         const int parameters = weight.has_minimums ? 2 : 1;
-        for (int which = 0; which < parameters; ++which) {
-            const int at = which * kPanelColumns + column;
-            if (weight.kind == kFloat16) {
-                read_float16(reinterpret_cast<const uint16_t*>(header) + at, made[which][0]);
-            } else {
+        if (weight.has_zero_points) {
+            const int bytes = number_bytes(weight.kind);
+            const char* zeros = header + kZeroPointsSpan * kPanelColumns * bytes + column;
+            for (int group = 0; group < kZeroPointsSpan; ++group) {
+                const int at = group * kPanelColumns;
+                read_numbers(weight.kind, header + (at + column) * bytes, made[0][group]);
+                read_zero_points(reinterpret_cast<const int8_t*>(zeros + at), made[0][group],
+                                 made[1][group]);
+            }
+        } else {
+            for (int which = 0; which < parameters; ++which) {
+                const int at = which * kPanelColumns + column;
                 const auto* multiples = reinterpret_cast<const int8_t*>(header) + column;
-                read_multiples(reinterpret_cast<const float*>(header) + at,
-                               multiples + (4 * parameters + which * weight.span) * kPanelColumns,
-                               weight.span, made[which]);
+                if (weight.kind != kMultiples)
+                    read_numbers(weight.kind, header + at * number_bytes(weight.kind),
+                                 made[which][0]);
+                else
+                    read_multiples(
+                        reinterpret_cast<const float*>(header) + at,
+                        multiples + (4 * parameters + which * weight.span) * kPanelColumns,
+                        weight.span, made[which]);
             }
         }
         scales = made[0][0];
         minimums = made[1][0];
     }
 
-    static void read_float16(const uint16_t* from, float* to) {
+    static void read_numbers(int kind, const char* from, float* to) {
+        const auto* halves = reinterpret_cast<const uint16_t*>(from);
 #pragma GCC unroll 8
-        for (int i = 0; i < kCount; i += Vec::kWidth) load_float16(from + i).store(to + i);
+        for (int i = 0; i < kCount; i += Vec::kWidth) {
+            const Vec numbers = kind == kFloat16    ? load_float16(halves + i)
+                                : kind == kBfloat16 ? Vec::load(reinterpret_cast<const bf16*>(halves + i))
+                                                    : Vec::load(reinterpret_cast<const float*>(from) + i);
+            numbers.store(to + i);
+        }
+    }
+
+    static void read_zero_points(const int8_t* from, const float* numbers, float* to) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kCount; i += Vec::kWidth) {
+            const Vec minus = Vec::zero() - Ints::load_bytes(from + i).floats();
+            (minus * Vec::load(numbers + i)).store(to + i);
+        }
     }
 
     static void read_multiples(const float* numbers, const int8_t* multiples, int groups,

@@ -26,23 +26,27 @@ int group_in_panels(int64_t group_size, int64_t in_features) {
     return kMaxGroup;
 }
 
-Storage storage_of(int bits) {
+Storage storage_of(const IntegerForm& form) {
     Storage storage;
-    if (!find_storage(bits, storage))
-        refuse("bits must be 4, 5, 6 or 8, got " + std::to_string(bits));
+    if (!find_storage(form.bits, storage))
+        refuse("bits must be 4, 5, 6 or 8, got " + std::to_string(form.bits));
     return storage;
 }
 
-WeightShape shape_of(int64_t out_features, int64_t in_features, int64_t group_size,
-                     Storage storage, bool has_minimums, Scales scales, bool bfloat16) {
+WeightShape shape_of(int64_t out_features, int64_t in_features, const IntegerForm& form,
+                     bool bfloat16) {
     if (out_features < 1)
         refuse("out_features must be at least 1, got " + std::to_string(out_features));
     if (in_features < 1)
         refuse("in_features must be at least 1, got " + std::to_string(in_features));
-    const int size = group_in_panels(group_size, in_features);
+    if (form.has_zero_points && (!form.has_minimums || form.scales == kMultiples))
+        refuse("has_zero_points must be false without minimums, and where scales are multiples");
+    const Storage storage = storage_of(form);
+    const int size = group_in_panels(form.group_size, in_features);
     const auto groups = static_cast<int>((in_features + size - 1) / size);
-    const int span = span_of(scales, size);
-    const int header_bytes = header_bytes_of(scales, span, has_minimums);
+    const int span = span_of(form.scales, form.has_zero_points, size);
+    const int header_bytes =
+        header_bytes_of(form.scales, form.has_zero_points, span, form.has_minimums);
     const int64_t headers = (groups + span - 1) / span;
     const int64_t weight_bytes = int64_t{groups} * (size / kUnit) * unit_bytes(storage);
     return {.in_features = in_features,
@@ -51,21 +55,21 @@ WeightShape shape_of(int64_t out_features, int64_t in_features, int64_t group_si
             .panel_bytes = static_cast<std::size_t>(headers * header_bytes + weight_bytes),
             .groups = groups,
             .group_size = size,
-            .offset = storage != k8Bits && has_minimums ? 0 : 1 << (bits_of(storage) - 1),
-            .has_minimums = has_minimums,
-            .kind = scales,
+            .offset = storage != k8Bits && form.has_minimums ? 0 : 1 << (form.bits - 1),
+            .has_minimums = form.has_minimums,
+            .kind = form.scales,
+            .has_zero_points = form.has_zero_points,
             .span = span,
             .header_bytes = header_bytes};
 }
 
 }  // namespace
 
-GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size,
-                             int bits, bool has_minimums, Scales scales, bool bfloat16)
-    : PanelKernel(out_features, shape_of(out_features, in_features, group_size, storage_of(bits),
-                                         has_minimums, scales, bfloat16)),
-      storage_(storage_of(bits)),
-      group_size_(group_size) {}
+GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, const IntegerForm& form,
+                             bool bfloat16)
+    : PanelKernel(out_features, shape_of(out_features, in_features, form, bfloat16)),
+      storage_(storage_of(form)),
+      group_size_(form.group_size) {}
 
 char* GroupedWeight::header_at(int64_t id, int group) const {
     const auto spans = static_cast<std::size_t>(group / shape().span);
@@ -93,20 +97,31 @@ void GroupedWeight::check_values(const int8_t* values, int64_t count) const {
                ", got " + std::to_string(least < lowest ? least : most));
 }
 
-// A span's after the other's.
-void GroupedWeight::encode_row(const float* values, const char* name, Encoded* encoded) const {
-    float of_groups[kMultiplesInputs / kUnit];
+// A span's after the other's. `which`: 0 for scales, 1 for minimums.
+void GroupedWeight::encode_row(const float* scales, const float* minimums, int which,
+                               Encoded* encoded) const {
+    static const std::string kNeeded[] = {
+        "finite", "numbers of float16", "numbers of bfloat16",
+        "multiples, by -128 to 127, of one number for " + std::to_string(kMultiplesInputs) +
+            " inputs"};
+    float of_groups[2][kMultiplesInputs / kUnit];
+    const float* sources[] = {scales, minimums};
+    const auto kind = static_cast<Scales>(shape().kind);
+    const bool as_zeros = which == 1 && shape().has_zero_points;
     const int span = shape().span;
     for (int first = 0; first < shape().groups; first += span, ++encoded) {
         const int count = std::min(span, shape().groups - first);
-        for (int i = 0; i < count; ++i)
-            of_groups[i] = values[int64_t{first + i} * shape().group_size / group_size_];
-        if (encode(static_cast<Scales>(shape().kind), of_groups, count, *encoded)) continue;
-        refuse(name + std::string(shape().kind == kFloat16
-                                      ? " must be numbers of float16"
-                                      : " must be multiples, by -128 to 127, of one number for " +
-                                            std::to_string(kMultiplesInputs) + " inputs") +
-               ", got " + std::to_string(of_groups[0]));
+        for (int source = 0; source <= which; ++source)
+            for (int i = 0; i < count; ++i)
+                of_groups[source][i] =
+                    sources[source][int64_t{first + i} * shape().group_size / group_size_];
+        const bool kept = as_zeros ? encode_zero_points(of_groups[0], of_groups[1], count, *encoded)
+                                   : encode(kind, of_groups[which], count, *encoded);
+        if (!kept)
+            refuse((which == 0 ? "scales must be " : "minimums must be ") +
+                   (as_zeros ? "-(zero point * scale), with zero points from -128 to 127"
+                             : kNeeded[kind]) +
+                   ", got " + std::to_string(of_groups[which][0]));
     }
 }
 
@@ -119,15 +134,15 @@ void GroupedWeight::set_rows(int64_t first, int64_t count, const int8_t* values,
     check_values(values, count);
     const auto spans = static_cast<std::size_t>((shape().groups + shape().span - 1) / shape().span);
     const int parameters = has_minimums() ? 2 : 1;
-    const float* sources[] = {scales, minimums};
-    const char* names[] = {"scales", "minimums"};
     std::vector<Encoded> encoded(static_cast<std::size_t>(count * parameters) * spans);
     const auto encoded_at = [&](int64_t row, int which) {
         return encoded.data() + static_cast<std::size_t>(row * parameters + which) * spans;
     };
     for (int64_t row = 0; row < count; ++row)
         for (int which = 0; which < parameters; ++which)
-            encode_row(sources[which] + row * groups(), names[which], encoded_at(row, which));
+            encode_row(scales + row * groups(),
+                       has_minimums() ? minimums + row * groups() : nullptr, which,
+                       encoded_at(row, which));
     for (int64_t row = 0; row < count; ++row) {
         const int64_t id = first + row;
         for (int which = 0; which < parameters; ++which)

@@ -7,13 +7,23 @@
 
 namespace aioserve::linear {
 
+struct IntegerForm {
+    int64_t group_size;  // 16, 32, 64, a multiple of 128, or `in_features`
+    // 8, for values from -128 to 127, or 4, 5 or 6: for values from -8 to 7, -16 to 15 or -32 to 31,
+    // or from 0 on where there are minimums.
+    int bits;
+    bool has_minimums;
+    grouped::Scales scales;
+    // Whether each minimum is -(zero point * scale), with a zero point from -128 to 127. Not of
+    // scales that are multiples.
+    bool has_zero_points;
+};
+
 class GroupedWeight : public PanelKernel {
   public:
-    // Zeros. `bits` is 8, for values from -128 to 127, or 4, 5 or 6: for values from -8 to 7, -16 to
-    // 15 or -32 to 31, or from 0 on where there are minimums. `group_size` is 16, 32, 64, a multiple
-    // of 128, or `in_features`. Throws std::invalid_argument for anything else.
-    GroupedWeight(int64_t out_features, int64_t in_features, int64_t group_size, int bits,
-                  bool has_minimums, grouped::Scales scales, bool bfloat16);
+    // Zeros. Throws std::invalid_argument for sizes and forms that there are not.
+    GroupedWeight(int64_t out_features, int64_t in_features, const IntegerForm& form,
+                  bool bfloat16);
 
     // w[i] = values[i] * scales[i / group_size] + minimums[i / group_size] for `count` rows from
     // `first` on: values [count, in], scales and minimums [count, groups], dense; minimums are null
@@ -38,7 +48,8 @@ class GroupedWeight : public PanelKernel {
     int units() const { return shape().group_size / grouped::kUnit; }  // of a group
     char* header_at(int64_t id, int group) const;
     char* unit_at(int64_t id, int group, int unit) const;
-    void encode_row(const float* values, const char* name, grouped::Encoded* encoded) const;
+    void encode_row(const float* scales, const float* minimums, int which,
+                    grouped::Encoded* encoded) const;
     void set_row(int64_t id, const int8_t* values);
 
     grouped::Storage storage_;
