@@ -109,6 +109,7 @@ class Decoding:
             form.has_minimums,
             form.scales,
             form.has_zero_points,
+            b"" if form.table is None else np.array(form.table, np.int8).tobytes(),
             self._dtype == "bfloat16",
         )
 
@@ -158,7 +159,7 @@ def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]
     if zeros is None and minimums is None:
         return np.ascontiguousarray(values), np.ascontiguousarray(rows.scales), None
     down = 0 if zeros is None else zeros.astype(np.float32)
-    if rows.bits < 8 and values.min() < 0:
+    if rows.bits < 8 and rows.table is None and values.min() < 0:
         half = 1 << (rows.bits - 1)
         values, down = values + np.int8(half), down + np.float32(half)
     less = down * rows.scales

@@ -14,14 +14,17 @@ import numpy.typing as npt
 
 from aioserve.errors import WeightsError
 
-__all__ = ["GROUP_SIZES", "GroupedIntegers", "Scales"]
+__all__ = ["E2M1_TWICE", "GROUP_SIZES", "GroupedIntegers", "Scales"]
 
 Scales = Literal["float32", "float16", "bfloat16", "multiples"]
-"""What scales and minimums are: numbers that the type holds; or, in every 256 inputs of a row, multiples
-of one number by int8."""
+"""What scales and minimums are: numbers that the type holds; or, in every 256 inputs of a row,
+multiples of one number by int8."""
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale. All inputs of a row may, too."""
+
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Table of floats of 4 bits, E2M1, as twice what they are."""
 
 _RANGES = {
     4: ((-8, 7), (0, 15)),
@@ -46,6 +49,8 @@ class GroupedIntegers:
     minimums: float32 [out, groups], or None: nothing is added.
     group_size: 16, 32, 64, 128 or `in`.
     bits: 4, 5, 6 or 8.
+    table: the 16 numbers, from -128 to 127, that values are among, so that 4 bits choose one; None:
+        any that the bits hold.
 
     Raises `WeightsError` naming the argument that doesn't fit.
     """
@@ -56,6 +61,7 @@ class GroupedIntegers:
     minimums: npt.NDArray[np.float32] | None
     group_size: int
     bits: int
+    table: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.int8 or self.values.ndim != 2 or 0 in self.values.shape:
@@ -75,6 +81,9 @@ class GroupedIntegers:
             _check("minimums", self.minimums, np.float32, shape)
         if self.bits not in _RANGES:
             raise WeightsError(f"bits must be 4, 5, 6 or 8, got {self.bits}")
+        if self.table is not None:
+            self._check_table(self.table)
+            return
         least, largest = int(self.values.min()), int(self.values.max())
         if not any(low <= least and largest <= high for low, high in _RANGES[self.bits]):
             raise WeightsError(
@@ -82,6 +91,17 @@ class GroupedIntegers:
                 f"{' or '.join(f'[{low}, {high}]' for low, high in _RANGES[self.bits])}, got "
                 f"{least} to {largest}"
             )
+
+    def _check_table(self, table: tuple[int, ...]) -> None:
+        if self.bits != 4 or len(table) != 16 or not -128 <= min(table) <= max(table) <= 127:
+            raise WeightsError(
+                f"table must have 16 numbers from -128 to 127, and bits be 4, got {table} and "
+                f"{self.bits}"
+            )
+        is_there = np.zeros(256, np.bool_)
+        is_there[np.array(table)] = True  # negative ones from the end
+        if not is_there[self.values.view(np.uint8)].all():
+            raise WeightsError(f"values must be in the table {table}")
 
     @property
     def out_features(self) -> int:
@@ -110,6 +130,7 @@ class GroupedIntegers:
             None if self.minimums is None else self.minimums[first:end],
             self.group_size,
             self.bits,
+            self.table,
         )
 
     def dequantized(self) -> npt.NDArray[np.float32]:

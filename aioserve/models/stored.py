@@ -161,6 +161,8 @@ class IntegerForm(msgspec.Struct, frozen=True):
     scales: Scales = "float32"
     has_zero_points: bool = False
     """Whether they have zeros and no minimums, so that only scales are such numbers."""
+    table: tuple[int, ...] | None = None
+    """The 16 numbers that values are among."""
 
 
 class Format(ABC):

@@ -24,9 +24,10 @@ class GroupedWeight:
     """`w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
 
     bits: 8 for values from -128 to 127; 6, 5 or 4 for values from -32 to 31, -16 to 15 or -8 to 7,
-    or where there are minimums for as many from 0 on. group_size: 16, 32, 64, a multiple of 128, or
-    in_features. dtype: of the rows that are multiplied, of the bias, and of the rows that
-    `NativeLinear.rows` gives; float32 or bfloat16.
+    or where there are minimums for as many from 0 on; 4 with a table for the 16 numbers, from -128
+    to 127, that it has. group_size: 16, 32, 64, a multiple of 128, or in_features. dtype: of the
+    rows that are multiplied, of the bias, and of the rows that `NativeLinear.rows` gives; float32
+    or bfloat16.
 
     scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` and `"bfloat16"`
     those that these hold; `"multiples"` those that are, in every 256 inputs of a row, multiples of
@@ -51,6 +52,7 @@ class GroupedWeight:
         *,
         group_size: int,
         bits: int,
+        table: Sequence[int] | None = None,
         has_minimums: bool = False,
         scales: Literal["float32", "float16", "bfloat16", "multiples"] = "float32",
         has_zero_points: bool = False,
@@ -65,6 +67,7 @@ class GroupedWeight:
             has_minimums,
             scales,
             has_zero_points,
+            b"" if table is None else np.array(table, np.int8).tobytes(),
             is_bfloat16("dtype", dtype),
         )
 

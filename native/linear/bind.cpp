@@ -54,19 +54,23 @@ namespace grouped = aioserve::linear::grouped;
 
 void make_grouped(GroupedWeight* self, int64_t out_features, int64_t in_features,
                   int64_t group_size, int bits, bool has_minimums, const std::string& scales,
-                  bool has_zero_points, bool bfloat16) {
+                  bool has_zero_points, const nb::bytes& table, bool bfloat16) {
     const auto kind = scales == "float32"     ? grouped::kFloat32
                       : scales == "float16"   ? grouped::kFloat16
                       : scales == "bfloat16"  ? grouped::kBfloat16
                       : scales == "multiples" ? grouped::kMultiples
                                               : throw nb::value_error(
                           "scales must be float32, float16, bfloat16 or multiples");
+    if (table.size() != 0 && table.size() != 16)
+        throw nb::value_error("table must have 16 bytes, or none");
     new (self) GroupedWeight(out_features, in_features,
                              {.group_size = group_size,
                               .bits = bits,
                               .has_minimums = has_minimums,
                               .scales = kind,
-                              .has_zero_points = has_zero_points},
+                              .has_zero_points = has_zero_points,
+                              .table = table.size() ? static_cast<const int8_t*>(table.data())
+                                                    : nullptr},
                              bfloat16);
 }
 
@@ -111,7 +115,8 @@ void bind_linear(nb::module_& m) {
     nb::class_<GroupedWeight, LinearKernel>(m, "GroupedWeight",
                                             "A weight of integers with scales in groups.")
         .def("__init__", &make_grouped, "out_features"_a, "in_features"_a, "group_size"_a,
-             "bits"_a, "has_minimums"_a, "scales"_a, "has_zero_points"_a, "bfloat16"_a)
+             "bits"_a, "has_minimums"_a, "scales"_a, "has_zero_points"_a, "table"_a,
+             "bfloat16"_a)
         .def("set_rows", &set_rows, "first"_a, "count"_a, "values"_a, "scales"_a, "minimums"_a,
              ReleaseGil())
         .def("set_bias", &set_bias, "bias"_a)

@@ -41,6 +41,7 @@ struct WeightShape {
     bool has_zero_points;  // which minimums are kept as
     int span;  // groups behind a header
     int header_bytes;
+    uint8_t table[16];  // that 4 bits choose from
 };
 
 struct Tile {

@@ -29,6 +29,12 @@ struct Ints {
     }
     friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 
+    // The same 16 bytes in each half.
+    static Ints repeat_16(const void* p) {
+        return {_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p))};
+    }
+    // Of 16 bytes that are repeated, those at the places that bytes of `places` say.
+    Ints looked_up(Ints places) const { return {_mm256_shuffle_epi8(v, places.v)}; }
     // Lanes moved to the left by BITS, or to the right by -BITS; zeros come in.
     template <int BITS>
     Ints shifted() const {

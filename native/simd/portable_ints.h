@@ -42,6 +42,15 @@ struct Ints {
     }
     friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
 
+    static Ints repeat_16(const void* p) { return load(p); }
+    // The bytes at the places that bytes of `places` say.
+    Ints looked_up(Ints places) const {
+        uint8_t from[16], at[16], to[16];
+        __builtin_memcpy(from, &v, sizeof(v));
+        __builtin_memcpy(at, &places.v, sizeof(v));
+        for (int i = 0; i < 16; ++i) to[i] = from[at[i]];
+        return load(to);
+    }
     // Lanes moved to the left by BITS, or to the right by -BITS; zeros come in.
     template <int BITS>
     Ints shifted() const {

@@ -90,6 +90,10 @@ def _fields(**changed: Any) -> dict[str, Any]:
         ({"group_size": 0}, "group_size must be"),
         ({"bits": 7}, "bits must be 4, 5, 6 or 8, got 7"),
         ({"values": np.full((3, 40), -17, np.int8), "bits": 5}, r"within \[-16, 15\] or \[0, 31\]"),
+        ({"table": tuple(range(16))}, "table must have 16 numbers from -128 to 127, and bits be 4"),
+        ({"table": tuple(range(15)), "bits": 4}, "table must have 16 numbers"),
+        ({"table": tuple(range(113, 129)), "bits": 4}, "table must have 16 numbers"),
+        ({"table": tuple(range(1, 17)), "bits": 4}, r"values must be in the table \(1, 2"),
         ({"values": np.full((3, 40), 16, np.int8), "bits": 4}, r"within \[-8, 7\] or \[0, 15\]"),
         (
             {"values": np.repeat(np.array([[-1], [8], [0]], np.int8), 40, 1), "bits": 4},

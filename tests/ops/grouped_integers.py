@@ -16,7 +16,11 @@ Floats = npt.NDArray[np.float32]
 
 Kept = Literal["float32", "float16", "bfloat16", "multiples", "zero points"]
 KEPT: tuple[Kept, ...] = ("float32", "float16", "bfloat16", "multiples", "zero points")
-"""How scales and minimums are kept; zero points beside scales in float16, where there are minimums."""
+"""How scales and minimums are kept; minimums as zero points beside scales in float16."""
+
+TABLE = 0
+"""In the place of bits: 4 that choose from `NUMBERS`."""
+NUMBERS = (-128, -104, -83, 127, -65, -49, 53, 0, -35, 0, 38, 1, 89, -10, 25, 3)
 
 SMALLEST = np.float32(2.0**-119)
 MOST = np.float32(127)
@@ -46,7 +50,8 @@ class Integers:
             out_features,
             in_features,
             group_size=self.group_size,
-            bits=self.bits,
+            bits=self.bits or 4,
+            table=None if self.bits else NUMBERS,
             has_minimums=self.minimums is not None,
             scales="float16" if self.kept == "zero points" else self.kept,
             has_zero_points=self.kept == "zero points" and self.minimums is not None,
@@ -72,10 +77,9 @@ def random_integers(
 ) -> Integers:
     """Neither symmetric nor alike: scales of any size, and one input with the largest values."""
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
-    low = 0 if has_minimums and bits < 8 else -(1 << (bits - 1))
-    high = low + (1 << bits) - 1
-    values = random.integers(low, high + 1, (out_features, in_features)).astype(np.int8)
-    values[:, in_features // 3] = high
+    numbers = numbers_of(bits, has_minimums)
+    values = random.choice(numbers, (out_features, in_features))
+    values[:, in_features // 3] = numbers.max()
     groups = -(-in_features // group_size)
     scales = parameters(random, out_features, groups, group_size, kept)
     minimums = -parameters(random, out_features, groups, group_size, kept) if has_minimums else None
@@ -84,6 +88,14 @@ def random_integers(
     elif minimums is not None and kept != "multiples":
         minimums[::3] *= -1
     return Integers(values, scales, minimums, group_size, bits, kept)
+
+
+def numbers_of(bits: int, has_minimums: bool) -> npt.NDArray[np.int8]:
+    """What values may be."""
+    if bits == TABLE:
+        return np.array(NUMBERS, np.int8)
+    low = 0 if has_minimums and bits < 8 else -(1 << (bits - 1))
+    return np.arange(low, low + (1 << bits)).astype(np.int8)
 
 
 def parameters(

@@ -14,11 +14,19 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops.native_grouped import GroupedWeight
-from tests.ops.grouped_integers import KEPT, Integers, Kept, product, random_integers, random_rows
+from tests.ops.grouped_integers import (
+    KEPT,
+    TABLE,
+    Integers,
+    Kept,
+    product,
+    random_integers,
+    random_rows,
+)
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = [(bits, has_minimums) for bits in (8, 6, 5, 4) for has_minimums in (False, True)]
+KINDS = [(bits, has_minimums) for bits in (8, 6, 5, 4, TABLE) for has_minimums in (False, True)]
 kinds = pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -104,6 +112,8 @@ def test_errors_are_within_twice_those_of_rounding_the_activations(
         (5, True, [31, 0]),
         (4, False, [-8, 7]),
         (4, True, [15, 0]),
+        (TABLE, False, [-128, 127]),
+        (TABLE, True, [-128, 127]),
     ],
 )
 @pytest.mark.parametrize("group_size", [16, 128])
@@ -331,6 +341,7 @@ def test_argmax_is_the_first_of_the_largest_or_the_first_nan(
         (4, True, 32, "multiples", 128 + 8 + 8 * 2),
         (8, False, 16, "multiples", 256 + 4 + 16),
         (4, False, 32, "bfloat16", 128 + 8 * 2),
+        (TABLE, False, 32, "float16", 128 + 8 * 2),
         (4, True, 64, "zero points", 128 + 4 * 3),
         (4, True, 128, "zero points", 128 + 2 * 3),
     ],
@@ -390,6 +401,15 @@ def test_scales_that_would_not_be_kept_exactly_are_refused(
     assert not bool(weight.linear().rows(torch.arange(9)).any())
 
 
+def test_values_that_are_not_in_the_table_are_refused() -> None:
+    integers = random_integers(9, 256, 32, TABLE, False)
+    weight = integers.empty(torch.float32)
+    integers.values[8, 200] = 2
+    with pytest.raises(ValueError, match="values must be in the table, got 2"):
+        weight.set_rows(0, integers.values, integers.scales)
+    assert not bool(weight.linear().rows(torch.arange(9)).any())
+
+
 @pytest.mark.parametrize("bad", [0.5, -129.0, 128.0, float("nan"), float("inf")])
 def test_minimums_that_are_no_zero_points_are_refused(bad: float) -> None:
     integers = random_integers(9, 256, 32, 4, True, "zero points")
@@ -410,6 +430,8 @@ def test_minimums_that_are_no_zero_points_are_refused(bad: float) -> None:
         ({"group_size": 48}, ValueError, "group_size must be 16, 32, 64, .* got 48"),
         ({"group_size": 0}, ValueError, "group_size must be .* got 0"),
         ({"bits": 7}, ValueError, "bits must be 4, 5, 6 or 8, got 7"),
+        ({"bits": 5, "table": range(16)}, ValueError, "bits must be 4 with a table, got 5"),
+        ({"table": range(15)}, ValueError, "table must have 16 bytes, or none"),
         ({"scales": "float8"}, ValueError, "scales must be float32, float16, bfloat16 or mult"),
         ({"has_zero_points": True}, ValueError, "has_zero_points must be false without minimums"),
         (

@@ -7,18 +7,23 @@ equal that library's bit for bit. No files and no torch here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.models.grouped import GroupedIntegers, Scales
+from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers, Scales
 
 __all__ = ["FORMATS", "Floats", "GGUFFormat", "decoded", "format_name"]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+
+
+_SHARED = 256
+"""Values whose scales are small integers that share a float16."""
 
 
 class _Decoded(NamedTuple):
@@ -29,6 +34,7 @@ class _Decoded(NamedTuple):
     scales: Floats
     minimums: Floats | None
     bits: int
+    table: tuple[int, ...] | None = None
 
 
 class GGUFFormat(NamedTuple):
@@ -43,8 +49,13 @@ class GGUFFormat(NamedTuple):
     block: np.dtype[Any]
     """Fields of one block, without gaps."""
     decode: Callable[[npt.NDArray[Any]], _Decoded | Floats]
-    scales: Scales
-    """What the scales of its integers are."""
+
+    @property
+    def scales(self) -> Scales:
+        """What the scales of its integers are."""
+        if self.values_per_block == _SHARED:
+            return "multiples"
+        return "bfloat16" if "e" in (self.block.names or ()) else "float16"
 
     @property
     def bytes_per_block(self) -> int:
@@ -75,6 +86,7 @@ def decoded(form: GGUFFormat, rows: Bytes) -> GroupedIntegers | Floats:
         minimums=None if found.minimums is None else found.minimums.reshape(count, -1),
         group_size=columns // scales.shape[1],
         bits=found.bits,
+        table=found.table,
     )
 
 
@@ -185,29 +197,29 @@ def _q6_k(blocks: npt.NDArray[Any]) -> _Decoded:
 # -- four bits that choose one of sixteen values
 
 
+@functools.cache
 def _halves(table: tuple[int, ...]) -> tuple[bytes, bytes]:
     """Bytes that stand for a byte's low half, and for its high half."""
     chosen = np.array(table, np.int8).tobytes()
     return chosen * 16, bytes(chosen[byte >> 4] for byte in range(256))
 
 
-_NORMAL_FLOAT = _halves((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-_E2M1_TWICE = _halves((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+_NORMAL_FLOAT = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E8M0_HALF = np.ldexp(1.0, np.arange(-128, 128)).astype(np.float32)
 """Half of 2 ** (e - 127), since the values of the table are doubled."""
 
 
-def _chosen(blocks: npt.NDArray[Any], tables: tuple[bytes, bytes]) -> npt.NDArray[np.int8]:
+def _chosen(blocks: npt.NDArray[Any], scales: Floats, table: tuple[int, ...]) -> _Decoded:
     runs = blocks["qs"].reshape(-1, 16)
     packed = runs.tobytes()
     out = np.empty((len(runs), 2, 16), np.int8)
-    for half, table in enumerate(tables):
-        out[:, half] = np.frombuffer(packed.translate(table), np.int8).reshape(-1, 16)
-    return out
+    for half, chosen in enumerate(_halves(table)):
+        out[:, half] = np.frombuffer(packed.translate(chosen), np.int8).reshape(-1, 16)
+    return _Decoded(out, scales, None, 4, table)
 
 
 def _iq4_nl(blocks: npt.NDArray[Any]) -> _Decoded:
-    return _Decoded(_chosen(blocks, _NORMAL_FLOAT), _f32(blocks["d"]), None, 8)
+    return _chosen(blocks, _f32(blocks["d"]), _NORMAL_FLOAT)
 
 
 def _iq4_xs(blocks: npt.NDArray[Any]) -> _Decoded:
@@ -215,11 +227,11 @@ def _iq4_xs(blocks: npt.NDArray[Any]) -> _Decoded:
     high = blocks["scales_h"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low.reshape(high.shape) | high << 4).astype(np.int8) - 32
     scales = _f32(blocks["d"])[..., None] * _f32(scales)
-    return _Decoded(_chosen(blocks, _NORMAL_FLOAT), scales, None, 8)
+    return _chosen(blocks, scales, _NORMAL_FLOAT)
 
 
 def _mxfp4(blocks: npt.NDArray[Any]) -> _Decoded:
-    return _Decoded(_chosen(blocks, _E2M1_TWICE), _E8M0_HALF[blocks["e"]], None, 8)
+    return _chosen(blocks, _E8M0_HALF[blocks["e"]], E2M1_TWICE)
 
 
 # -- floats
@@ -233,16 +245,14 @@ def _bf16(blocks: npt.NDArray[Any]) -> Floats:
     return (blocks["x"].astype(np.uint32) << 16).view(np.float32)
 
 
-def _format(
-    name: str, number: int, values: int, fields: str, decode: Any, scales: Scales = "float16"
-) -> GGUFFormat:
+def _format(name: str, number: int, values: int, fields: str, decode: Any) -> GGUFFormat:
     """`fields` are "name:type" with numpy's types, "name:u1*16" for an array."""
     block: list[tuple[Any, ...]] = []
     for field in fields.split():
         key, _, kind = field.partition(":")
         kind, _, count = kind.partition("*")
         block.append((key, f"<{kind}", (int(count),)) if count else (key, f"<{kind}"))
-    return GGUFFormat(name, number, values, np.dtype(block), decode, scales)
+    return GGUFFormat(name, number, values, np.dtype(block), decode)
 
 
 FORMATS = {
@@ -255,15 +265,15 @@ FORMATS = {
         _format("Q5_0", 6, 32, "d:f2 qh:u1*4 qs:u1*16", _q5_0),
         _format("Q5_1", 7, 32, "d:f2 m:f2 qh:u1*4 qs:u1*16", _q5_1),
         _format("Q8_0", 8, 32, "d:f2 qs:i1*32", _q8_0),
-        _format("Q2_K", 10, 256, "scales:u1*16 qs:u1*64 d:f2 dmin:f2", _q2_k, "multiples"),
-        _format("Q3_K", 11, 256, "hmask:u1*32 qs:u1*64 scales:u1*12 d:f2", _q3_k, "multiples"),
-        _format("Q4_K", 12, 256, "d:f2 dmin:f2 scales:u1*12 qs:u1*128", _q4_k, "multiples"),
-        _format("Q5_K", 13, 256, "d:f2 dmin:f2 scales:u1*12 qh:u1*32 qs:u1*128", _q5_k, "multiples"),
-        _format("Q6_K", 14, 256, "ql:u1*128 qh:u1*64 scales:i1*16 d:f2", _q6_k, "multiples"),
+        _format("Q2_K", 10, 256, "scales:u1*16 qs:u1*64 d:f2 dmin:f2", _q2_k),
+        _format("Q3_K", 11, 256, "hmask:u1*32 qs:u1*64 scales:u1*12 d:f2", _q3_k),
+        _format("Q4_K", 12, 256, "d:f2 dmin:f2 scales:u1*12 qs:u1*128", _q4_k),
+        _format("Q5_K", 13, 256, "d:f2 dmin:f2 scales:u1*12 qh:u1*32 qs:u1*128", _q5_k),
+        _format("Q6_K", 14, 256, "ql:u1*128 qh:u1*64 scales:i1*16 d:f2", _q6_k),
         _format("IQ4_NL", 20, 32, "d:f2 qs:u1*16", _iq4_nl),
-        _format("IQ4_XS", 23, 256, "d:f2 scales_h:u2 scales_l:u1*4 qs:u1*128", _iq4_xs, "multiples"),
+        _format("IQ4_XS", 23, 256, "d:f2 scales_h:u2 scales_l:u1*4 qs:u1*128", _iq4_xs),
         _format("BF16", 30, 1, "x:u2", _bf16),
-        _format("MXFP4", 39, 32, "e:u1 qs:u1*16", _mxfp4, "bfloat16"),
+        _format("MXFP4", 39, 32, "e:u1 qs:u1*16", _mxfp4),
     )
 }
 """Every format that can be loaded, by its number."""

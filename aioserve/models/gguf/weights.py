@@ -92,7 +92,13 @@ def _integer_form(form: GGUFFormat) -> IntegerForm | None:
     found = decoded(form, np.zeros((1, form.bytes_per_block), np.uint8))
     if not isinstance(found, GroupedIntegers):
         return None
-    return IntegerForm(found.bits, found.group_size, found.minimums is not None, form.scales)
+    return IntegerForm(
+        found.bits,
+        found.group_size,
+        found.minimums is not None,
+        form.scales,
+        table=found.table,
+    )
 
 
 class GGUFWeights(StoredWeights):

@@ -115,9 +115,7 @@ class Integers(Format):
         if self.by_index:
             return None
         scales = stored.parts["scales"]
-        return form_of(
-            self.bits, stored.group_size, stored.in_features, not self.symmetric, scales
-        )
+        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric, scales)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         count, parts = end - first, stored.parts

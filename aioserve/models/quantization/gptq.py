@@ -108,9 +108,7 @@ class GptqWeights(Format):
         if self.by_index:
             return None
         scales = stored.parts["scales"]
-        return form_of(
-            self.bits, stored.group_size, stored.in_features, not self.symmetric, scales
-        )
+        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric, scales)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         words = stored.parts["qweight"].read_columns(first, end)

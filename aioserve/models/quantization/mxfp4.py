@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aioserve.models.architecture import Tensor
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers
 from aioserve.models.quantization.packing import e8m0
 from aioserve.models.quantization.scheme import Parts
 from aioserve.models.stored import Format, IntegerForm, StoredLinear
@@ -20,7 +20,7 @@ __all__ = ["GROUP_SIZE", "Mxfp4"]
 
 GROUP_SIZE = 32
 
-_TWICE = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
+_TWICE = np.array(E2M1_TWICE, np.int8)
 _PAIRS = np.stack((np.tile(_TWICE, 16), np.repeat(_TWICE, 16)), axis=1)
 """What each byte stands for, its low bits first: int8 [256, 2]."""
 
@@ -44,7 +44,7 @@ class Mxfp4(Format):
         return StoredLinear(self, read, rows, columns, GROUP_SIZE)
 
     def integers(self, stored: StoredLinear) -> IntegerForm:
-        return IntegerForm(8, GROUP_SIZE, False)
+        return IntegerForm(4, GROUP_SIZE, False, "bfloat16", table=E2M1_TWICE)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
         values = _PAIRS[stored.parts["weight"].read(first, end)]
@@ -54,5 +54,6 @@ class Mxfp4(Format):
             zeros=None,
             minimums=None,
             group_size=GROUP_SIZE,
-            bits=8,
+            bits=4,
+            table=E2M1_TWICE,
         )

@@ -123,14 +123,14 @@ def num_groups(columns: int, group_size: int) -> int:
 
 
 def form_of(
-    bits: int, group_size: int, columns: int, has_zeros: bool, scales: StoredTensor
+    bits: int, group_size: int, columns: int, has_zeros: bool, scales: StoredTensor | None = None
 ) -> IntegerForm:
-    """The form of `grouped`, whose scales are stored so."""
+    """The form of `grouped`, whose scales are stored so, or computed."""
     return IntegerForm(
         4 if bits <= 4 else 8,
         _common_size(group_size, columns),
         has_zeros,
-        SCALES_OF_DTYPE[scales.dtype],
+        "float32" if scales is None else SCALES_OF_DTYPE[scales.dtype],
         has_zeros,
     )
 

@@ -121,9 +121,10 @@ class PanelProduct {
     template <Storage S>
     const char* bytes_of(const char* weights) {
         if constexpr (S == k8Bits) return weights;
+        const Ints table = Ints::repeat_16(t_.weight.table);
         char* to = bytes_;
         for (int i = 0; i < t_.weight.group_size; i += kUnit) {
-            unpack_unit<S, kVectors>(weights, to);
+            unpack_unit<S, kVectors>(weights, table, to);
             weights += unit_bytes(S);
             to += unit_bytes(k8Bits);
         }

@@ -25,8 +25,8 @@ uint32_t upper_word(int bits, const uint32_t* steps) {
 
 }  // namespace
 
-bool find_storage(int bits, Storage& storage) {
-    for (int known = 0; known < kStorages; ++known) {
+bool find_storage(int bits, bool has_table, Storage& storage) {
+    for (int known = has_table ? kTable : k8Bits; known < kStorages; ++known) {
         storage = static_cast<Storage>(known);
         if (bits_of(storage) == bits) return true;
     }

@@ -10,8 +10,8 @@
 
 namespace aioserve::linear::grouped {
 
-// That of integers of so many bits. False where there is none.
-bool find_storage(int bits, Storage& storage);
+// That of integers of so many bits, or that choose from a table. False where there is none.
+bool find_storage(int bits, bool has_table, Storage& storage);
 
 // The 16 unsigned integers of `column`, to memory and back. Columns share no byte.
 void store_column(Storage storage, const uint8_t* integers, char* unit, int column);

@@ -114,9 +114,9 @@ __attribute__((always_inline)) inline void multiply_steps(PARTIAL& partial, UNIT
 template <class P, Storage S, int ROWS, int VECTORS>
 __attribute__((always_inline)) inline void multiply_unit(Ints (&sums)[ROWS][VECTORS],
                                                          const char* x, const char* panel,
-                                                         int column) {
+                                                         int column, Ints table) {
     typename P::template Partial<ROWS, VECTORS> partial(sums);
-    Unit<S, VECTORS> unit(panel, column);
+    Unit<S, VECTORS> unit(panel, column, table);
     multiply_steps<P, ROWS, VECTORS>(partial, unit, x);
     partial.finish();
 }
@@ -145,6 +145,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) outputs[r][v] = Vec::zero();
 
+    const Ints table = Ints::repeat_16(t.weight.table);
     const int units = t.weight.group_size / kUnit;
     const int span = t.weight.span;
     const bool has_minimums = t.weight.has_minimums;
@@ -170,7 +171,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = Ints::repeat(at);
         }
         for (int unit = 0; unit < units; ++unit) {
-            multiply_unit<P, S, ROWS, VECTORS>(sums, x, panel, column);
+            multiply_unit<P, S, ROWS, VECTORS>(sums, x, panel, column, table);
             x += kUnitRowBytes;
             panel += unit_bytes(S);
         }

@@ -5,5 +5,6 @@
 
 namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kAmxInt8Emulated = {{amx_tiles<k8Bits>(), amx_tiles<k6Bits>(),
-    amx_tiles<k5Bits>(), amx_tiles<k4Bits>()}};
+    amx_tiles<k5Bits>(), amx_tiles<k4Bits>(),
+    amx_tiles<kTable>()}};
 }  // namespace aioserve::linear::grouped

@@ -17,7 +17,8 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 
 namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kAvx2 = {{tiles<Pairs, k8Bits, 5>(), tiles<Pairs, k6Bits, 5>(),
-    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>()}};
+    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>(),
+    tiles<Pairs, kTable, 5>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

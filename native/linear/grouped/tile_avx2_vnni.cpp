@@ -18,7 +18,8 @@ namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kAvx2Vnni = {{tiles<Dot, k8Bits, 6>(),
     tiles<Dot, k6Bits, 6>(),
     tiles<Dot, k5Bits, 6>(),
-    tiles<Dot, k4Bits, 6>()}};
+    tiles<Dot, k4Bits, 6>(),
+    tiles<Dot, kTable, 6>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -17,7 +17,8 @@ constexpr int vectors_at_once(int) { return 2; }
 
 namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kAvx512 = {{tiles<Pairs, k8Bits, 6>(), tiles<Pairs, k6Bits, 6>(),
-    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>()}};
+    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>(),
+    tiles<Pairs, kTable, 6>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -20,7 +20,8 @@ namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kAvx512Vnni = {{tiles<Dot, k8Bits, 6, 9>(),
     tiles<Dot, k6Bits, 6, 9>(),
     tiles<Dot, k5Bits, 6, 9>(),
-    tiles<Dot, k4Bits, 6, 9>()}};
+    tiles<Dot, k4Bits, 6, 9>(),
+    tiles<Dot, kTable, 6, 9>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif

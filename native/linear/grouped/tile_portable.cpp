@@ -17,5 +17,6 @@ namespace aioserve::linear::grouped {
 extern constexpr IntegerTiles kPortable = {{tiles<Pairs, k8Bits, 3>(),
     tiles<Pairs, k6Bits, 3>(),
     tiles<Pairs, k5Bits, 3>(),
-    tiles<Pairs, k4Bits, 3>()}};
+    tiles<Pairs, k4Bits, 3>(),
+    tiles<Pairs, kTable, 3>()}};
 }  // namespace aioserve::linear::grouped

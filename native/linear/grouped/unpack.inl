@@ -21,11 +21,12 @@ struct Unit {
     static constexpr int kUpperBits = S == k8Bits ? 0 : bits_of(S) - 4;
 
     const char* line;
+    Ints table;
     Ints halves[VECTORS];
     Ints upper[VECTORS];
 
-    __attribute__((always_inline)) Unit(const char* unit, int column)
-        : line(unit + column * kStepBytes) {
+    __attribute__((always_inline)) Unit(const char* unit, int column, Ints table_)
+        : line(unit + column * kStepBytes), table(table_) {
         if constexpr (kUpperBits > 0) {
             const char* from = unit + kUpperAt + column * upper_bytes(S);
             constexpr int kBytes = Ints::kWidth * upper_bytes(S);
@@ -58,7 +59,9 @@ struct Unit {
                 bytes[v] = halves[v];
             } else {
                 const Ints low = STEP % 2 == 0 ? halves[v] : halves[v].template shifted<-4>();
-                if constexpr (kUpperBits > 0) {
+                if constexpr (S == kTable) {
+                    bytes[v] = table.looked_up(low.low_nibbles());
+                } else if constexpr (kUpperBits > 0) {
                     const Ints moved = upper[v].template shifted<4 - kUpperBits * STEP>();
                     bytes[v] = low.low_nibbles_below(moved.masked(((1 << kUpperBits) - 1) << 4));
                 } else {
@@ -81,8 +84,8 @@ __attribute__((always_inline)) inline void store_steps(Unit<S, VECTORS>& unit, c
 
 // The unit at `unit` as 8 bits hold it. VECTORS hold all columns.
 template <Storage S, int VECTORS>
-__attribute__((always_inline)) inline void unpack_unit(const char* unit, char* to) {
-    Unit<S, VECTORS> all(unit, 0);
+__attribute__((always_inline)) inline void unpack_unit(const char* unit, Ints table, char* to) {
+    Unit<S, VECTORS> all(unit, 0, table);
     store_steps(all, to);
 }
 

@@ -28,8 +28,9 @@ int group_in_panels(int64_t group_size, int64_t in_features) {
 
 Storage storage_of(const IntegerForm& form) {
     Storage storage;
-    if (!find_storage(form.bits, storage))
-        refuse("bits must be 4, 5, 6 or 8, got " + std::to_string(form.bits));
+    if (!find_storage(form.bits, form.table != nullptr, storage))
+        refuse(std::string("bits must be ") + (form.table ? "4 with a table" : "4, 5, 6 or 8") +
+               ", got " + std::to_string(form.bits));
     return storage;
 }
 
@@ -49,18 +50,38 @@ WeightShape shape_of(int64_t out_features, int64_t in_features, const IntegerFor
         header_bytes_of(form.scales, form.has_zero_points, span, form.has_minimums);
     const int64_t headers = (groups + span - 1) / span;
     const int64_t weight_bytes = int64_t{groups} * (size / kUnit) * unit_bytes(storage);
-    return {.in_features = in_features,
+    int offset = storage != k8Bits && form.has_minimums ? 0 : 1 << (form.bits - 1);
+    if (form.table) offset = -*std::min_element(form.table, form.table + 16);
+    WeightShape shape{
+            .in_features = in_features,
             .bfloat16 = bfloat16,
             .steps = groups * size / 4,
             .panel_bytes = static_cast<std::size_t>(headers * header_bytes + weight_bytes),
             .groups = groups,
             .group_size = size,
-            .offset = storage != k8Bits && form.has_minimums ? 0 : 1 << (form.bits - 1),
+            .offset = offset,
             .has_minimums = form.has_minimums,
             .kind = form.scales,
             .has_zero_points = form.has_zero_points,
             .span = span,
-            .header_bytes = header_bytes};
+            .header_bytes = header_bytes,
+            .table = {}};
+    for (int i = 0; form.table && i < 16; ++i)
+        shape.table[i] = static_cast<uint8_t>(form.table[i] + offset);
+    return shape;
+}
+
+std::array<int16_t, 256> codes_of(const WeightShape& shape, const IntegerForm& form) {
+    std::array<int16_t, 256> codes;
+    codes.fill(-1);
+    if (form.table) {
+        for (int code = 15; code >= 0; --code)  // of equal ones the first
+            codes[static_cast<uint8_t>(form.table[code])] = static_cast<int16_t>(code);
+        return codes;
+    }
+    for (int code = 0; code < 1 << form.bits; ++code)
+        codes[static_cast<uint8_t>(code - shape.offset)] = static_cast<int16_t>(code);
+    return codes;
 }
 
 }  // namespace
@@ -69,6 +90,7 @@ GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, const In
                              bool bfloat16)
     : PanelKernel(out_features, shape_of(out_features, in_features, form, bfloat16)),
       storage_(storage_of(form)),
+      codes_(codes_of(shape(), form)),
       group_size_(form.group_size) {}
 
 char* GroupedWeight::header_at(int64_t id, int group) const {
@@ -86,15 +108,14 @@ char* GroupedWeight::unit_at(int64_t id, int group, int unit) const {
 
 void GroupedWeight::check_values(const int8_t* values, int64_t count) const {
     if (storage_ == k8Bits) return;
-    int8_t least = 0, most = 0;  // every range has 0
-    for (int64_t i = 0; i < count * in_features(); ++i) {
-        least = std::min(least, values[i]);
-        most = std::max(most, values[i]);
-    }
+    const int8_t* end = values + count * in_features();
+    const int8_t* bad = std::find_if(values, end, [&](int8_t value) { return code_of(value) < 0; });
+    if (bad == end) return;
     const int lowest = -shape().offset, highest = lowest + (1 << bits()) - 1;
-    if (least < lowest || most > highest)
-        refuse("values must be from " + std::to_string(lowest) + " to " + std::to_string(highest) +
-               ", got " + std::to_string(least < lowest ? least : most));
+    refuse((storage_ == kTable ? std::string("values must be in the table")
+                               : "values must be from " + std::to_string(lowest) + " to " +
+                                     std::to_string(highest)) +
+           ", got " + std::to_string(*bad));
 }
 
 // A span's after the other's. `which`: 0 for scales, 1 for minimums.
@@ -154,18 +175,16 @@ void GroupedWeight::set_rows(int64_t first, int64_t count, const int8_t* values,
     }
 }
 
-// Inputs past the last become values of 0.
+// Inputs past the last, which are 0 in x, become any.
 void GroupedWeight::set_row(int64_t id, const int8_t* values) {
     const auto column = static_cast<int>(id % kPanelColumns);
     for (int group = 0; group < shape().groups; ++group)
         for (int unit = 0; unit < units(); ++unit) {
             const int64_t begin = int64_t{group} * shape().group_size + unit * kUnit;
             const int64_t count = std::clamp<int64_t>(in_features() - begin, 0, kUnit);
-            int8_t own[kUnit] = {};
-            std::memcpy(own, values + begin, static_cast<std::size_t>(count));
-            uint8_t integers[kUnit];
-            for (int i = 0; i < kUnit; ++i)
-                integers[i] = static_cast<uint8_t>(own[i] + shape().offset);
+            uint8_t integers[kUnit] = {};
+            for (int64_t i = 0; i < count; ++i)
+                integers[i] = static_cast<uint8_t>(code_of(values[begin + i]));
             store_column(storage_, integers, unit_at(id, group, unit), column);
         }
 }
@@ -186,7 +205,9 @@ void GroupedWeight::row(int64_t id, char* out) const {
             const int64_t begin = int64_t{group} * shape().group_size + unit * kUnit;
             const int64_t count = std::clamp<int64_t>(in_features() - begin, 0, kUnit);
             for (int64_t i = 0; i < count; ++i) {
-                const float scaled = static_cast<float>(integers[i] - offset) * scale;
+                const int stored =
+                    storage_ == kTable ? shape().table[integers[i]] : integers[i];
+                const float scaled = static_cast<float>(stored - offset) * scale;
                 made[static_cast<std::size_t>(begin + i)] =
                     has_minimums() ? scaled + minimum : scaled;
             }

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <array>
+
 #include "linear/grouped/scales.h"
 #include "linear/panels.h"
 
@@ -17,6 +19,8 @@ struct IntegerForm {
     // Whether each minimum is -(zero point * scale), with a zero point from -128 to 127. Not of
     // scales that are multiples.
     bool has_zero_points;
+    // The 16 integers that values are among, which have 4 bits then; null: any.
+    const int8_t* table;
 };
 
 class GroupedWeight : public PanelKernel {
@@ -44,6 +48,7 @@ class GroupedWeight : public PanelKernel {
     const TileSet& tiles() const override;
 
   private:
+    int code_of(int8_t value) const { return codes_[static_cast<uint8_t>(value)]; }
     void check_values(const int8_t* values, int64_t count) const;
     int units() const { return shape().group_size / grouped::kUnit; }  // of a group
     char* header_at(int64_t id, int group) const;
@@ -53,6 +58,7 @@ class GroupedWeight : public PanelKernel {
     void set_row(int64_t id, const int8_t* values);
 
     grouped::Storage storage_;
+    std::array<int16_t, 256> codes_;  // of values as bytes: what is stored, or -1
     int64_t group_size_;  // as given; that of the panels is a part of it
 };
 

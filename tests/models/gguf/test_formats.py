@@ -96,9 +96,9 @@ def test_any_range_of_rows_is_decoded_as_all_of_them_are(name: str) -> None:
         ("Q4_K", 32, 4, 0, 15, True),
         ("Q5_K", 32, 5, 0, 31, True),
         ("Q6_K", 16, 6, -32, 31, False),
-        ("IQ4_NL", 32, 8, -127, 113, False),
-        ("IQ4_XS", 32, 8, -127, 113, False),
-        ("MXFP4", 32, 8, -12, 12, False),
+        ("IQ4_NL", 32, 4, -127, 113, False),
+        ("IQ4_XS", 32, 4, -127, 113, False),
+        ("MXFP4", 32, 4, -12, 12, False),
     ],
 )
 def test_integers_keep_the_groups_of_their_format(
