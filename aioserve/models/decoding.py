@@ -59,7 +59,12 @@ class Decoding:
 
     def runs(self, parts: Sequence[StoredLinear]) -> list[list[StoredLinear]]:
         """The weights of one layer, those together that `kernel` makes one kernel of."""
-        return [list(run) for _, run in groupby(parts, self._form)]
+        return [list(run) for _, run in groupby(parts, self._form_and_order)]
+
+    def _form_and_order(self, part: StoredLinear) -> tuple[IntegerForm | None, str]:
+        """Weights whose columns have another order than the inputs have one each."""
+        form = self._form(part)
+        return form, part.name if form is not None and form.permuted else ""
 
     def _form(self, part: StoredLinear) -> IntegerForm | None:
         """Form of the integers that a kernel has; None: floats."""
@@ -100,7 +105,7 @@ class Decoding:
 
     def _grouped(
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
-    ) -> _native.GroupedWeight:
+    ) -> _native.LinearKernel:
         weight = _native.GroupedWeight(
             _rows(parts),
             parts[0].in_features,
@@ -114,10 +119,7 @@ class Decoding:
         )
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
-            rows = part.rows(first, end)
-            if not isinstance(rows, GroupedIntegers):
-                raise WeightsError(f"{part.name}: {part.format.name} must give integers")
-            values, scales, minimums = _with_minimums(rows)
+            values, scales, minimums = _with_minimums(_integers(part, first, end))
             minimums_at = 0 if minimums is None else minimums.ctypes.data
             try:
                 weight.set_rows(
@@ -129,7 +131,8 @@ class Decoding:
         self._each_block(parts, fill)
         if bias is not None:
             weight.set_bias(bias.ctypes.data)
-        return weight
+        order = _integers(parts[0], 0, 1).order if form.permuted else None
+        return weight if order is None else _native.PermutedKernel(weight, order.tobytes())
 
     def _each_block(
         self,
@@ -150,6 +153,13 @@ class Decoding:
                 top += part.out_features
         for task in tasks:
             task.result()
+
+
+def _integers(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    rows = part.rows(first, end)
+    if not isinstance(rows, GroupedIntegers):
+        raise WeightsError(f"{part.name}: {part.format.name} must give integers")
+    return rows
 
 
 def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:

@@ -51,6 +51,8 @@ class GroupedIntegers:
     bits: 4, 5, 6 or 8.
     table: the 16 numbers, from -128 to 127, that values are among, so that 4 bits choose one; None:
         any that the bits hold.
+    order: int32 [in]: column c of values is input order[c] of `w`, and groups are those of columns;
+        None: columns are the inputs.
 
     Raises `WeightsError` naming the argument that doesn't fit.
     """
@@ -62,6 +64,7 @@ class GroupedIntegers:
     group_size: int
     bits: int
     table: tuple[int, ...] | None = None
+    order: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.int8 or self.values.ndim != 2 or 0 in self.values.shape:
@@ -79,6 +82,8 @@ class GroupedIntegers:
             _check("zeros", self.zeros, np.int8, shape)
         if self.minimums is not None:
             _check("minimums", self.minimums, np.float32, shape)
+        if self.order is not None:
+            self._check_order(self.order)
         if self.bits not in _RANGES:
             raise WeightsError(f"bits must be 4, 5, 6 or 8, got {self.bits}")
         if self.table is not None:
@@ -91,6 +96,11 @@ class GroupedIntegers:
                 f"{' or '.join(f'[{low}, {high}]' for low, high in _RANGES[self.bits])}, got "
                 f"{least} to {largest}"
             )
+
+    def _check_order(self, order: npt.NDArray[np.int32]) -> None:
+        columns = np.arange(self.in_features)
+        if order.dtype != np.int32 or not np.array_equal(np.sort(order), columns):
+            raise WeightsError(f"order must name each of {self.in_features} inputs once, in int32")
 
     def _check_table(self, table: tuple[int, ...]) -> None:
         if self.bits != 4 or len(table) != 16 or not -128 <= min(table) <= max(table) <= 127:
@@ -131,6 +141,7 @@ class GroupedIntegers:
             self.group_size,
             self.bits,
             self.table,
+            self.order,
         )
 
     def dequantized(self) -> npt.NDArray[np.float32]:
@@ -141,7 +152,11 @@ class GroupedIntegers:
         weight *= self._of_each_input(self.scales)
         if self.minimums is not None:
             weight += self._of_each_input(self.minimums)
-        return weight
+        if self.order is None:
+            return weight
+        of_inputs = np.empty_like(weight)
+        of_inputs[:, self.order] = weight
+        return of_inputs
 
     def _of_each_input(self, of_groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return np.repeat(of_groups, self.group_size, axis=1)[:, : self.in_features]

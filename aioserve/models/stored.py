@@ -163,6 +163,8 @@ class IntegerForm(msgspec.Struct, frozen=True):
     """Whether they have zeros and no minimums, so that only scales are such numbers."""
     table: tuple[int, ...] | None = None
     """The 16 numbers that values are among."""
+    permuted: bool = False
+    """Whether columns have another order than the inputs."""
 
 
 class Format(ABC):

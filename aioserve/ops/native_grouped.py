@@ -17,7 +17,7 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.native_types import NativeLinear, is_bfloat16
 
-__all__ = ["GroupedWeight", "joined_linear"]
+__all__ = ["GroupedWeight", "joined_linear", "permuted_linear"]
 
 
 class GroupedWeight:
@@ -127,6 +127,17 @@ def joined_linear(
     return NativeLinear.of_packed(
         _native.JoinedKernel(tuple(layer.packed for layer in layers)), out_dtype
     )
+
+
+def permuted_linear(
+    layer: NativeLinear, order: npt.NDArray[np.int32], out_dtype: torch.dtype | None = None
+) -> NativeLinear:
+    """The layer whose input order[i] is input i of `layer`.
+
+    Raises ValueError unless `order` names each input once.
+    """
+    permuted = _native.PermutedKernel(layer.packed, np.ascontiguousarray(order).tobytes())
+    return NativeLinear.of_packed(permuted, out_dtype)
 
 
 def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:

@@ -6,9 +6,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "linear/grouped/weight.h"
 #include "linear/joined.h"
 #include "linear/packed_weight.h"
+#include "linear/permuted.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -16,6 +19,7 @@ using aioserve::linear::GroupedWeight;
 using aioserve::linear::JoinedKernel;
 using aioserve::linear::LinearKernel;
 using aioserve::linear::PackedWeight;
+using aioserve::linear::PermutedKernel;
 
 namespace {
 
@@ -98,6 +102,12 @@ std::vector<std::pair<int64_t, std::size_t>> sizes_of_parts(const JoinedKernel& 
     return sizes;
 }
 
+void permute(PermutedKernel* self, const LinearKernel& kernel, const nb::bytes& order) {
+    std::vector<int32_t> inputs(order.size() / sizeof(int32_t));
+    std::memcpy(inputs.data(), order.data(), inputs.size() * sizeof(int32_t));
+    new (self) PermutedKernel(kernel, std::move(inputs));
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -128,4 +138,6 @@ void bind_linear(nb::module_& m) {
         .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("sizes", &sizes_of_parts);
     m.attr("PANEL_OUTPUTS") = aioserve::linear::kPanelColumns;
+    nb::class_<PermutedKernel, LinearKernel>(m, "PermutedKernel", "A kernel with sorted inputs.")
+        .def("__init__", &permute, "kernel"_a, "order"_a, nb::keep_alive<1, 2>());
 }

@@ -30,6 +30,7 @@ def grouped_integers(draw: st.DrawFn) -> GroupedIntegers:
         minimums,
         group_size,
         bits,
+        order=rng.permutation(columns).astype(np.int32) if draw(st.booleans()) else None,
     )
 
 
@@ -38,6 +39,7 @@ def test_each_weight_is_rounded_after_its_product_and_after_its_sum(grouped: Gro
     weight = grouped.dequantized()
     assert weight.dtype == np.float32
     assert weight.shape == (grouped.out_features, grouped.in_features)
+    order = np.arange(grouped.in_features) if grouped.order is None else grouped.order
     for row, column in np.ndindex(weight.shape):
         group = column // grouped.group_size
         value = int(grouped.values[row, column])
@@ -46,7 +48,7 @@ def test_each_weight_is_rounded_after_its_product_and_after_its_sum(grouped: Gro
         expected = np.float32(value) * grouped.scales[row, group]
         if grouped.minimums is not None:
             expected = expected + grouped.minimums[row, group]
-        assert weight[row, column].tobytes() == expected.tobytes()
+        assert weight[row, order[column]].tobytes() == expected.tobytes()
 
 
 @given(grouped_integers(), st.data())
@@ -90,6 +92,8 @@ def _fields(**changed: Any) -> dict[str, Any]:
         ({"group_size": 0}, "group_size must be"),
         ({"bits": 7}, "bits must be 4, 5, 6 or 8, got 7"),
         ({"values": np.full((3, 40), -17, np.int8), "bits": 5}, r"within \[-16, 15\] or \[0, 31\]"),
+        ({"order": np.arange(40)}, "order must name each of 40 inputs once, in int32"),
+        ({"order": np.zeros(40, np.int32)}, "order must name each of 40 inputs once"),
         ({"table": tuple(range(16))}, "table must have 16 numbers from -128 to 127, and bits be 4"),
         ({"table": tuple(range(15)), "bits": 4}, "table must have 16 numbers"),
         ({"table": tuple(range(113, 129)), "bits": 4}, "table must have 16 numbers"),

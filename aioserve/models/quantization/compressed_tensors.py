@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from aioserve.models.quantization.scheme import (
     centred,
     check_group_size,
     check_names,
+    fills_groups,
     form_of,
     grouped,
     matches,
@@ -55,8 +56,8 @@ _ALL_LINEARS = "Linear"
 @dataclass(frozen=True, slots=True)
 class Integers(Format):
     """Integers of a group of modules; as they are ("weight"), or with `packed` in words along the
-    inputs ("weight_packed"), zero points along the outputs; with `by_index` in groups that
-    "weight_g_idx" says."""
+    inputs ("weight_packed"), zero points along the outputs; `permuted` or `by_index` in groups
+    that "weight_g_idx" says, which fill all groups or don't."""
 
     bits: int
     packed: bool
@@ -64,11 +65,12 @@ class Integers(Format):
     """0: each output has one scale, -1: the weight has."""
     symmetric: bool
     by_index: bool = False
+    permuted: bool = False
 
     @property
     def name(self) -> str:
         kind = "packed" if self.packed else "plain"
-        order = "-act-order" if self.by_index else ""
+        order = "-act-order" if self.permuted else "-by-index" if self.by_index else ""
         return f"compressed-{kind}-int{self.bits}-g{self.group_size}{order}"
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
@@ -100,7 +102,8 @@ class Integers(Format):
                 if not 0 <= index.min() <= index.max() < groups:
                     parts.refuse(f"weight_g_idx must name groups from 0 to {groups - 1}")
                 read["index"] = part
-                format_ = Integers(bits, self.packed, self.group_size, self.symmetric, True)
+                filled = fills_groups(index, size)
+                format_ = replace(self, by_index=not filled, permuted=filled)
         return StoredLinear(format_, read, rows, columns, size)
 
     def _of_groups(self, parts: Parts, name: str, dtypes, rows: int, groups: int):
@@ -114,8 +117,9 @@ class Integers(Format):
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
         if self.by_index:
             return None
-        scales = stored.parts["scales"]
-        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric, scales)
+        scales, has_zeros = stored.parts["scales"], not self.symmetric
+        sizes = self.bits, stored.group_size, stored.in_features
+        return form_of(*sizes, has_zeros, scales, self.permuted)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         count, parts = end - first, stored.parts
@@ -138,9 +142,9 @@ class Integers(Format):
                 if parts["zeros"].dtype == "I32"
                 else of_groups("zeros")
             )
-        if not self.by_index:
-            return grouped(values, scales, zeros, stored.group_size, self.bits)
-        index = parts["index"].read()
+        index = parts["index"].read() if "index" in parts else None
+        if not self.by_index or index is None:
+            return grouped(values, scales, zeros, stored.group_size, self.bits, index)
         weight = values.astype(np.float32)
         if zeros is not None:
             weight -= zeros[:, index]

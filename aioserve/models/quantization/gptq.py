@@ -29,6 +29,7 @@ from aioserve.models.quantization.scheme import (
     check_group_size,
     check_names,
     compiled,
+    fills_groups,
     form_of,
     grouped,
     num_groups,
@@ -48,7 +49,8 @@ _ALIGNED = 32
 
 @dataclass(frozen=True, slots=True)
 class GptqWeights(Format):
-    """Inputs are in the order of groups, or `by_index`, each in the group that `g_idx` says."""
+    """Inputs are in the order of groups, or each in the group that `g_idx` says: `permuted`, where
+    these fill all groups, else `by_index`."""
 
     bits: int
     group_size: int
@@ -57,6 +59,7 @@ class GptqWeights(Format):
     adds_one: bool
     """Whether 1 is added to zero points, as the first version of the format wants it."""
     by_index: bool = False
+    permuted: bool = False
 
     least_rows = 512
 
@@ -77,7 +80,7 @@ class GptqWeights(Format):
 
     @property
     def name(self) -> str:
-        order = "-act-order" if self.by_index else ""
+        order = "-act-order" if self.permuted else "-by-index" if self.by_index else ""
         return f"gptq-int{self.bits}-g{self.group_size}{order}"
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
@@ -101,23 +104,25 @@ class GptqWeights(Format):
                 if not 0 <= groups_of_inputs.min() <= groups_of_inputs.max() < groups:
                     parts.refuse(f"g_idx must name groups from 0 to {groups - 1}")
                 read["g_idx"] = index
-                format_ = replace(self, by_index=True)
+                filled = fills_groups(groups_of_inputs, size)
+                format_ = replace(self, by_index=not filled, permuted=filled)
         return StoredLinear(format_, read, rows, columns, size)
 
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
         if self.by_index:
             return None
-        scales = stored.parts["scales"]
-        return form_of(self.bits, stored.group_size, stored.in_features, not self.symmetric, scales)
+        scales, has_zeros = stored.parts["scales"], not self.symmetric
+        sizes = self.bits, stored.group_size, stored.in_features
+        return form_of(*sizes, has_zeros, scales, self.permuted)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         words = stored.parts["qweight"].read_columns(first, end)
         values = centred(unpacked(words, self.bits).T, self.bits)
         scales = stored.parts["scales"].read_float_columns(first, end).T
         zeros = None if self.symmetric else self._zeros(stored, first, end)
-        if not self.by_index:
-            return grouped(values, scales, zeros, stored.group_size, self.bits)
-        index = stored.parts["g_idx"].read()
+        index = stored.parts["g_idx"].read() if "g_idx" in stored.parts else None
+        if not self.by_index or index is None:
+            return grouped(values, scales, zeros, stored.group_size, self.bits, index)
         weight = values.astype(np.float32)
         if zeros is not None:
             weight -= zeros[:, index]

@@ -123,7 +123,12 @@ def num_groups(columns: int, group_size: int) -> int:
 
 
 def form_of(
-    bits: int, group_size: int, columns: int, has_zeros: bool, scales: StoredTensor | None = None
+    bits: int,
+    group_size: int,
+    columns: int,
+    has_zeros: bool,
+    scales: StoredTensor | None = None,
+    permuted: bool = False,
 ) -> IntegerForm:
     """The form of `grouped`, whose scales are stored so, or computed."""
     return IntegerForm(
@@ -132,7 +137,13 @@ def form_of(
         has_zeros,
         "float32" if scales is None else SCALES_OF_DTYPE[scales.dtype],
         has_zeros,
+        permuted=permuted,
     )
+
+
+def fills_groups(index: np.ndarray, group_size: int) -> bool:
+    """Whether inputs, whose groups `index` has, fill all groups: sorting makes these whole."""
+    return np.array_equal(np.sort(index), np.arange(len(index)) // group_size)
 
 
 def check_group_size(fields: Fields, name: str, group_size: int) -> None:
@@ -152,10 +163,16 @@ def grouped(
     zeros: np.ndarray | None,
     group_size: int,
     bits: int,
+    index: np.ndarray | None = None,
 ) -> GroupedIntegers:
     """Signed values, int8, in groups of any size that is a multiple of 128, or one of
-    `GROUP_SIZES`, or all inputs."""
+    `GROUP_SIZES`, or all inputs. `index`: the groups of inputs, if these aren't in their order;
+    they fill them."""
     columns = values.shape[1]
+    order = None
+    if index is not None:
+        order = np.argsort(index, kind="stable").astype(np.int32)
+        values = values[:, order]
     size = _common_size(group_size, columns)
     if size < group_size:
         count = num_groups(columns, size)
@@ -169,6 +186,7 @@ def grouped(
         None,
         size,
         4 if bits <= 4 else 8,
+        order=order,
     )
 
 

@@ -19,7 +19,7 @@ from aioserve.models.files import model_files
 from aioserve.models.quantization.awq import Awq
 from aioserve.models.quantization.gptq import Gptq
 from aioserve.models.quantization.packing import unpacked
-from aioserve.models.stored import StoredLinear
+from aioserve.models.stored import IntegerForm, StoredLinear
 from tests.models.quantization.checking import check_stands_for
 from tests.models.quantization.writers import Numbers, numbers_of, pack, write_quantized
 
@@ -76,19 +76,33 @@ def write_gptq(
     index: str = "groups",
     symmetric: bool = False,
     act_order: bool = False,
+    uneven: bool = False,
     **other: Any,
 ) -> tuple[Path, Path]:
     rng = np.random.default_rng(bits * 1000 + group_size)
 
     def store(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:
         numbers = numbers_of(
-            weight, bits, group_size, symmetric=symmetric, act_order=act_order, rng=rng
+            weight,
+            bits,
+            group_size,
+            symmetric=symmetric,
+            act_order=act_order,
+            uneven=uneven,
+            rng=rng,
         )
         return gptq_parts(numbers, version=version, with_index=index), numbers.floats
 
     other = {"checkpoint_format": f"gptq_v{version}" if version == 2 else "gptq"} | other
     said = gptq_config(bits, group_size, desc_act=act_order, sym=symmetric, **other)
     return write_quantized(directory, said, store)
+
+
+def forms_of(model: Path) -> list[IntegerForm | None]:
+    files = model_files(model)
+    config = files.config()
+    with files.weights(config) as stored:
+        return [stored[tensor].integers for one in config.linears for tensor in one.weights]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -103,6 +117,13 @@ def test_gptq_in_bits_groups_and_versions(tmp_path: Path, bits: int, group_size:
 def test_gptq_in_the_order_of_activations(tmp_path: Path, bits: int):
     model, floats = write_gptq(tmp_path, bits, 16, act_order=True)
     check_stands_for(model, floats)
+    assert all(form is not None and form.permuted for form in forms_of(model))
+
+
+def test_gptq_in_groups_that_inputs_do_not_fill_becomes_floats(tmp_path: Path):
+    model, floats = write_gptq(tmp_path, 4, 16, uneven=True)
+    check_stands_for(model, floats)
+    assert not any(forms_of(model))
 
 
 @pytest.mark.parametrize("index", ["absent", "zeros"])

@@ -66,6 +66,7 @@ def numbers_of(
     *,
     symmetric: bool = False,
     act_order: bool = False,
+    uneven: bool = False,
     rng: np.random.Generator,
 ) -> Numbers:
     """Random numbers of the size of a weight, scaled to its spread. group_size -1: all inputs."""
@@ -76,6 +77,8 @@ def numbers_of(
     index = np.arange(columns) // size
     if act_order:
         index = rng.permutation(index)
+    if uneven:
+        index = rng.integers(0, index.max() + 1, columns)
     values = rng.integers(0, most, (rows, columns))
     values[:, rng.integers(columns)] = rng.choice([0, most - 1], rows)
     middle = np.full((rows, groups), most // 2)
