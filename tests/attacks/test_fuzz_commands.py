@@ -81,7 +81,8 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Engine, "__aenter__", begin)
         patch.setattr("aioserve.cli._models.download", begin)
         patch.setattr("aioserve.cli._http_load.measure.measure_server", begin)
-        patch.setattr("aioserve.models.quantization.quantized_copy._beside", begin)
+        patch.setattr("aioserve.models.quantization.quantized_copy.beside", begin)
+        patch.setattr("aioserve.models.gguf.copy.beside", begin)
         for shape in SHAPES:  # they are there already
             config = directory / "aioserve/random" / f"qwen3-{shape}" / "config.json"
             config.parent.mkdir(parents=True)
@@ -141,9 +142,9 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     if verb == ("quantize",):
         words += [
             draw(st.just("pyhelp") | values()),
-            draw(st.just("copy") | values()),
+            draw(st.sampled_from(["copy", "copy.gguf"]) | values()),
             "--method",
-            draw(st.sampled_from(["int8", "w4a16"]) | values()),
+            draw(st.sampled_from(["int8", "w4a16", "gptq", "gguf:Q8_0"]) | values()),
         ]
     for _ in range(draw(st.integers(0, 4))):
         option = draw(st.sampled_from([*options, "--no-such-option", "-x"]))
@@ -187,6 +188,11 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @example(["evaluate", "pyhelp", "--text", NO_TEXT, "--reference", NO_TEXT])
 @example(["quantize", "pyhelp", NO_TEXT, "--method", "int8"])
 @example(["quantize", NO_TEXT, "copy", "--method", "w4a16", "--group-size", "9" * 5000])
+@example(["quantize", "pyhelp", "copy", "--method", "gptq", "--calibration", "/dev/zero"])
+@example(["quantize", "pyhelp", "copy", "--method", "awq", "--calibration", NO_TEXT])
+@example(["quantize", "pyhelp", "copy", "--method", "w8a8", "--smoothquant", "nan"])
+@example(["quantize", "pyhelp", "\ud800.gguf", "--method", "gguf:Q4_K_M"])
+@example(["quantize", NO_TEXT, "copy.gguf", "--method", "gguf:Q8_0"])
 @example(["plan", NO_TEXT, "--json"])
 @example(["plan", NO_TEXT])
 @example(["bench", "latency", NO_TEXT])
