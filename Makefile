@@ -8,6 +8,7 @@
 #   pairs   every two features together, on all models, page sizes and seeds
 #   soak    random requests through whole engines for ten minutes
 #   test-optimized  the test suite under `python -O`
+#   test-real       downloads a trained model (253 MB) and tests with it
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
 #   wheels  dist/*.whl for CPython 3.11, 3.12 and 3.13, each installed and streamed from
@@ -56,7 +57,7 @@ PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs soak lint check-install wheels \
+.PHONY: run test test-slow test-real test-optimized mutants sanitize fuzz pairs soak lint check-install wheels \
   bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
@@ -70,6 +71,11 @@ test: lint check-install $(FOR_CLIENTS)
 test-slow: lint $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not alone"
 	$(PYTEST) -m alone
+
+# Gemma 3 270M, under Gemma's terms, into ~/.cache/aioserve/real: see tools/real_model.
+test-real: $(FOR_TEST) $(BUILT)
+	$(BIN)/python tools/real_model
+	$(PYTEST) -m real -s tests/real
 
 test-optimized: $(FOR_TEST) $(BUILT)
 	$(PYTEST_OPTIMIZED)

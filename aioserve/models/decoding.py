@@ -6,7 +6,7 @@ Plain floats that a file holds as they are wanted have a faster way, in C++. No 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from aioserve import _native
 from aioserve.errors import WeightsError
+from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear
 
@@ -33,15 +34,15 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 
 class Decoding:
     """Decodes on as many threads as `_native` has. Floats become those of `dtype`, which is what
-    kernels compute in, too. Kernels have integers of `integer_bits` as they are, all others as
+    kernels compute in, too. Kernels have the integers of `formats` as they are, all others as
     floats.
 
     `stop` lets what runs in other threads end with WeightsError, soon.
     """
 
-    def __init__(self, dtype: str, integer_bits: Collection[int] = ()) -> None:
+    def __init__(self, dtype: str, formats: ComputedFormats = PLAIN_FLOATS) -> None:
         self._dtype = dtype
-        self._integer_bits = integer_bits
+        self._formats = formats
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -69,7 +70,7 @@ class Decoding:
     def _form(self, part: StoredLinear) -> IntegerForm | None:
         """Form of the integers that a kernel has; None: floats."""
         form = part.integers
-        return form if form is not None and form.bits in self._integer_bits else None
+        return None if form is None or self._formats.held_bits(form.bits) is None else form
 
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]

@@ -103,7 +103,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             chosen = _choose_dtype(dtype, config, self._stored, formats)
             layout = WeightLayout.of(config, self._stored, chosen)
             self._weights = ReadWeights(config, chosen, formats, layout, length)
-            self._decoding = Decoding(chosen, formats.integer_bits)
+            self._decoding = Decoding(chosen, formats)
             self.expected_memory: WeightMemory = self._memory(
                 ExpectedKernels(self._stored, self._decoding) if formats.packed else None
             )

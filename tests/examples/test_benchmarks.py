@@ -100,3 +100,22 @@ def test_plans_are_measured() -> None:
         "both",
         "encoded",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
+    result = tmp_path / "formats.json"
+    command = [sys.executable, BENCHMARKS / "formats.py", "plain=pyhelp"]
+    command += ["int8=pyhelp,quantization=int8", "--text", BENCHMARKS.parent / "LICENSE"]
+    command += ["--max-tokens", "80", "--rounds", "1", "--json", result]
+    done = subprocess.run(
+        [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True, timeout=170
+    )
+    plain, rounded = json.loads(result.read_text())["formats"]
+    assert (plain["decode_ratio"], plain["prompt_ratio"]) == (1, 1)
+    assert plain["comparison"] is None
+    assert 0 < rounded["comparison"]["kl_nats_per_token"]["value"] < 0.1
+    assert sum(rounded["weight_bytes"].values()) < sum(plain["weight_bytes"].values())
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| int8 | ")]
+    assert len(rows) == 1

@@ -11,6 +11,7 @@ import pytest
 
 from aioserve import Engine, SamplingParams
 from aioserve.server import ServerSettings
+from aioserve.server.ollama.models import details_of
 from tests.server.serving import served
 from tests.server.talking import ASK, TOOLS, scripted
 
@@ -286,6 +287,24 @@ async def test_models_are_told() -> None:
     assert shown["model_info"]["Qwen3ForCausalLM.context_length"] == engine.limits.max_model_len
     assert shown["capabilities"] == ["completion", "tools"]
     assert version
+
+
+@pytest.mark.parametrize(
+    ("weights", "level", "format"),
+    [
+        ([], "bfloat16", "safetensors"),
+        (["bfloat16", "float32"], "bfloat16", "safetensors"),
+        (["float32", "Q4_K", "Q6_K"], "Q4_K", "gguf"),
+        (["int4-g32", "int8-g128", "bfloat16"], "int4-g32", "safetensors"),
+    ],
+)
+async def test_details_tell_the_format_of_most_weights(
+    weights: list[str], level: str, format: str
+) -> None:
+    described = {"name": "a", "dtype": "bfloat16", "weights": [{"format": w} for w in weights]}
+    details = details_of(described)
+    assert (details.quantization_level, details.format) == (level, format)
+    assert details.families == ["a"]
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])

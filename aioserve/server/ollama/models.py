@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
 import msgspec
 
+from aioserve.models.gguf.formats import FORMATS
+from aioserve.models.stored import PLAIN
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import NoParameters, Strict
 from aioserve.server.endpoint import endpoint
 from aioserve.server.ollama.answers import OLLAMA_ERRORS, posted
 from aioserve.server.ollama.request import served_name
 
-__all__ = ["api_version", "ps", "show", "tags"]
+__all__ = ["api_version", "details_of", "ps", "show", "tags"]
 
+GGUF_FORMATS = frozenset(form.name for form in FORMATS.values())
 NEVER = "9999-12-31T23:59:59Z"
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     parent_model: str = ""
-    format: str = "safetensors"
+    format: str
     family: str
     families: list[str]
     quantization_level: str
-    """The dtype: weights aren't quantised."""
+    """Format that most bytes of weights are in, or the dtype where none is quantised."""
 
 
 class TaggedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,18 +119,26 @@ async def show(call: Call, body: ShowBody) -> Shown:
     )
 
 
-def _about(call: Call, name: str) -> dict[str, Any]:
-    described = call.engine.dump()["model"]
+def details_of(described: Mapping[str, Any]) -> ModelDetails:
+    """Details of a model from what `Engine.dump()` says of it."""
     family = str(described.get("architecture", described.get("name", "unknown")))
+    formats = [str(one["format"]) for one in described.get("weights", ())]
+    quantised = [name for name in formats if name not in PLAIN.values()]
+    level = quantised[0] if quantised else str(described.get("dtype", ""))
+    return ModelDetails(
+        format="gguf" if level in GGUF_FORMATS else "safetensors",
+        family=family,
+        families=[family],
+        quantization_level=level,
+    )
+
+
+def _about(call: Call, name: str) -> dict[str, Any]:
     began = datetime.fromtimestamp(call.app_state.created_seconds, UTC)
     return {
         "name": name,
         "model": name,
         "modified_at": began.isoformat().replace("+00:00", "Z"),
         "digest": hashlib.sha256(call.app_state.fingerprint.encode()).hexdigest(),
-        "details": ModelDetails(
-            family=family,
-            families=[family],
-            quantization_level=str(described.get("dtype", "")),
-        ),
+        "details": details_of(call.engine.dump()["model"]),
     }
