@@ -57,16 +57,20 @@ async def test_greedy_tokens_in_floats_are_those_of_transformers(gemma: Path) ->
             assert list(completion.samples[0].token_ids) == one["completion"], one["text"]
 
 
-@pytest.mark.asyncio
-async def test_a_chat_goes_through_the_template_of_the_file(gemma: Path) -> None:
-    template = model_files(gemma).chat_template()
-    if template is None:
-        pytest.skip("the file has no chat template")
-    async with Engine(str(gemma), max_model_len=512) as engine:
-        completion = await engine.chat(
-            [{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=4)
-        )
-    assert completion.samples[0].token_ids
+def test_turns_of_a_chat_are_special_tokens(gemma: Path, tmp_path: Path) -> None:
+    """The file is of a model without a chat template; one that is given has the file's tokens."""
+    files = model_files(gemma)
+    assert files.chat_template() is None
+    source = tmp_path / "chat.jinja"
+    source.write_text(
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}"
+        "<end_of_turn>\n{% endfor %}"
+    )
+    template = files.chat_template(source)
+    assert template is not None
+    text = template.render([{"role": "user", "content": "Hello"}])
+    ids = list(files.tokenizer().encode(text, add_special_tokens=False))
+    assert (ids[:2], ids[-2]) == ([2, 105], 106)
 
 
 def logits_along(model: Path, *, integers: bool) -> list[torch.Tensor]:
