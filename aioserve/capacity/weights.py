@@ -40,8 +40,8 @@ def read_weights(name: str, quantization: str | None = None) -> ModelWeights | N
     """The weights of the model that `name` stands for, as in `read_model`; None for a preset, a
     config.json and a model whose weights aren't here or that the engine refuses.
 
-    quantization: "int8" or "int4", as of an engine. Raises `ModelError` for files that can't be
-    read, and `ConfigError` where there are no weights to be quantised.
+    quantization: "int8", "int4" or "fp8", as of an engine. Raises `ModelError` for files that can't
+    be read, and `ConfigError` where there are no weights to be quantised.
     """
     files = None
     if name not in PRESETS and not name.endswith(".json"):
