@@ -70,7 +70,7 @@ class Decoding:
     def _form(self, part: StoredLinear) -> IntegerForm | None:
         """Form of the integers that a kernel has; None: floats."""
         form = part.integers
-        return None if form is None or self._formats.held_bits(form.bits) is None else form
+        return form if form is not None and form.bits in self._formats.integer_bits else None
 
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
