@@ -24,7 +24,7 @@ from aioserve.execution.devices import chosen_device
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
-from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
@@ -111,10 +111,11 @@ class _Loader:
     @property
     def _formats(self) -> ComputedFormats:
         """What the backend computes, which isn't imported yet."""
-        native = self.device == "cpu" and used_backend(self.config.backend) == "native"
-        if not native:
-            return PLAIN_FLOATS
         in_floats = self.config.activation_quantization == "none"
+        if self.device != "cpu":
+            return msgspec.structs.replace(CUDA, integer_activations=not in_floats)
+        if used_backend(self.config.backend) != "native":
+            return PLAIN_FLOATS
         return msgspec.structs.replace(NATIVE, integer_bits=()) if in_floats else NATIVE
 
     def _import(self) -> Any:

@@ -39,9 +39,9 @@ class Weights:
     def linear(
         self, described: architecture.Linear, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        if self._read.computed.packed:
-            packed = self._read.linears.pop(described)
-            made = self.backend.linear(packed, out_dtype=out_dtype)
+        held = self._read.linears.pop(described, None)
+        if held is not None:
+            made = self.backend.linear(held, out_dtype=out_dtype)
         else:
             weight = self._stacked(described.weights, described.transposed)
             bias = self._stacked(described.biases) if described.biases else None

@@ -18,12 +18,13 @@ from aioserve import _native
 from aioserve.errors import ConfigError, ModelError, WeightsError
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor, tensors_of
-from aioserve.models.computed import ComputedFormats
+from aioserve.models.computed import ComputedFormats, HeldLinear
 from aioserve.models.config import DecoderConfig
-from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
+from aioserve.models.decoding import ARRAY_DTYPES, Array
 from aioserve.models.files import ModelFiles
+from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
-from aioserve.models.stored import Plain, StoredWeights, source_of
+from aioserve.models.stored import Plain, StoredLinear, StoredWeights, source_of
 from aioserve.models.weight_memory import (
     ExpectedKernels,
     KernelBytes,
@@ -43,7 +44,8 @@ class ReadWeights:
     """The weights of one model in memory, each to be taken once.
 
     `dtype` is float32, bfloat16 or float16. Where `formats` are packed, a linear layer's weight and
-    bias are one `_native.LinearKernel`; else they are arrays. bfloat16 arrays have dtype int16.
+    bias are one `_native.LinearKernel`; else they are arrays, or one `HeldLinear` where some are
+    integers that the backend multiplies. bfloat16 arrays have dtype int16.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class ReadWeights:
         self.computed = formats
         self.layout = layout
         self.max_model_len = max_model_len
-        self.linears: dict[architecture.Linear, _native.LinearKernel] = {}
+        self.linears: dict[architecture.Linear, _native.LinearKernel | HeldLinear] = {}
         self.arrays: dict[Tensor, Array] = {}
         self.memory: WeightMemory = WeightMemory(formats=(), step_bytes=0)
         """What the weights take, once they are there."""
@@ -103,9 +105,11 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             chosen = _choose_dtype(dtype, config, self._stored, formats)
             layout = WeightLayout.of(config, self._stored, chosen)
             self._weights = ReadWeights(config, chosen, formats, layout, length)
-            self._decoding = Decoding(chosen, formats)
+            self._decoding = HeldDecoding(chosen, formats)
             self.expected_memory: WeightMemory = self._memory(
-                ExpectedKernels(self._stored, self._decoding) if formats.packed else None
+                ExpectedKernels(self._stored, self._decoding)
+                if formats.packed
+                else self._expected_sizes
             )
             """What the weights will take."""
             needed = self.expected_memory.held_bytes
@@ -146,17 +150,45 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             thread.join()
         for described, number in packed.items():
             self._weights.linears[described] = self._reader.take(number)
-        linears = self._weights.linears
-        self._weights.memory = self._memory(
-            (lambda described: bytes_of_kernel(linears[described]))
-            if self._weights.computed.packed
-            else None
-        )
+        self._weights.memory = self._memory(self._sizes)
         return self._weights
 
-    def _memory(self, kernels: KernelBytes | None) -> WeightMemory:
+    def _memory(self, kernels: KernelBytes) -> WeightMemory:
         weights = self._weights
-        return weight_memory(weights.layout, self._stored, weights.dtype, kernels)
+        all_arrays = not weights.computed.packed and not any(
+            map(self._is_held, weights.layout.linears)
+        )
+        return weight_memory(
+            weights.layout, self._stored, weights.dtype, None if all_arrays else kernels
+        )
+
+    def _is_held(self, described: architecture.Linear) -> bool:
+        """Whether a layer is a `HeldLinear`."""
+        return self._decoding.is_held([self._stored[weight] for weight in described.weights])
+
+    def _expected_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
+        weights, biases = self._parts(described)
+        if self._decoding.is_held(weights):
+            return self._decoding.expected_sizes(weights, biases)
+        return self._array_sizes(described)
+
+    def _sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
+        held = self._weights.linears.get(described)
+        if held is None:
+            return self._array_sizes(described)
+        return held.sizes if isinstance(held, HeldLinear) else bytes_of_kernel(held)
+
+    def _array_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
+        values = sum(tensor.rows * tensor.columns for tensor in tensors_of(described))
+        outputs = sum(weight.rows for weight in described.weights)
+        return ((outputs, values * ARRAY_DTYPES[self._weights.dtype].itemsize),)
+
+    def _parts(
+        self, described: architecture.Linear
+    ) -> tuple[list[StoredLinear], list[StoredLinear]]:
+        """Weights and biases of a layer."""
+        weights = [self._stored[tensor] for tensor in described.weights]
+        return weights, [self._stored[tensor] for tensor in described.biases]
 
     def _follow(self, report: _Report) -> None:
         read, done = self._stored_bytes, 0
@@ -182,13 +214,13 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         for tensor in layout.arrays:
             self._add_array(tensor)
         for described in layout.linears:
-            if not self._weights.computed.packed:
+            if not self._weights.computed.packed and not self._is_held(described):
                 for tensor in tensors_of(described):
                     self._add_array(tensor)
             elif self._is_plain(tensors_of(described)):
                 packed[described] = self._add_packed(described)
             else:
-                self._decode_kernel(described)
+                self._decode_linear(described)
         return packed
 
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
@@ -229,13 +261,12 @@ class WeightReading(AbstractContextManager["WeightReading"]):
 
         self._decoded.append((decode, self._new_bytes((tensor,))))
 
-    def _decode_kernel(self, described: architecture.Linear) -> None:
+    def _decode_linear(self, described: architecture.Linear) -> None:
+        decoding, packed = self._decoding, self._weights.computed.packed
+        decoded = decoding.kernel if packed else decoding.held
+
         def decode() -> None:
-            weights, biases = (
-                [self._stored[tensor] for tensor in tensors]
-                for tensors in (described.weights, described.biases)
-            )
-            self._weights.linears[described] = self._decoding.kernel(weights, biases)
+            self._weights.linears[described] = decoded(*self._parts(described))
 
         self._decoded.append((decode, self._new_bytes(tuple(tensors_of(described)))))
 

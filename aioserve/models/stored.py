@@ -165,6 +165,9 @@ class IntegerForm(msgspec.Struct, frozen=True):
     """The 16 numbers that values are among."""
     permuted: bool = False
     """Whether columns have another order than the inputs."""
+    integer_activations: bool = False
+    """Whether the checkpoint means rows that are multiplied to become int8, too. CPUs multiply
+    integers alone; GPUs keep the rows floats otherwise."""
 
 
 class Format(ABC):

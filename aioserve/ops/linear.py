@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.models.computed import HeldLinear
 
 __all__ = ["HeldWeight", "Linear", "plain"]
 
 
-HeldWeight = Tensor | _native.LinearKernel
-"""A weight in memory: plain floats, or what was packed while it was read."""
+HeldWeight = Tensor | _native.LinearKernel | HeldLinear
+"""A weight in memory: plain floats, or what was made for CPUs or for GPUs while it was read."""
 
 
 def plain(weight: HeldWeight, backend: str) -> Tensor:

@@ -76,6 +76,8 @@ class NativeBackend(Backend):
     ) -> NativeLinear:
         if isinstance(weight, Tensor):
             return NativeLinear(weight, bias, out_dtype=out_dtype)
+        if not isinstance(weight, _native.LinearKernel):
+            raise TypeError(f"the backend native computes no {type(weight).__name__}")
         if bias is not None:
             raise TypeError("bias must be None: it is packed with the weight")
         return NativeLinear.of_packed(weight, out_dtype)

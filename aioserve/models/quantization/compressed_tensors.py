@@ -2,7 +2,8 @@
 8 bits, MXFP4 and MXFP8. Groups of modules may have a scheme each.
 
 Scales of activations are left unread: activations stay floats here, or are rounded by their own
-rows, which is closer to the unquantised model.
+rows, which is closer to the unquantised model. Whether they are meant to be integers is read: GPUs
+go by it.
 """
 
 from __future__ import annotations
@@ -66,12 +67,14 @@ class Integers(Format):
     symmetric: bool
     by_index: bool = False
     permuted: bool = False
+    integer_activations: bool = False
 
     @property
     def name(self) -> str:
         kind = "packed" if self.packed else "plain"
         order = "-act-order" if self.permuted else "-by-index" if self.by_index else ""
-        return f"compressed-{kind}-int{self.bits}-g{self.group_size}{order}"
+        activations = "-a8" if self.integer_activations else ""
+        return f"compressed-{kind}-int{self.bits}-g{self.group_size}{order}{activations}"
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
         rows, columns, bits = tensor.rows, tensor.columns, self.bits
@@ -119,7 +122,7 @@ class Integers(Format):
             return None
         scales, has_zeros = stored.parts["scales"], not self.symmetric
         sizes = self.bits, stored.group_size, stored.in_features
-        return form_of(*sizes, has_zeros, scales, self.permuted)
+        return form_of(*sizes, has_zeros, scales, self.permuted, self.integer_activations)
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         count, parts = end - first, stored.parts
@@ -276,7 +279,16 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
     if size is None:
         size = weights.integer("group_size")
         check_group_size(weights, "group_size", size)
-    return Integers(bits, stored_as == _PACKED, size, weights.flag("symmetric", True))
+    symmetric, rounds = weights.flag("symmetric", True), _rounds_activations(group)
+    return Integers(bits, stored_as == _PACKED, size, symmetric, integer_activations=rounds)
+
+
+def _rounds_activations(group: Fields) -> bool:
+    """Whether activations are meant to become int8."""
+    if not group.has("input_activations"):
+        return False
+    said = group.nested("input_activations")
+    return said.integer("num_bits", 8) == 8 and said.text("type", "int") == "int"
 
 
 def _block(weights: Fields) -> tuple[int, int]:

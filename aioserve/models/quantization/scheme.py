@@ -129,6 +129,7 @@ def form_of(
     has_zeros: bool,
     scales: StoredTensor | None = None,
     permuted: bool = False,
+    integer_activations: bool = False,
 ) -> IntegerForm:
     """The form of `grouped`, whose scales are stored so, or computed."""
     return IntegerForm(
@@ -138,6 +139,7 @@ def form_of(
         "float32" if scales is None else SCALES_OF_DTYPE[scales.dtype],
         has_zeros,
         permuted=permuted,
+        integer_activations=integer_activations,
     )
 
 

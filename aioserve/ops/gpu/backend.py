@@ -5,9 +5,9 @@ Kernels are launched on torch's current stream, and the thread has made `device`
 No op but `draw`, `prepare` and `copy_pages` waits for the device; a runner has `inputs`,
 `sampling.draw` and `page_copies` instead, which don't either.
 
-Attention, norms, rotation and draws of a row depend on that row alone, to the last bit. Two others
-may take sums in another order in another batch: cuBLAS, which computes linear layers, and
-FlashInfer.
+Attention, norms, rotation, draws and linear layers of integers depend on a row alone, to the last
+bit. Two others may take sums in another order in another batch: cuBLAS, which computes linear
+layers of floats, and FlashInfer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.errors import ConfigError
+from aioserve.models.computed import CUDA, HeldLinear
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
@@ -37,6 +38,7 @@ from aioserve.ops.gpu import rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
+from aioserve.ops.gpu.grouped_linear import GroupedLinear
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
@@ -65,6 +67,7 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
+    formats = CUDA
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         chosen = torch.device(device)
@@ -94,7 +97,11 @@ class CudaBackend(Backend):
         bias: Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
-    ) -> GpuLinear:
+    ) -> GpuLinear | GroupedLinear:
+        if isinstance(weight, HeldLinear):
+            if bias is not None:
+                raise TypeError("bias must be None: it is held with the weight")
+            return GroupedLinear(weight, out_dtype=out_dtype, device=self.device)
         return GpuLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:

@@ -10,7 +10,6 @@ from aioserve.execution.gpu.assembling import GpuAssembling
 from aioserve.execution.gpu.memory import MemoryCounts
 from aioserve.execution.gpu.waiting import HostSide
 from aioserve.execution.runner import LoadedModel, Text
-from aioserve.models.computed import PLAIN_FLOATS
 from aioserve.models.files import model_files
 from aioserve.models.reading import WeightReading
 from aioserve.ops.gpu.backend import CudaBackend
@@ -41,7 +40,10 @@ class Assembled:
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         assembling = GpuAssembling(self.device, self.backend, self.memory, self.host_side)
         with WeightReading(
-            model_files(self.path), dtype=config.dtype, formats=PLAIN_FLOATS
+            model_files(self.path),
+            dtype=config.dtype,
+            formats=self.backend.formats,
+            quantization=config.quantization,
         ) as reading:
             weights = reading.read()
         return await assembling.loaded_model(

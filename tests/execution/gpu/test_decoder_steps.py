@@ -110,6 +110,28 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+async def test_quantised_layers_run_in_graphs_and_give_the_tokens_of_the_reference(
+    tiny: Path, quantization: str
+) -> None:
+    """The reference computes with the same weights, dequantised."""
+    options = {"dtype": "float32", "quantization": quantization, **OPTIONS}
+    reference = Engine(tiny, backend="reference", **options)
+    async with reference:
+        expected, _ = await answers(reference, drawn=False)
+    source = on_host(tiny)
+    engine = Engine(source, graph_sizes=(1, 2), **options)
+    async with engine:
+        tokens, _ = await answers(engine, drawn=False)
+        held = sum(engine.dump()["model"]["weight_bytes"].values())
+    assert tokens == expected
+    assert source.device.replays > 0
+    async with Engine(on_host(tiny), graph_sizes=(), dtype="float32", **OPTIONS) as plain:
+        floats = sum(plain.dump()["model"]["weight_bytes"].values())
+    assert held < floats / 2
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("pages", [60, 101])
 async def test_the_pool_has_what_the_largest_step_leaves(tiny: Path, pages: int) -> None:
     probe = Engine(on_host(tiny), dtype="float32", graph_sizes=(), **OPTIONS)

@@ -30,6 +30,7 @@ from aioserve.ops.gpu.attention_decode import decode_kernel, merge_kernel
 from aioserve.ops.gpu.attention_prefill import prefill_kernel
 from aioserve.ops.gpu.attention_tiles import attention_tiles, max_parts, padded_dims
 from aioserve.ops.gpu.batch import QUERY_BLOCK
+from tests.ops.gpu.grouped_builds import grouped_builds
 from tests.ops.gpu.op_builds import op_builds
 
 TARGETS = (80, 90, 100)
@@ -37,6 +38,7 @@ SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that one program may take, by compute capability."""
 
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+PRODUCTS = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b")
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -70,6 +72,8 @@ class Resources:
     registers: int
     stack_bytes: int
     shared_bytes: int
+    products: tuple[str, ...]
+    """Families of its instructions for products of tiles."""
 
 
 class Shape(NamedTuple):
@@ -186,6 +190,7 @@ KERNELS += [
     Build(function, types, constants, warps, num_stages=3, label=label)
     for function, types, constants, warps, label in op_builds()
 ]
+KERNELS += [Build(*build[:5], label=f"grouped {build.label}".strip()) for build in grouped_builds()]
 
 
 def compiled(build: Build, target: int) -> Any:
@@ -230,6 +235,7 @@ def resources(build: Build, target: int) -> Resources:
         registers=used["REG"],
         stack_bytes=used["STACK"] + used["LOCAL"],
         shared_bytes=kernel.metadata.shared,
+        products=tuple(sorted(set(PRODUCTS.findall(kernel.asm["ptx"])))),
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["correct_products", "round_bfloat16_to_nearest"]
+from tests.ops.grouped_integers import fused
+
+__all__ = ["correct_products", "round_bfloat16_to_nearest", "round_fused_products_once"]
 
 
 def round_bfloat16_to_nearest() -> None:
@@ -58,6 +62,30 @@ def correct_products() -> None:
         return interpreter.TensorHandle(product, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def round_fused_products_once() -> Iterator[None]:
+    """The interpreter rounds a fused product, and then the sum. Nothing is done where there is a
+    GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreted = interpreter.InterpreterBuilder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.float32:
+            return interpreted(self, x, y, z)
+        return interpreter.TensorHandle(fused(x.data, y.data, z.data), tl.float32)
+
+    interpreter.InterpreterBuilder.create_fma = create_fma
+    try:
+        yield
+    finally:
+        interpreter.InterpreterBuilder.create_fma = interpreted
 
 
 def _is_wide_float(operand: Any) -> bool:

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Compute capability -> bytes of shared memory that one program may take."""
+
+FLOATS_BY = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+"""Instructions by which tensor cores multiply floats."""
 
 STACK_BYTES = {"first_kernel": 8}
 """Where registers don't hold everything. It runs once for a row, and its stack is one number."""
@@ -42,9 +46,23 @@ def test_kernels_fit_a_card(target: int, compiled_before: Path, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     kernels = json.loads(found.read_text(encoding="utf-8"))
-    assert len(kernels) >= 29
+    assert len(kernels) >= 48
     for kernel in kernels:
         assert kernel["target"] == target, kernel
         assert kernel["stack_bytes"] <= STACK_BYTES.get(kernel["kernel"].split()[0], 0), kernel
         assert 0 < kernel["registers"] <= 255, kernel
         assert kernel["shared_bytes"] <= TARGETS[target], kernel
+    _check_products([one for one in kernels if one["kernel"].startswith("linear_kernel")], target)
+
+
+def _check_products(layers: list[Any], target: int) -> None:
+    """One instruction multiplies whatever the number of rows, which is why a row has the same bits
+    in any batch; those for integers are exact."""
+    assert len(layers) >= 15
+    for layer in layers:
+        if "float32" in layer["kernel"]:
+            assert layer["products"] == []
+        elif "int8 rows" in layer["kernel"]:
+            assert layer["products"] in ([FLOATS_BY[target]], ["mma.sync"]), layer
+        else:
+            assert layer["products"] == [FLOATS_BY[target]], layer

@@ -1,0 +1,132 @@
+"""Whole models whose weights are integers on the GPU: how they are read, and what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from aioserve.models import reading
+from aioserve.models.computed import CUDA, GroupedRows, HeldLinear
+from aioserve.models.files import model_files
+from aioserve.models.loader import load_model
+from aioserve.models.quantization.quantized_copy import write_quantized_copy
+from aioserve.models.quantization.storing import method_named
+from aioserve.models.reading import ReadWeights, WeightReading
+from aioserve.ops import Backend
+from aioserve.ops.gpu.backend import CudaBackend
+from tests.models.quantization.compressed import write_mixture
+from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
+from tests.ops.scenarios import REFERENCE
+from tests.parity.paged import PagedRun
+from tests.parity.tiny_models import write
+
+round_bfloat16_to_nearest()
+
+PROMPT = [5, 9, 200, 31, 77, 8, 120, 3, 150]
+
+
+@pytest.fixture(scope="module")
+def backend() -> CudaBackend:
+    return CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def logits_of(
+    model: Path, backend: Backend, quantization: str | None = None, dtype: str = "float32"
+) -> torch.Tensor:
+    decoder = load_model(model, dtype=dtype, backend=backend, quantization=quantization)
+    return PagedRun(decoder).step({"a": PROMPT})["a"].cpu()
+
+
+def read(model: Path, quantization: str | None = None) -> ReadWeights:
+    with WeightReading(
+        model_files(model), dtype="bfloat16", formats=CUDA, quantization=quantization
+    ) as weights:
+        return weights.read()
+
+
+def held_of(linear: object) -> HeldLinear:
+    assert isinstance(linear, HeldLinear)
+    return linear
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2"])
+def test_logits_are_those_of_the_dequantised_model(
+    backend: CudaBackend, name: str, method: str, tmp_path: Path
+) -> None:
+    """With biases, a tied head, and weights that files have the other way round."""
+    model = write(name, tmp_path)
+    found, expected = (logits_of(model, each, method) for each in (backend, REFERENCE))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_tied_embedding_is_held_once_as_integers(
+    backend: CudaBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write("qwen3", tmp_path)
+    twice, kept_twice = read(model, "int8"), logits_of(model, backend, "int8")
+    monkeypatch.setattr(reading, "TWO_COPIES_BYTES", 0)
+    once = read(model, "int8")
+    assert twice.has_table
+    assert not once.has_table
+    assert once.config.embedding not in once.arrays
+    assert isinstance(once.linears[once.head], HeldLinear)
+    values = once.config.embedding.rows * once.config.embedding.columns
+    assert sum(twice.formats.values()) - sum(once.formats.values()) == 2 * values
+    assert torch.equal(logits_of(model, backend, "int8"), kept_twice)
+
+
+def test_all_layers_of_a_quantised_model_are_held_as_integers(tmp_path: Path) -> None:
+    weights = read(write("qwen3", tmp_path), "int4")
+    assert set(weights.linears) == {weights.head, *weights.config.linears}
+    for described, held in weights.linears.items():
+        assert isinstance(held, HeldLinear)
+        (run,) = held.runs
+        assert isinstance(run, GroupedRows)
+        assert run.bits == (8 if described == weights.head else 4)
+        assert not run.integer_activations
+        assert not any(tensor in weights.arrays for tensor in described.weights[1:])
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("w8a8", True), ("int8", False), ("fp8", None)])
+def test_a_checkpoint_says_whether_activations_become_integers(
+    backend: CudaBackend, method: str, rounds: bool | None, tmp_path: Path
+) -> None:
+    """None: weights of FP8 are floats on the device."""
+    copy = tmp_path / "copy"
+    model = write("llama3", tmp_path / "model")
+    write_quantized_copy(model, copy, method_named(method, None))
+    weights = read(copy)
+    runs = [run for held in map(held_of, weights.linears.values()) for run in held.runs]
+    assert {run.integer_activations for run in runs if isinstance(run, GroupedRows)} == (
+        set() if rounds is None else {rounds}
+    )
+    found, expected = (logits_of(copy, each) for each in (backend, REFERENCE))
+    if rounds:
+        error = (found - expected).square().mean().sqrt() / expected.std()
+        assert 1e-4 < error < 0.1
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_a_mixture_of_formats_are_joined(backend: CudaBackend, tmp_path: Path) -> None:
+    """Queries and keys in 4 bits, values in 8."""
+    model, _ = write_mixture(tmp_path)
+    found, expected = (logits_of(model, each) for each in (backend, REFERENCE))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    runs = {
+        tuple(run.bits for run in held.runs if isinstance(run, GroupedRows))
+        for held in read(model).linears.values()
+        if isinstance(held, HeldLinear)
+    }
+    assert runs == {(4, 8)}, "queries and keys, then values; all else is floats"
+
+
+def test_bfloat16_stays_near_the_dequantised_model(backend: CudaBackend, tmp_path: Path) -> None:
+    model = write("qwen3", tmp_path)
+    found = logits_of(model, backend, "int4", "bfloat16")
+    expected = logits_of(model, REFERENCE, "int4")
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert error.item() < 0.06
