@@ -1,0 +1,133 @@
+"""Linear layers of integers on a GPU against cuBLAS with bfloat16: microseconds of one call, the
+share of bfloat16's time (`x`; above 1 integers are faster), and bytes of weights a second.
+
+    python benchmarks/gpu_linear.py [--shapes 4096x4096 4096x28672] [--rows 1 16 256] [--json PATH]
+
+Each call has a weight of its own, of as many as exceed the caches, as a decode step walks through
+its layers. `--device cpu` tries the script where Triton interprets kernels (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine_limits import best_gpu_seconds
+from torch import Tensor
+
+from aioserve.models.computed import GroupedRows, HeldLinear
+from aioserve.ops.gpu.backend import CudaBackend
+
+SHAPES = ("4096x4096", "4096x28672", "14336x4096")
+ROWS = (1, 4, 16, 64, 256, 2048)
+CACHES_BYTES = 96 << 20
+FORMS = {
+    "int4/32": (4, 32, False, False),
+    "int4/128+zeros": (4, 128, True, False),
+    "int8/128": (8, 128, False, False),
+    "w4a8/128": (4, 128, False, True),
+    "w8a8": (8, 0, False, True),
+}
+"""Bits, inputs that share a scale (0: all), whether there are zeros, whether rows become int8."""
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def main() -> None:
+    options = parse_arguments()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("benchmarks/gpu_linear.py needs a GPU: torch finds none")
+    backend = CudaBackend(device)
+    caches = CACHES_BYTES if device.type == "cuda" else 0
+    found: list[dict[str, Any]] = []
+    print(f"{'inputs x outputs':>16} {'rows':>5} {'layer':>15} {'us':>9} {'x':>6} {'GB/s':>6}")
+    with torch.inference_mode():
+        for shape in options.shapes:
+            inputs, outputs = map(int, shape.split("x"))
+            layers = {name: copies(make, caches) for name, make in makers(backend, inputs, outputs)}
+            for rows in options.rows:
+                x = torch.randn(rows, inputs, device=device).to(torch.bfloat16)
+                found += measured(layers, x, shape, device)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def makers(
+    backend: CudaBackend, inputs: int, outputs: int
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    weight = torch.randn(outputs, inputs).to(torch.bfloat16)
+    yield "bfloat16", lambda: backend.linear(weight)
+    for name in FORMS:
+        held = random_layer(name, inputs, outputs)
+        yield name, lambda held=held: backend.linear(held)
+
+
+def random_layer(name: str, inputs: int, outputs: int) -> HeldLinear:
+    bits, group, has_zeros, integers = FORMS[name]
+    random, chunk = np.random.default_rng(0), group or 128
+    chunks = -(-inputs // chunk)
+    shape = -(-inputs // (group or inputs)), outputs
+    values = random.integers(0, 256, (chunks, outputs, chunk * bits // 8), np.uint8)
+    zeros = random.integers(0, 8, shape, np.int8) if has_zeros else None
+    scales = np.full(shape, 0.01, np.float16)
+    values = values if bits == 4 else values.view(np.int8)
+    run = GroupedRows(
+        values, scales, zeros, None, None, bits, chunk, 8 if bits == 4 else 0, integers
+    )
+    return HeldLinear("bfloat16", inputs, (run,))
+
+
+def copies(make: Callable[[], Any], caches_bytes: int) -> list[Any]:
+    first = make()
+    return [first, *(make() for _ in range(caches_bytes // first.num_bytes))]
+
+
+def measured(
+    layers: dict[str, list[Any]], x: Tensor, shape: str, device: torch.device
+) -> list[dict[str, Any]]:
+    seconds = {name: seconds_of(weights, x, device) for name, weights in layers.items()}
+    found = []
+    for name, took in seconds.items():
+        ratio, rate = seconds["bfloat16"] / took, layers[name][0].num_bytes / took
+        print(
+            f"{shape:>16} {len(x):5} {name:>15} {took * 1e6:9.1f} {ratio:6.2f} {rate / 1e9:6.0f}",
+            flush=True,
+        )
+        found.append(
+            {"shape": shape, "rows": len(x), "layer": name, "seconds": took, "ratio": ratio}
+        )
+    return found
+
+
+def seconds_of(weights: list[Layer], x: Tensor, device: torch.device) -> float:
+    """The shortest of many calls."""
+    turns = cycle(weights)
+    if device.type == "cuda":
+        return best_gpu_seconds(lambda: next(turns)(x), device)
+    began = time.perf_counter()
+    next(turns)(x)
+    return time.perf_counter() - began
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, metavar="T")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path, help="a file for the same as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
