@@ -37,10 +37,9 @@ async def test_without_it_a_model_computes_as_the_floats_that_it_stands_for(tmp_
     assert sum(held_as_integers.values()) < sum(held.values())
 
 
-@pytest.mark.parametrize("where", [{"device": "cuda"}, {"backend": "reference"}], ids=str)
-async def test_it_is_refused_where_activations_are_floats_anyway(where: dict[str, Any]) -> None:
+async def test_it_is_refused_where_activations_are_floats_anyway() -> None:
     with pytest.raises(ConfigError, match="activation_quantization='none' has no effect with "):
-        Engine("pyhelp", activation_quantization="none", **where)
+        Engine("pyhelp", activation_quantization="none", backend="reference")
 
 
 async def test_other_numbers_are_refused_by_name() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.models.computed import CUDA, HeldLinear
+from aioserve.models.computed import CUDA, ComputedFormats, HeldLinear
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.stored import Floats, Format, IntegerForm, Rows, StoredLinear, StoredTensor
@@ -56,9 +56,10 @@ def held(
     bias: Floats | None = None,
     *,
     integer_activations: bool = False,
+    formats: ComputedFormats = CUDA,
 ) -> HeldLinear:
     """One layer of all of them."""
-    decoding = HeldDecoding(str(dtype).removeprefix("torch."), CUDA.integer_bits)
+    decoding = HeldDecoding(str(dtype).removeprefix("torch."), formats)
     parts = [stored(weight, integer_activations=integer_activations) for weight in weights]
     return decoding.held(parts, [] if bias is None else [stored(bias[:, None])])
 
@@ -79,8 +80,8 @@ def random_integers(
     scales: what holds them exactly: float16, bfloat16 or float32.
     """
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
-    unsigned = bits == 4 and kind in ("minimums", "unsigned zeros")
-    low, high = (0, 15) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    unsigned = bits < 8 and kind in ("minimums", "unsigned zeros")
+    low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     values = random.integers(low, high + 1, (out_features, in_features)).astype(np.int8)
     values[:, in_features // 3] = high
     shape = out_features, -(-in_features // group_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,24 @@ def test_scales_take_two_bytes_where_those_hold_them() -> None:
         assert run.scales.dtype == dtype
         assert run.minimums is not None
         assert run.minimums.dtype == dtype
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(5, "plain"), (6, "plain"), (5, "minimums")])
+def test_five_and_six_bits_are_held_in_eight(backend: CudaBackend, bits: int, kind: str) -> None:
+    weight = random_integers(40, 96, 32, bits, kind)
+    x = random_rows(3, 96, torch.float32)
+    made = layer(backend, weight, torch.float32)
+    assert made.num_bytes == 40 * (96 + 3 * 2 * (1 + (kind == "minimums")))
+    check(made(backend.place(x)), x, weight)
+
+
+def test_rows_stay_floats_where_no_activation_may_be_rounded() -> None:
+    never = msgspec.structs.replace(CUDA, integer_activations=False)
+    weight = random_integers(4, 64, 32, 8)
+    for formats, rounds in ((CUDA, True), (never, False)):
+        run = held([weight], torch.bfloat16, integer_activations=True, formats=formats).runs[0]
+        assert isinstance(run, GroupedRows)
+        assert run.integer_activations is rounds
 
 
 def test_bytes_of_four_bits_are_a_quarter_of_bfloat16(backend: CudaBackend) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aioserve.models import reading
+from aioserve.models import weight_memory
 from aioserve.models.computed import CUDA, GroupedRows, HeldLinear
 from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
@@ -67,25 +67,25 @@ def test_a_large_tied_embedding_is_held_once_as_integers(
 ) -> None:
     model = write("qwen3", tmp_path)
     twice, kept_twice = read(model, "int8"), logits_of(model, backend, "int8")
-    monkeypatch.setattr(reading, "TWO_COPIES_BYTES", 0)
+    monkeypatch.setattr(weight_memory, "TWO_COPIES_BYTES", 0)
     once = read(model, "int8")
-    assert twice.has_table
-    assert not once.has_table
+    assert twice.layout.has_table
+    assert not once.layout.has_table
     assert once.config.embedding not in once.arrays
-    assert isinstance(once.linears[once.head], HeldLinear)
+    assert isinstance(once.linears[once.layout.head], HeldLinear)
     values = once.config.embedding.rows * once.config.embedding.columns
-    assert sum(twice.formats.values()) - sum(once.formats.values()) == 2 * values
+    assert twice.memory.held_bytes - once.memory.held_bytes == 2 * values
     assert torch.equal(logits_of(model, backend, "int8"), kept_twice)
 
 
 def test_all_layers_of_a_quantised_model_are_held_as_integers(tmp_path: Path) -> None:
     weights = read(write("qwen3", tmp_path), "int4")
-    assert set(weights.linears) == {weights.head, *weights.config.linears}
+    assert set(weights.linears) == {weights.layout.head, *weights.config.linears}
     for described, held in weights.linears.items():
         assert isinstance(held, HeldLinear)
         (run,) = held.runs
         assert isinstance(run, GroupedRows)
-        assert run.bits == (8 if described == weights.head else 4)
+        assert run.bits == (8 if described == weights.layout.head else 4)
         assert not run.integer_activations
         assert not any(tensor in weights.arrays for tensor in described.weights[1:])
 
