@@ -153,7 +153,7 @@ class Decoder:
         return self._logits(ops, self.hidden_states(ops))
 
     def hidden_states(self, ops: LayerOps[X]) -> X:
-        """Those behind the final norm, of the rows whose logits are wanted."""
+        """Hidden states behind the final norm, of the rows whose logits are wanted."""
         weights = self._weights
         residual = ops.embed(weights.embedding)
         if self._embedding_scale != 1.0:
