@@ -205,7 +205,7 @@ class GGUFWeights(StoredWeights):
 
 
 def paired_heads(family: str, heads: Heads, tensor: Tensor) -> int:
-    """Of how many heads a file of `family` has the rows of a tensor in pairs, as `Blocks` says."""
+    """Number of the heads whose rows a file of `family` has in pairs, as `Blocks` says; 0: none."""
     if family != "llama":
         return 0
     if ".q_proj." in tensor.name:
