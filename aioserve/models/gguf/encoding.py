@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from aioserve.models.gguf.formats import Floats, GGUFFormat
 __all__ = ["ENCODED", "encoded"]
 
 Blocks = npt.NDArray[np.void]
+Numbers = npt.NDArray[Any]
 
 _TRIES = np.arange(-9, 10, dtype=np.float32) / 10
 """How many steps more or less the largest value may become."""
@@ -54,7 +56,7 @@ def _half(scales: Floats) -> Floats:
     return scales.astype(np.float16).astype(np.float32)
 
 
-def _over(values: Floats, by: Floats) -> Floats:
+def _over(values: Numbers, by: Numbers) -> Floats:
     """Quotients; zeros where the divisor is zero."""
     return np.divide(
         values,
@@ -117,12 +119,12 @@ def _affine(groups: Floats, most: int, *, below_zero: bool) -> tuple[Floats, Flo
     return best, best_minimum
 
 
-def _nearest(groups: Floats, scales: Floats, least: int, most: int) -> npt.NDArray[np.uint8]:
+def _nearest(groups: Numbers, scales: Numbers, least: int, most: int) -> npt.NDArray[np.uint8]:
     """Integers from `least` to `most`, counted from `least`."""
     return (np.clip(np.rint(_over(groups, scales)), least, most) - least).astype(np.uint8)
 
 
-def _packed(values: npt.NDArray[np.uint8], bits: int, run: int) -> npt.NDArray[np.uint8]:
+def _packed(values: Numbers, bits: int, run: int) -> npt.NDArray[np.uint8]:
     """Values [..., n] of `bits` bits in bytes: of each run of bytes first the lowest bits of all,
     then the next."""
     per_byte = 8 // bits
@@ -154,7 +156,7 @@ def _with_minimum(groups: Floats, blocks: Blocks, bits: int) -> None:
     _store_small(_nearest(groups - minimums, scales, 0, most), blocks)
 
 
-def _store_small(values: npt.NDArray[np.uint8], blocks: Blocks) -> None:
+def _store_small(values: Numbers, blocks: Blocks) -> None:
     blocks["qs"] = _packed(values & 15, 4, 16)
     if "qh" in (blocks.dtype.names or ()):
         blocks["qh"] = np.packbits(values >> 4, axis=-1, bitorder="little")
