@@ -19,6 +19,7 @@ from tests.ops.grouped_integers import (
     TABLE,
     Integers,
     Kept,
+    numbers_of,
     product,
     random_integers,
     random_rows,
@@ -135,7 +136,8 @@ def test_extreme_integers_saturate_nowhere(
 def test_the_largest_sums_of_a_long_row_overflow_nowhere(
     isa: str, bits: int, has_minimums: bool, group_size: int
 ) -> None:
-    low, high = (-128, 127) if bits == 8 else (0, 15) if has_minimums else (-8, 7)
+    numbers = numbers_of(bits, has_minimums)
+    low, high = numbers.min(), numbers.max()
     values = np.array([[low] * 16384, [high] * 16384, [low, high] * 8192], np.int8)
     scales = np.ones((3, 16384 // group_size), np.float32)
     integers = Integers(values, scales, -scales if has_minimums else None, group_size, bits)
