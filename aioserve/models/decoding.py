@@ -20,7 +20,7 @@ from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear
 
-__all__ = ["ARRAY_DTYPES", "Array", "Decoding"]
+__all__ = ["ARRAY_DTYPES", "Array", "Decoding", "integer_rows", "rounded"]
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +70,8 @@ class Decoding:
     def _form(self, part: StoredLinear) -> IntegerForm | None:
         """Form of the integers that a kernel has; None: floats."""
         form = part.integers
-        return form if form is not None and form.bits in self._formats.integer_bits else None
+        held = form is not None and self._formats.held_bits(form.bits) is not None
+        return form if held else None
 
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
@@ -120,7 +121,7 @@ class Decoding:
         )
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
-            values, scales, minimums = _with_minimums(_integers(part, first, end))
+            values, scales, minimums = _with_minimums(integer_rows(part, first, end))
             minimums_at = 0 if minimums is None else minimums.ctypes.data
             try:
                 weight.set_rows(
@@ -132,7 +133,7 @@ class Decoding:
         self._each_block(parts, fill)
         if bias is not None:
             weight.set_bias(bias.ctypes.data)
-        order = _integers(parts[0], 0, 1).order if form.permuted else None
+        order = integer_rows(parts[0], 0, 1).order if form.permuted else None
         return weight if order is None else _native.PermutedKernel(weight, order.tobytes())
 
     def _each_block(
@@ -156,7 +157,8 @@ class Decoding:
             task.result()
 
 
-def _integers(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
+def integer_rows(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    """Rows of a weight whose format has an `IntegerForm`. Raises `WeightsError`."""
     rows = part.rows(first, end)
     if not isinstance(rows, GroupedIntegers):
         raise WeightsError(f"{part.name}: {part.format.name} must give integers")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aioserve.errors import WeightsError
 from aioserve.models.computed import FloatRows, GroupedRows, HeldLinear
-from aioserve.models.decoding import Array, Decoding
+from aioserve.models.decoding import Array, Decoding, integer_rows
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear
 
@@ -65,7 +65,7 @@ class HeldDecoding(Decoding):
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
     ) -> GroupedRows:
         # One row tells which of the two a format has.
-        firsts = [_integers(part, 0, 1) for part in parts] if form.has_minimums else []
+        firsts = [integer_rows(part, 0, 1) for part in parts] if form.has_minimums else []
         has_zeros = any(first.zeros is not None for first in firsts)
         has_minimums = any(first.minimums is not None for first in firsts)
         outputs, inputs = sum(part.out_features for part in parts), parts[0].in_features
@@ -81,7 +81,7 @@ class HeldDecoding(Decoding):
         minimums = np.zeros((groups, outputs), np.float32) if has_minimums else None
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
-            rows, at = _integers(part, first, end), slice(top + first, top + end)
+            rows, at = integer_rows(part, first, end), slice(top + first, top + end)
             stored, own_zeros, least = rows.values, rows.zeros, rows.minimums
             if bits == 4:
                 stored, own_zeros, least = _from_zero_on(part, rows, offset)
@@ -107,13 +107,6 @@ class HeldDecoding(Decoding):
             offset,
             form.integer_activations and self._formats.integer_activations,
         )
-
-
-def _integers(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
-    rows = part.rows(first, end)
-    if not isinstance(rows, GroupedIntegers):
-        raise WeightsError(f"{part.name}: {part.format.name} must give integers")
-    return rows
 
 
 def _from_zero_on(

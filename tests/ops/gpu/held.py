@@ -45,7 +45,12 @@ def stored(weight: GroupedIntegers | Floats, *, integer_activations: bool = Fals
     if not isinstance(weight, GroupedIntegers):
         return StoredLinear(InMemory(weight, None), PARTS, *weight.shape)
     has_minimums = weight.zeros is not None or weight.minimums is not None
-    form = IntegerForm(weight.bits, weight.group_size, has_minimums, integer_activations)
+    form = IntegerForm(
+        weight.bits,
+        weight.group_size,
+        has_minimums,
+        integer_activations=integer_activations,
+    )
     sizes = weight.out_features, weight.in_features, weight.group_size
     return StoredLinear(InMemory(weight, form), PARTS, *sizes)
 

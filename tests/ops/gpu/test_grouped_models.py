@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from aioserve.models import weight_memory
 from aioserve.models.computed import CUDA, GroupedRows, HeldLinear
 from aioserve.models.files import model_files
+from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import method_named
@@ -17,6 +19,7 @@ from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.ops import Backend
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.models.quantization.compressed import write_mixture
+from tests.ops.gpu import held as in_memory
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE
 from tests.parity.paged import PagedRun
@@ -60,6 +63,15 @@ def test_logits_are_those_of_the_dequantised_model(
     model = write(name, tmp_path)
     found, expected = (logits_of(model, each, method) for each in (backend, REFERENCE))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_integers_of_other_bits_are_held_in_the_next_more() -> None:
+    values = np.arange(-16, 16, dtype=np.int8).reshape(1, 32)
+    ones = np.ones((1, 1), np.float32)
+    (rows,) = in_memory.held([GroupedIntegers(values, ones, None, None, 32, 5)], torch.float32).runs
+    assert isinstance(rows, GroupedRows)
+    assert rows.bits == 8
+    assert np.array_equal(rows.values[0], values)
 
 
 def test_a_large_tied_embedding_is_held_once_as_integers(
