@@ -5,10 +5,14 @@ Files are opened, and single rows of their weights read; nothing is loaded.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 from aioserve.capacity.models import PRESETS
+from aioserve.config import Quantization
 from aioserve.errors import ConfigError, UnsupportedModelError
+from aioserve.isolation import shown
 from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.reading import WeightReading
@@ -41,8 +45,16 @@ def read_weights(name: str, quantization: str | None = None) -> ModelWeights | N
     config.json and a model whose weights aren't here or that the engine refuses.
 
     quantization: "int8", "int4" or "fp8", as of an engine. Raises `ModelError` for files that can't
-    be read, and `ConfigError` where there are no weights to be quantised.
+    be read, and `ConfigError` for another method, and where there
+    are no weights to be quantised.
     """
+    methods = get_args(Quantization)
+    if quantization is not None and quantization not in methods:
+        raise ConfigError(
+            f"quantization must be one of {', '.join(methods)}, got {shown(quantization)}",
+            argument="quantization",
+            value=quantization,
+        )
     files = None
     if name not in PRESETS and not name.endswith(".json"):
         files = model_files(resolve(name))

@@ -43,8 +43,8 @@ def plan(
             directory, a GGUF file, an embedded model or a hub id in the local cache.
         dtype: Data type of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto
             (what the files have, or config.json says).
-        quantization: Weights of linear layers as an engine rounds them while it loads them: int8
-            or int4. Needs the model's files.
+        quantization: Weights of linear layers as an engine rounds them while it loads them: int8,
+            int4 or fp8. Needs the model's files.
         kv_dtype: Data type of keys and values: float32, bfloat16, float16, fp8, int8, or auto
             (that of the weights, bfloat16 where these are quantised).
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given

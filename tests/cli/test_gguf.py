@@ -90,6 +90,7 @@ def test_plan_tells_what_rounding_makes_of_a_model(aioserve_here: Run, mixed: Pa
     text = aioserve_here("plan", directory, "--quantization", "int4").stdout
     assert "in int4-g32, int8-g128, float32, KV in float32" in text
     for more, says in (
+        ((directory, "--quantization", "int3"), "quantization must be one of int8, int4"),
         (("llama-3-8b", "--quantization", "int4"), "needs a model whose weights are here"),
         (
             (directory, "--quantization", "int4", "--dtype", "int4"),
