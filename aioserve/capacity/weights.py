@@ -13,7 +13,7 @@ from aioserve.capacity.models import PRESETS
 from aioserve.config import Quantization
 from aioserve.errors import ConfigError, UnsupportedModelError
 from aioserve.isolation import shown
-from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.models.computed import CUDA, NATIVE, ComputedFormats
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.reading import WeightReading
 from aioserve.models.resolve import resolve
@@ -81,4 +81,4 @@ def weights_of(files: ModelFiles, quantization: str | None = None) -> ModelWeigh
         with WeightReading(files, formats=formats, quantization=quantization) as reading:
             return reading.expected_memory
 
-    return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(PLAIN_FLOATS))
+    return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(CUDA))

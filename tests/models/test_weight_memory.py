@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.models.computed import NATIVE, PLAIN_FLOATS
+from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, HeldLinear
 from aioserve.models.files import model_files
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.models.stored import PLAIN
@@ -32,9 +32,10 @@ WIDE = {
 def check(
     path: Path, *, dtype: str = "bfloat16", quantization: str | None = None
 ) -> tuple[WeightMemory, WeightMemory]:
-    """What a CPU and a GPU take, once it is found to be what was expected."""
+    """What the native backend and the reference take, once it and what a GPU takes are found to be
+    what was expected."""
     found: list[WeightMemory] = []
-    for formats in (NATIVE, PLAIN_FLOATS):
+    for formats in (NATIVE, PLAIN_FLOATS, CUDA):
         files = model_files(path)
         with WeightReading(
             files, dtype=dtype, formats=formats, quantization=quantization
@@ -45,15 +46,19 @@ def check(
         assert expected.held_bytes == held_bytes(weights)
         assert expected.step_bytes <= expected.held_bytes
         found.append(expected)
-    native, plain = found
-    assert {one.format for one in native.formats} == {one.format for one in plain.formats}
+    native, plain, _ = found
+    names = [{one.format for one in each.formats} for each in found]
+    assert names[0] == names[1] == names[2]
     for one in plain.formats:
         assert one.held_bytes == one.parameters * (2 if dtype == "bfloat16" else 4)
     return native, plain
 
 
 def held_bytes(weights: ReadWeights) -> int:
-    kernels = sum(kernel.num_bytes for kernel in weights.linears.values())
+    kernels = 0
+    for held in weights.linears.values():
+        runs = held.runs if isinstance(held, HeldLinear) else (held,)
+        kernels += sum(run.num_bytes for run in runs)
     return kernels + sum(array.nbytes for array in weights.arrays.values())
 
 
