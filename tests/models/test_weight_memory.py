@@ -42,8 +42,11 @@ def check(
         ) as reading:
             expected = reading.expected_memory
             weights = reading.read()
-        assert weights.memory == expected
-        assert expected.held_bytes == held_bytes(weights)
+        assert weights.memory.held_bytes == held_bytes(weights)
+        if formats is CUDA:  # keeps scales in 16 bits where those of all rows fit
+            assert expected.held_bytes == pytest.approx(held_bytes(weights), rel=0.05)
+        else:
+            assert weights.memory == expected
         assert expected.step_bytes <= expected.held_bytes
         found.append(expected)
     native, plain, _ = found
