@@ -17,6 +17,7 @@ from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 from tests.models.gguf.conversion import convert
 from tests.models.gguf.vocabularies import write_byte_level
+from tests.models.test_weight_memory import held_bytes
 from tests.parity.tiny_models import CONFIGS
 
 
@@ -80,9 +81,7 @@ def test_plan_tells_the_formats_and_their_bytes(aioserve_here: Run, mixed: Path)
     assert sum(one["held_bytes"] for one in on_gpu) == found["weight_bytes"]
     with WeightReading(model_files(mixed), formats=NATIVE) as reading:
         weights = reading.read()
-    held = sum(kernel.num_bytes for kernel in weights.linears.values())
-    held += sum(array.nbytes for array in weights.arrays.values())
-    assert sum(one["held_bytes"] for one in on_cpu) == held
+    assert sum(one["held_bytes"] for one in on_cpu) == held_bytes(weights)
 
 
 def test_plan_tells_what_rounding_makes_of_a_model(aioserve_here: Run, mixed: Path) -> None:
