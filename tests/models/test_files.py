@@ -18,12 +18,14 @@ READERS = {
     "models/resolve.py",
     "text/tokenizer.py",
     "models/checkpoint.py",
+    "models/gguf/vocabulary.py",
 }
-"""Modules that `ModelFiles` is made of, and the one that tells whether there is a model."""
+"""Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one that
+says a directory's tokenizer in GGUF's words."""
 WRITERS = {
     "assets/__init__.py",
-    "cli/_hub.py",
     "cli/_models.py",
+    "models/hub.py",
     "testing/random_model.py",
     "models/config.py",
     "models/quantization/quantized_copy.py",
