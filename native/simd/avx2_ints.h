@@ -13,6 +13,7 @@ struct Ints {
 
     static Ints zero() { return {_mm256_setzero_si256()}; }
     static Ints load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    void store(void* p) const { _mm256_storeu_si256((__m256i*)p, v); }
     // A lane for each int8.
     static Ints load_bytes(const int8_t* p) {
         return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};

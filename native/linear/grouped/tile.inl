@@ -257,11 +257,19 @@ __attribute__((always_inline)) inline Vec find_scales(const Groups& groups, cons
     return Vec::zero_below(most / Vec::max(amax, smallest), amax, smallest);
 }
 
+// Piece by piece: put together first, and read as a whole, it would wait for its pieces.
+inline void write_header(char* to, float scale, float sum, int32_t start) {
+    __builtin_memcpy(to + __builtin_offsetof(RowGroup, scale), &scale, 4);
+    __builtin_memcpy(to + __builtin_offsetof(RowGroup, sum), &sum, 4);
+    __builtin_memcpy(to + __builtin_offsetof(RowGroup, start), &start, 4);
+}
+
 // `to`: where the groups begin in the block. Returns where the next ones do.
 template <class P, int SIZE, bool WHOLE, class T>
 char* pack_some(const Groups& groups, const T* from, char* to) {
     alignas(64) int8_t integers[SIZE];
     alignas(64) float scales[kGroupsAtOnce], factors[kGroupsAtOnce], sums[kGroupsAtOnce];
+    alignas(64) int32_t starts[kGroupsAtOnce];
     find_scales<SIZE, WHOLE>(groups, from, scales).store(factors);
     const bool is_finite = scales[0] == scales[0];
     const int headers_bytes = groups.rows_in_block * kRowChunkBytes;
@@ -284,13 +292,13 @@ char* pack_some(const Groups& groups, const T* from, char* to) {
         P::template place<SIZE>(integers, to + group * group_bytes + headers_bytes, groups.index,
                                 groups.rows_in_block);
     }
-    sum_of_each(totals).store(sums);
-    for (int group = 0; group < groups.count; ++group) {
-        const auto sum = static_cast<int32_t>(sums[group]);
-        const RowGroup header{scales[group], sums[group], -groups.weight.offset * sum, 0};
-        __builtin_memcpy(to + group * group_bytes + groups.index * kRowChunkBytes, &header,
-                         sizeof(header));
-    }
+    const Vec sum = sum_of_each(totals);
+    sum.store(sums);
+    const auto offset = static_cast<float>(-groups.weight.offset);
+    Ints::rounded(sum * Vec::set(offset)).store(starts);
+    char* header = to + groups.index * kRowChunkBytes;
+    for (int group = 0; group < groups.count; ++group, header += group_bytes)
+        write_header(header, scales[group], sums[group], starts[group]);
     return to + groups.count * group_bytes;
 }
 

@@ -8,7 +8,7 @@ namespace aioserve::linear::grouped {
 namespace {
 
 // A whole panel. Six rows: 12 sums, 12 outputs, 2 weights, a mask for halves, and room for inputs.
-// Up to nine keep some outputs in memory, which costs less than a second pass over the panel.
+// Seven or eight keep some outputs in memory, which costs less than a second pass over the panel.
 constexpr int vectors_at_once(int) { return 2; }
 
 }  // namespace
@@ -17,11 +17,11 @@ constexpr int vectors_at_once(int) { return 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx512Vnni = {{tiles<Dot, k8Bits, 6, 9>(),
-    tiles<Dot, k6Bits, 6, 9>(),
-    tiles<Dot, k5Bits, 6, 9>(),
-    tiles<Dot, k4Bits, 6, 9>(),
-    tiles<Dot, kTable, 6, 9>()}};
+extern constexpr IntegerTiles kAvx512Vnni = {{tiles<Dot, k8Bits, 6, 8>(),
+    tiles<Dot, k6Bits, 6, 8>(),
+    tiles<Dot, k5Bits, 6, 8>(),
+    tiles<Dot, k4Bits, 6, 8>(),
+    tiles<Dot, kTable, 6, 8>()}};
 }  // namespace aioserve::linear::grouped
 
 #endif
