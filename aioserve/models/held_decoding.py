@@ -28,9 +28,10 @@ class HeldDecoding(Decoding):
         return not self._formats.packed and any(self._form(part) is not None for part in parts)
 
     def _form(self, part: StoredLinear) -> IntegerForm | None:
-        form = super()._form(part)
-        no_order = self._formats.packed or form is None or not form.permuted
-        return form if no_order else None
+        form = part.integers
+        if self._formats.packed or form is None:
+            return super()._form(part)
+        return None if form.permuted or self._formats.held_bits(form.bits) is None else form
 
     def held(self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]) -> HeldLinear:
         """The weights, stacked along their rows, with their biases: those that are integers as

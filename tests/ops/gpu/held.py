@@ -49,6 +49,8 @@ def stored(weight: GroupedIntegers | Floats, *, integer_activations: bool = Fals
         weight.bits,
         weight.group_size,
         has_minimums,
+        table=weight.table,
+        permuted=weight.order is not None,
         integer_activations=integer_activations,
     )
     sizes = weight.out_features, weight.in_features, weight.group_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -305,6 +306,26 @@ def test_five_and_six_bits_are_held_in_eight(backend: CudaBackend, bits: int, ki
     made = layer(backend, weight, torch.float32)
     assert made.num_bytes == 40 * (96 + 3 * 2 * (1 + (kind == "minimums")))
     check(made(backend.place(x)), x, weight)
+
+
+def test_numbers_of_a_table_are_held_in_eight_bits(backend: CudaBackend) -> None:
+    table = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    plain = random_integers(40, 96, 32, 8)
+    values = np.array(table, np.int8)[plain.values.view(np.uint8) & 15]
+    weight = GroupedIntegers(values, plain.scales, None, None, 32, 4, table)
+    x = random_rows(3, 96, torch.float32)
+    check(layer(backend, weight, torch.float32)(backend.place(x)), x, weight)
+
+
+def test_columns_in_another_order_are_floats(backend: CudaBackend) -> None:
+    plain = random_integers(40, 96, 32, 4)
+    order = np.random.default_rng(0).permutation(96).astype(np.int32)
+    weight = replace(plain, order=order)
+    joined = held([plain, weight], torch.float32)
+    assert [type(run).__name__ for run in joined.runs] == ["GroupedRows", "FloatRows"]
+    x = random_rows(3, 96, torch.float32)
+    found = backend.linear(joined)(backend.place(x))
+    check(found[:, 40:], x, weight)
 
 
 def test_rows_stay_floats_where_no_activation_may_be_rounded() -> None:
