@@ -20,8 +20,8 @@ READERS = {
     "models/checkpoint.py",
     "models/gguf/vocabulary.py",
 }
-"""Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one that
-says a directory's tokenizer in GGUF's words."""
+"""Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one
+that says a directory's tokenizer in GGUF's words."""
 WRITERS = {
     "assets/__init__.py",
     "cli/_models.py",
