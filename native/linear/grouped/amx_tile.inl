@@ -70,7 +70,7 @@ struct Group {
     int in_span;
 };
 
-template <int ROW_TILES>
+template <int KIND, int ROW_TILES>
 class PanelProduct {
   public:
     explicit PanelProduct(const Tile& t) : t_(t), chunk_bytes_(chunk_bytes_of(t.weight)) {
@@ -172,19 +172,20 @@ class PanelProduct {
 
     template <bool HAS_MINIMUMS>
     void add_sums(const Group& group) {
-        const float* scales = parameters_.scales + group.in_span * kPanelColumns;
-        const float* minimums =
-            HAS_MINIMUMS ? parameters_.minimums + group.in_span * kPanelColumns : scales;
+        Vec scales[kVectors], minimums[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            scales[v] = parameters_.scale(group.in_span, v);
+            minimums[v] = HAS_MINIMUMS ? parameters_.minimum(group.in_span, v) : scales[v];
+        }
         for (int r = 0; r < t_.rows; ++r) {
             const char* row = group.rows + r * kRowChunkBytes;
             const Ints start = Ints::repeat(row + __builtin_offsetof(RowGroup, start));
 #pragma GCC unroll 8
             for (int v = 0; v < kVectors; ++v) {
-                const int column = v * Vec::kWidth;
-                const Ints sum = Ints::load(sums_[r] + column) + start;
-                outputs_[r][0][v] =
-                    add_group<HAS_MINIMUMS>(outputs_[r][0][v], sum, row, Vec::load(scales + column),
-                                            Vec::load(minimums + column));
+                const Ints sum = Ints::load(sums_[r] + v * Vec::kWidth) + start;
+                outputs_[r][0][v] = add_group<HAS_MINIMUMS>(outputs_[r][0][v], sum, row, scales[v],
+                                                            minimums[v]);
             }
         }
     }
@@ -192,7 +193,7 @@ class PanelProduct {
     const Tile& t_;
     const int chunk_bytes_;
     Tiles tiles_;
-    Parameters<kVectors> parameters_;
+    Parameters<KIND, kVectors> parameters_;
     Vec outputs_[ROW_TILES * kTileRows][1][kVectors];
     alignas(64) int32_t sums_[ROW_TILES * kTileRows][kPanelColumns];
     alignas(64) char bytes_[kMaxGroup * kPanelColumns];
@@ -215,7 +216,11 @@ void for_each_panel(const Tile& t, const Fn& fn) {
 template <Storage S, int ROW_TILES>
 void run_in_tiles(const Tile& t) {
     configure(t.rows, t.weight.group_size);
-    for_each_panel(t, [](const Tile& one) { PanelProduct<ROW_TILES>(one).template run<S>(); });
+    for_kind(t.weight, [&]<int KIND>() {
+        for_each_panel(t, [](const Tile& one) {
+            PanelProduct<KIND, ROW_TILES>(one).template run<S>();
+        });
+    });
 }
 
 template <Storage S, int ROWS>

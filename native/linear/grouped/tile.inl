@@ -15,81 +15,101 @@ struct Generic {
     static void store(Vec sum, bf16* y, int64_t columns) { store_some(sum, y, columns); }
 };
 
-// Of the groups of a span, the scales and minimums of some columns: where they lie or, unless they are
-// float32, in memory of the tile's own.
-template <int VECTORS>
-struct Parameters {
-    static constexpr int kCount = VECTORS * Vec::kWidth;
+inline bool is_made(const WeightShape& weight) {
+    return weight.kind == kMultiples || weight.has_zero_points;
+}
 
-    const float* scales;
-    const float* minimums;
-    alignas(64) float made[2][kMultiplesInputs / kUnit][kCount];
+__attribute__((always_inline)) inline Vec load_number(int kind, const char* numbers, int index) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(numbers) + index;
+    if (kind == kFloat16) return load_float16(halves);
+    if (kind == kBfloat16) return Vec::load(reinterpret_cast<const bf16*>(halves));
+    return Vec::load(reinterpret_cast<const float*>(numbers) + index);
+}
 
+// Of the groups of a span, the scales and minimums of some columns: where they lie as numbers of KIND
+// or, where they are products, as float32 in memory of the tile's own.
+template <int KIND, int VECTORS>
+class Parameters {
+  public:
     __attribute__((always_inline)) void read(const WeightShape& weight, const char* header,
                                              int column) {
-        scales = reinterpret_cast<const float*>(header) + column;
-        minimums = scales + kPanelColumns;
-        if (weight.kind == kFloat32 && !weight.has_zero_points) return;
-        const int parameters = weight.has_minimums ? 2 : 1;
-        if (weight.has_zero_points) {
-            const int bytes = number_bytes(weight.kind);
-            const char* zeros = header + kZeroPointsSpan * kPanelColumns * bytes + column;
-            for (int group = 0; group < kZeroPointsSpan; ++group) {
-                const int at = group * kPanelColumns;
-                read_numbers(weight.kind, header + (at + column) * bytes, made[0][group]);
-                read_zero_points(reinterpret_cast<const int8_t*>(zeros + at), made[0][group],
-                                 made[1][group]);
-            }
-        } else {
-            for (int which = 0; which < parameters; ++which) {
-                const int at = which * kPanelColumns + column;
-                const auto* multiples = reinterpret_cast<const int8_t*>(header) + column;
-                if (weight.kind != kMultiples)
-                    read_numbers(weight.kind, header + at * number_bytes(weight.kind),
-                                 made[which][0]);
-                else
-                    read_multiples(
-                        reinterpret_cast<const float*>(header) + at,
-                        multiples + (4 * parameters + which * weight.span) * kPanelColumns,
-                        weight.span, made[which]);
-            }
+        if (KIND == kFloat32 && is_made(weight)) {
+            make(weight, header, column);
+            return;
         }
-        scales = made[0][0];
-        minimums = made[1][0];
+        numbers_[0] = header + column * number_bytes(KIND);
+        numbers_[1] = numbers_[0] + kPanelColumns * number_bytes(KIND);
     }
 
-    static void read_numbers(int kind, const char* from, float* to) {
-        const auto* halves = reinterpret_cast<const uint16_t*>(from);
-#pragma GCC unroll 8
-        for (int i = 0; i < kCount; i += Vec::kWidth) {
-            const Vec numbers = kind == kFloat16    ? load_float16(halves + i)
-                                : kind == kBfloat16 ? Vec::load(reinterpret_cast<const bf16*>(halves + i))
-                                                    : Vec::load(reinterpret_cast<const float*>(from) + i);
-            numbers.store(to + i);
-        }
+    // Of a group of the span, for the columns of vector `v`.
+    __attribute__((always_inline)) Vec scale(int group, int v) const { return number(0, group, v); }
+    __attribute__((always_inline)) Vec minimum(int group, int v) const {
+        return number(1, group, v);
     }
 
-    static void read_zero_points(const int8_t* from, const float* numbers, float* to) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kCount; i += Vec::kWidth) {
-            const Vec minus = Vec::zero() - Ints::load_bytes(from + i).floats();
-            (minus * Vec::load(numbers + i)).store(to + i);
-        }
+  private:
+    static constexpr int kCount = VECTORS * Vec::kWidth;
+
+    __attribute__((always_inline)) Vec number(int which, int group, int v) const {
+        return load_number(KIND, numbers_[which], group * kCount + v * Vec::kWidth);
     }
 
-    static void read_multiples(const float* numbers, const int8_t* multiples, int groups,
-                               float (*to)[kCount]) {
-        Vec number[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) number[v] = Vec::load(numbers + v * Vec::kWidth);
-        for (int group = 0; group < groups; ++group, multiples += kPanelColumns)
+    // A call of its own, so that the outputs stay in registers where there is none.
+    __attribute__((noinline)) void make(const WeightShape& weight, const char* header, int column) {
+        if (weight.has_zero_points)
+            make_minimums(weight, header, column);
+        else
+            make_products(weight, header, column);
+        for (int which = 0; which < 2; ++which)
+            numbers_[which] = reinterpret_cast<const char*>(made_[which]);
+    }
+
+    void make_minimums(const WeightShape& weight, const char* header, int column) {
+        const auto* zeros = reinterpret_cast<const int8_t*>(header) +
+                            kZeroPointsSpan * kPanelColumns * number_bytes(weight.kind);
+        for (int group = 0; group < kZeroPointsSpan; ++group) {
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v) {
-                const Ints multiple = Ints::load_bytes(multiples + v * Vec::kWidth);
-                (number[v] * multiple.floats()).store(to[group] + v * Vec::kWidth);
+                const int at = group * kPanelColumns + column + v * Vec::kWidth;
+                const Vec scale = load_number(weight.kind, header, at);
+                scale.store(made_[0][group] + v * Vec::kWidth);
+                const Vec minus = Vec::zero() - Ints::load_bytes(zeros + at).floats();
+                (minus * scale).store(made_[1][group] + v * Vec::kWidth);
             }
+        }
     }
+
+    void make_products(const WeightShape& weight, const char* header, int column) {
+        const int parameters = weight.has_minimums ? 2 : 1;
+        const auto* numbers = reinterpret_cast<const float*>(header);
+        const auto* multiples =
+            reinterpret_cast<const int8_t*>(numbers + parameters * kPanelColumns) + column;
+        for (int which = 0; which < parameters; ++which) {
+            Vec number[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v)
+                number[v] = Vec::load(numbers + which * kPanelColumns + column + v * Vec::kWidth);
+            for (int group = 0; group < weight.span; ++group, multiples += kPanelColumns)
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; ++v) {
+                    const Ints multiple = Ints::load_bytes(multiples + v * Vec::kWidth);
+                    (number[v] * multiple.floats()).store(made_[which][group] + v * Vec::kWidth);
+                }
+        }
+    }
+
+    const char* numbers_[2];
+    alignas(64) float made_[2][kMultiplesInputs / kUnit][kCount];
 };
+
+// `fn` with the KIND of the weight's parameters: a choice within its loops would cost a tenth.
+template <class Fn>
+void for_kind(const WeightShape& weight, const Fn& fn) {
+    const int kind = is_made(weight) ? kFloat32 : weight.kind;
+    if (kind == kFloat16) return fn.template operator()<kFloat16>();
+    if (kind == kBfloat16) return fn.template operator()<kBfloat16>();
+    fn.template operator()<kFloat32>();
+}
 
 // From the unit's step STEP on.
 template <class P, int ROWS, int VECTORS, int STEP = 0, class UNIT, class PARTIAL>
@@ -136,7 +156,7 @@ __attribute__((always_inline)) inline Vec add_group(Vec output, Ints sum, const 
 }
 
 // The panel's columns from `column` on, as many as VECTORS hold.
-template <class P, Storage S, int ROWS, int VECTORS>
+template <class P, Storage S, int KIND, int ROWS, int VECTORS>
 __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int column) {
     constexpr int kUnitRowBytes = ROWS * kUnitSteps * P::kStepBytes;
     Vec outputs[ROWS][VECTORS];
@@ -152,7 +172,7 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
     const char* x = t.x;
     const char* panel = t.panel;
     const char* header = panel;
-    Parameters<VECTORS> parameters;
+    Parameters<KIND, VECTORS> parameters;
     for (int group = 0, in_span = 0; group < t.weight.groups; ++group) {
         if (in_span == 0) {
             header = panel;
@@ -175,12 +195,11 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
             x += kUnitRowBytes;
             panel += unit_bytes(S);
         }
-        const int skipped = in_span * VECTORS * Vec::kWidth;
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
-            const Vec scale = Vec::load(parameters.scales + skipped + v * Vec::kWidth);
+            const Vec scale = parameters.scale(in_span, v);
             if (has_minimums) {
-                const Vec minimum = Vec::load(parameters.minimums + skipped + v * Vec::kWidth);
+                const Vec minimum = parameters.minimum(in_span, v);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r)
                     outputs[r][v] = add_group<true>(outputs[r][v], sums[r][v],
@@ -200,8 +219,10 @@ __attribute__((always_inline)) inline void multiply_columns(const Tile& t, int c
 template <class P, Storage S, int ROWS>
 void run_tile(const Tile& t) {
     constexpr int kAtOnce = vectors_at_once(ROWS);
-    for (int v = 0; v < kVectors; v += kAtOnce)
-        multiply_columns<P, S, ROWS, kAtOnce>(t, v * Vec::kWidth);
+    for_kind(t.weight, [&]<int KIND>() {
+        for (int v = 0; v < kVectors; v += kAtOnce)
+            multiply_columns<P, S, KIND, ROWS, kAtOnce>(t, v * Vec::kWidth);
+    });
 }
 
 // As many groups as a vector has lanes, whose factors and sums are then found together.
