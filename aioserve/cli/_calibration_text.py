@@ -47,7 +47,7 @@ def calibration_windows(
         )
     contents = read_text(path, "calibration")
     tokenizer = files.tokenizer()
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         ids = [one for document in _documents(files, path, contents) for one in document]
     else:
         ids = tokenizer.encode_plain(contents)
@@ -61,8 +61,8 @@ def calibration_windows(
         )
     before = np.array(tokenizer.encode("a")[: tokenizer.frame[0]], np.int64)
     window = min(_WINDOW, files.config().max_position_embeddings)
-    size = max(1, window - len(before))
-    cut = np.array(ids[: len(ids) // size * size], np.int64).reshape(-1, size)
+    length = max(1, window - len(before))
+    cut = np.array(ids[: len(ids) // length * length], np.int64).reshape(-1, length)
     count = min(len(cut), max(1, most // window))
     chosen = cut[np.arange(count) * len(cut) // count]
     return [np.concatenate([before, text]) for text in chosen]

@@ -8,6 +8,7 @@ import copy
 import json
 import math
 import os
+import re
 import struct
 import tempfile
 import tracemalloc
@@ -416,10 +417,14 @@ def test_weights_beyond_the_machines_memory_are_refused_unread(
     monkeypatch.setattr(loading, "total_memory_bytes", lambda: 1000)
     with with_file(models["llama3"], CONFIG, (models["llama3"] / CONFIG).read_bytes()) as directory:
         values = sum(tensor.numel() for tensor in load_file(directory / WEIGHTS).values())
-        assert attack(directory) == (
-            f"{directory}: the weights take {4 * values} bytes in float32, and there are "
-            "1000 bytes of memory"
+        refused = re.fullmatch(
+            re.escape(str(directory)) + r": the weights take (\d+) bytes in float32, and there are "
+            "1000 bytes of memory",
+            attack(directory) or "",
         )
+    # Kernels hold panels of whole outputs, and a small embedding is held as rows, too.
+    assert refused
+    assert 4 * values <= int(refused[1]) <= 5 * values
 
 
 def test_weights_of_800_gb_in_a_sparse_file_are_refused_unread(models: dict[str, Path]) -> None:

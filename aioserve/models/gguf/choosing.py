@@ -24,7 +24,7 @@ DEFAULT_TAG = "Q4_K_M"
 """What is taken of several models where nothing says which, as in llama.cpp and Ollama."""
 MAX_PARTS = 1000
 """Most files of one model."""
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.IGNORECASE | re.ASCII)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.ASCII)
 _NO_MODELS = ("mmproj", "imatrix")
 """In the names of GGUF files that are no language models: what sees or hears, and what a quantiser
 was told of activations."""

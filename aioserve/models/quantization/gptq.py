@@ -81,7 +81,8 @@ class GptqWeights(Format):
     @property
     def name(self) -> str:
         order = "-act-order" if self.permuted else "-by-index" if self.by_index else ""
-        return f"gptq-int{self.bits}-g{self.group_size}{order}"
+        zeros = "" if self.symmetric or self.adds_one else "-v2"
+        return f"gptq-int{self.bits}-g{self.group_size}{zeros}{order}"
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
         rows, columns, bits = tensor.rows, tensor.columns, self.bits

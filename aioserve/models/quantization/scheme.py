@@ -86,8 +86,10 @@ class Scheme(ABC):
         """Name of the method in messages."""
 
 
-compiled = functools.lru_cache(MAX_NAMES)(Pattern)
-"""`Pattern`, each made once."""
+@functools.lru_cache(MAX_NAMES)
+def compiled(pattern: str) -> Pattern:
+    """The pattern, each made once."""
+    return Pattern(pattern)
 
 
 def check_names(names: Collection[str], patterns: Iterable[str], fields: Fields, at: str) -> None:

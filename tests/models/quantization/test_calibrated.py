@@ -198,6 +198,31 @@ def test_scales_change_nothing_but_the_rounding(tmp_path: Path, architecture: st
     )
 
 
+class Tiny(ScaleChoice):
+    everywhere = False
+
+    def scales(self, x: torch.Tensor, weight: Floats, precision: str, shared: Shared) -> Floats:
+        return shared(np.full(weight.shape[1], 1e-5, np.float32))
+
+
+def test_a_norm_that_float16_can_not_hold_stays_as_it_is(tmp_path: Path):
+    model = write("llama", tmp_path / "model")
+    halves = {name: t.half() for name, t in load_file(model / "model.safetensors").items()}
+    norm = halves["model.layers.0.input_layernorm.weight"]
+    norm[0], norm[1:] = 20.0, 0.25
+    save_file(halves, model / "model.safetensors")
+    files = model_files(model)
+    config = files.config()
+    with files.weights(config) as weights:
+        scaled = Scaled(Exact(), Tiny(), windows_of(config.vocab_size, length=20))
+        vectors = scaled.encode(OpenModel(model, config, weights), lambda *_: None)
+    assert vectors
+    assert all(np.isfinite(vector).all() for vector in vectors.values())
+    new = next(v for t, v in vectors.items() if t.name.endswith("layers.0.input_layernorm.weight"))
+    assert new[0] == 20
+    assert (new[1:] > 1e4).all()
+
+
 # -- the pass over the text
 
 

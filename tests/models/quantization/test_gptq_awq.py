@@ -254,6 +254,20 @@ def test_symmetric_files_of_either_version_and_label_are_read(
     check_stands_for(model, floats)
 
 
+def test_the_version_of_zero_points_is_in_the_name(tmp_path: Path):
+    """The same bits are two models: keys of KV memory hold the name."""
+    names = set()
+    for version in (1, 2):
+        directory = tmp_path / str(version)
+        directory.mkdir()
+        model, _ = write_gptq(directory, 4, 32, version=version)
+        files = model_files(model)
+        config = files.config()
+        with files.weights(config) as weights:
+            names |= {weights[t].format.name for t in config.required if "q_proj" in t.name}
+    assert len(names) == 2
+
+
 def test_an_index_beyond_the_groups_is_refused(tmp_path: Path):
     rng = np.random.default_rng(0)
 

@@ -174,7 +174,7 @@ class _Folding:
         weight, offset = self._vector(norm.weight), np.float32(norm.weight_offset)
         new = _as_stored((weight + offset) / scales - offset, self._dtype(norm.weight))
         # What rounding the norm has changed, the layer's weight makes up for.
-        can = (weight + offset != 0) & (new + offset != 0)
+        can = (weight + offset != 0) & (new + offset != 0) & np.isfinite(new)
         quotients = (weight + offset) / np.where(can, new + offset, 1)
         exact = np.where(can, quotients, 1).astype(np.float32)
         self._vectors[norm.weight] = np.where(can, new, weight)
