@@ -24,23 +24,32 @@ def structural_tag_source(output: StructuredOutput) -> str:
     schema that nothing fits, and `InvalidSamplingError`."""
     tag = msgspec.json.decode(str(output.structural_tag), type=StructuralTag)
     triggers = list(dict.fromkeys(tag.triggers))
-    either = " | ".join(map(json.dumps, triggers))
-    lines = ["ANY: /(?s:.*)/", f"TEXT: ANY & ~(ANY ({either}) ANY)"]
+    lines = ["ANY: /(?s:.*)/", f"TEXT: {_without(triggers)}"]
+    # Of a trigger that no structure begins with there is nothing to go on with: no answer has it,
+    # also where another begins within it.
+    begun = [one for one in triggers if any(s.begin.startswith(one) for s in tag.structures)]
+    never = [one for one in triggers if one not in begun]
     held: list[str] = []
-    for number, trigger in enumerate(triggers):
+    for number, trigger in enumerate(begun):
         rests: list[str] = []
         for index, one in enumerate(tag.structures):
             if one.begin.startswith(trigger):
                 begin = one.begin.removeprefix(trigger)
                 rest = f"{json.dumps(begin)} " if begin else ""
                 rests.append(f"{rest}schema{index} {json.dumps(one.end)}")
-        # Of a trigger that no structure begins with there is nothing to go on with.
-        if rests:
-            lines.append(f"up_to{number}[lazy]: TEXT {json.dumps(trigger)}")
-            held.append(f"up_to{number} ({' | '.join(rests)})")
+        up_to = f"TEXT {json.dumps(trigger)}"
+        if never:
+            lines.append(f"UP_TO{number}: ({up_to}) & {_without(never)}")
+            up_to = f"UP_TO{number}"
+        lines.append(f"up_to{number}[lazy]: {up_to}")
+        held.append(f"up_to{number} ({' | '.join(rests)})")
     for index, one in enumerate(tag.structures):
         schema = json.dumps({} if one.schema is None else one.schema)
         lines.append(json_rule(f"schema{index}", schema, "structural_tag", output.whitespace))
     lines.append(f"structure: {' | '.join(held)}")
     times = "+" if tag.at_least_one else "*"
     return "\n".join([f"start: structure{times} TEXT", *lines]) + "\n"
+
+
+def _without(marks: list[str]) -> str:
+    return f"ANY & ~(ANY ({' | '.join(map(json.dumps, marks))}) ANY)"

@@ -93,6 +93,15 @@ def test_exactly_what_a_reader_takes_is_allowed(tmp_path: Path) -> None:
     assert all(found.values())
 
 
+def test_another_trigger_within_one_that_nothing_follows_is_not_allowed(tmp_path: Path) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    structures = [{"begin": "77", "schema": {"enum": [""]}, "end": "<"}]
+    tag = {"triggers": ["<7", "77"], "structures": structures}
+    grammar = compile_grammar(vocabulary, StructuredOutput(structural_tag=tag))
+    assert follows(grammar, 'a77""<')
+    assert not follows(grammar, '<77""<')
+
+
 TAG: dict[str, Any] = {
     "structures": [
         {"begin": "<f=a>", "schema": {"type": "object", "maxProperties": 0}, "end": "</f>"},
