@@ -45,8 +45,7 @@ def read_weights(name: str, quantization: str | None = None) -> ModelWeights | N
     config.json and a model whose weights aren't here or that the engine refuses.
 
     quantization: "int8", "int4" or "fp8", as of an engine. Raises `ModelError` for files that can't
-    be read, and `ConfigError` for another method, and where there
-    are no weights to be quantised.
+    be read, and `ConfigError` for another method, and where there are no weights to be quantised.
     """
     methods = get_args(Quantization)
     if quantization is not None and quantization not in methods:

@@ -39,4 +39,5 @@ def assembly() -> str:
 @pytest.mark.parametrize("kernel", INSTRUCTIONS)
 def test_a_kernel_has_the_instruction_that_its_name_claims(assembly: str, kernel: str) -> None:
     found = re.findall(INSTRUCTIONS[kernel].replace(" ", r"\s+"), assembly)
-    assert len(found) >= 8, f"{len(found)} of {INSTRUCTIONS[kernel]}"
+    least = 12 if kernel == "amx_int8" else 16  # tiles of bytes are loops: four for each storage
+    assert len(found) >= least, f"{len(found)} of {INSTRUCTIONS[kernel]}"

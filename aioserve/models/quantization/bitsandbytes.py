@@ -129,9 +129,11 @@ class BitsAndBytes(Scheme):
         return "bitsandbytes"
 
     def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
-        state = next((name for name in parts.found if name.startswith(_STATE)), None)
-        if state is not None:
-            return _codes(tensor, parts, state)
+        states = sorted(name for name in parts.found if name.startswith(_STATE))
+        if len(states) > 1:
+            parts.refuse(f"there must be one quant_state of a weight, got {', '.join(states)}")
+        if states:
+            return _codes(tensor, parts, states[0])
         rows, columns = tensor.rows, tensor.columns
         read = {
             "weight": parts.take("weight", ("I8",), (rows, columns)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,17 +61,11 @@ def plain_config(files: ModelFiles) -> DecoderConfig:
 
 def free_directory(out: Path) -> Path:
     """Where `out` leads to. Raises `ConfigError` for what is there already."""
-    try:
-        target = Path(os.path.realpath(out))
-        taken = os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir()))
-        there = target.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise _unwritable(out, error) from error
-    if taken:
-        raise _refused(out, f"must be a directory that is empty or not there yet, got {out}")
-    if not there:
-        raise _refused(out, f"must be in a directory that is there, and {target.parent} isn't one")
-    return target
+
+    def is_free(target: Path) -> bool:
+        return not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
+
+    return _free(out, "a directory that is empty or not there yet", is_free)
 
 
 def free_file(out: Path, ending: str) -> Path:
@@ -79,13 +73,17 @@ def free_file(out: Path, ending: str) -> Path:
     already."""
     if out.suffix != ending:
         raise _refused(out, f"must end with {ending}, got {out}")
+    return _free(out, "a file that is not there yet", lambda _: not os.path.lexists(out))
+
+
+def _free(out: Path, what: str, is_free: Callable[[Path], bool]) -> Path:
     try:
         target = Path(os.path.realpath(out))
-        taken, there = os.path.lexists(out), target.parent.is_dir()
+        free, there = is_free(target), target.parent.is_dir()
     except (OSError, ValueError) as error:
         raise _unwritable(out, error) from error
-    if taken:
-        raise _refused(out, f"must be a file that is not there yet, got {out}")
+    if not free:
+        raise _refused(out, f"must be {what}, got {out}")
     if not there:
         raise _refused(out, f"must be in a directory that is there, and {target.parent} isn't one")
     return target

@@ -1,6 +1,6 @@
 """GPTQ's and AWQ's files: integers of 4 bits in words of 32, scales and zero points of groups.
 
-Scales are float16, as programs expect of these formats. Those of bfloat16 models are rounded to
+Scales are float16, as programs expect of these formats. Models in bfloat16 have them rounded to
 bfloat16 before, so that programs that compute with either read the same numbers.
 """
 

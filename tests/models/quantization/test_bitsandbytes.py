@@ -153,6 +153,7 @@ def text(content: str) -> torch.Tensor:
         (4, {STATE: state(blocksize=0)}, r"__nf4 can't be read: .*blocksize"),
         (4, {STATE: state(blocksize=10**18)}, r"__nf4 can't be read: .*blocksize"),
         (4, {STATE: state(nested_blocksize=1)}, r"__nf4 can't be read: .*nested_blocksize"),
+        (4, {f"{STATE[:-3]}fp4": text("{}")}, "one quant_state of a weight, got .*fp4, .*nf4"),
         (4, {STATE: None, f"{STATE[:-3]}nf9": text("{}")}, r"nf4 and fp4, got 'nf9'"),
     ],
 )
