@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
+from aioserve.testing.random_model import write_random_model
+from tests.models.gguf.conversion import convert
 from tests.models.quantization.compressed import write_mixture
+from tests.models.quantization.test_gptq_awq import write_gptq
+from tests.models.quantization.writers import CONFIG
 from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_size
 from tests.pairs.prefix_list import PrefixList
 from tests.pairs.scene import Alone, Seen, features_of, place_of, played, scene_of
 from tests.parity import tiny_models
 
-MODELS = ("llama", "qwen3", "gemma3", "quantised")
-"""The last has layers of integers, of floats, and of both."""
+MODELS = ("llama", "qwen3", "gemma3", "quantised", "act-order", "gguf")
+"""The last three have layers of integers: beside floats and beside others of integers, with columns
+in the order of activations, and of each number of bits, with minimums and from a table."""
+BITS = {"q": "Q5_0", "k": "Q5_1", "v": "Q4_1", "output": "IQ4_NL"}
+"""Formats of GGUF in attention; other layers have 8 bits."""
 PAGE_SIZES = (1, 2, 16)
 FULL_SEEDS = 3
 DRAWN_CASES = 2
@@ -60,11 +69,28 @@ def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     def made(name: str) -> tuple[str, Alone]:
         if name == "quantised":
             directory, _ = write_mixture(root / name)
+        elif name == "act-order":
+            directory, _ = write_gptq(root / name, 4, 16, act_order=True)
+        elif name == "gguf":
+            directory = write_gguf_of_bytes(root / name)
         else:
             directory = tiny_models.write(name, root / name)
         return str(directory), Alone(str(directory))
 
     return made
+
+
+def write_gguf_of_bytes(directory: Path) -> Path:
+    """A model whose first tokens are the bytes. GGUF has no vocabulary without a merge."""
+    write_random_model(directory, CONFIG, dtype="float32")
+    said = json.loads((directory / "tokenizer.json").read_text())
+    vocab = said["model"]["vocab"]
+    del vocab[max(vocab, key=vocab.__getitem__)]
+    said["model"]["merges"] = [["z", "z"]]
+    vocab["zz"] = len(vocab)
+    (directory / "tokenizer.json").write_text(json.dumps(said))
+    formats = {f"attn_{part}": one for part, one in BITS.items()}
+    return convert(directory, directory / "tiny.gguf", weights="Q8_0", formats=formats)
 
 
 def assert_as_alone(seen: Seen) -> None:
