@@ -79,7 +79,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "link").symlink_to(written(tmp_path / "file", "{}"))
-    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/null")):
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         assert "not a regular file" in refusal(path)
     for path in (tmp_path / "loop", tmp_path / "absent", tmp_path / ("x" * 300)):
         assert "can't be read" in refusal(path)

@@ -245,7 +245,7 @@ def test_a_host_that_others_can_reach_needs_a_key(aioserve_here: Run, host: str)
         (["--config", "/no/such.toml"], "/no/such.toml"),
         (["--api-key-file", "/no/such.keys"], "/no/such.keys"),
         (["--uds", "/no/such/dir/x"], "/no/such/dir/x"),
-        (["--uds", "/dev/null"], "file of another kind"),
+        (["--uds", "/dev/zero"], "file of another kind"),
         (["--uds", "/tmp/x", "--port", "1"], "--port: port has no effect"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
         (["--api-key", "a=key-of-some-length", "--operators", "b"], "operators must be names"),

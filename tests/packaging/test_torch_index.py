@@ -153,6 +153,18 @@ def test_with_a_driver_torch_has_cuda(index: str, tmp_path: Path) -> None:
     assert "driver is here" in said
 
 
+def test_no_linker_looks_for_a_driver(index: str, tmp_path: Path) -> None:
+    """As root, `ld -o /dev/null` removes a /dev/null that is a regular file."""
+    asked = tmp_path / "asked"
+    for name in ("cc", "gcc", "ld"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n: > {asked}\nexit 1\n")
+        program.chmod(0o755)
+    options_of(TORCH_INDEX=f"{index}/cpu", PATH=str(program.parent))
+    assert not asked.exists()
+
+
 def test_an_installed_torch_is_left_as_it_is(index: str) -> None:
     command = [sys.executable, ROOT / "tools" / "torch_index"]
     env = environment(TORCH_INDEX=f"{index}/cpu")
