@@ -25,7 +25,7 @@ from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ModelNotFoundError
 from aioserve.isolation import shown
 from aioserve.models.hub import HubName
-from aioserve.models.resolve import expanded, like_embedded, resolve
+from aioserve.models.resolve import expanded, like_embedded, named_file, resolve
 
 __all__ = [
     "EMBEDDED",
@@ -136,7 +136,7 @@ def check_model(model: str, prompt: str | None) -> None:
 def _to_download(model: str) -> HubName | None:
     """The model to look for at the hub: it has the shape of a name there, and is nothing here."""
     name = HubName.of(model)
-    if name is None or os.path.exists(expanded(model)):
+    if name is None or named_file(model) is not None or os.path.exists(expanded(model)):
         return None
     try:
         resolve(model)
@@ -154,7 +154,7 @@ def _advice(model: str, prompt: str | None) -> str | None:
             f"aioserve run {_quoted(prompt)} {_quoted(model)}"
         )
     is_path = "/" in model and not any(char.isspace() for char in model)
-    if not model or is_path or os.path.exists(expanded(model)):
+    if not model or is_path or named_file(model) or os.path.exists(expanded(model)):
         return None
     if (near := like_embedded(model)) is not None:
         rest = "" if prompt is None else f" {_quoted(prompt)}"

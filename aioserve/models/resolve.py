@@ -12,10 +12,12 @@ from aioserve.errors import ModelNotFoundError
 from aioserve.models.gguf.parts import holds_gguf, is_gguf
 from aioserve.models.hub import HubName, cached_model
 
-__all__ = ["expanded", "is_model", "like_embedded", "resolve"]
+__all__ = ["expanded", "is_model", "like_embedded", "named_file", "resolve"]
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _LEAST_LIKENESS = 0.7
+_LEAST_FILE_LIKENESS = 0.5
+_MOST_LIKE_FILES = 3
 _MOST_NAME_CHARS = 300  # that a message shows
 
 
@@ -38,6 +40,8 @@ def resolve(name: str | Path) -> Path:
             f"{_printable(path)}: an adapter (LoRA) alone is not supported; merge it into its base "
             "model, as merge_and_unload() of peft does, and name the directory with the result"
         )
+    if (file := named_file(name)) is not None and not os.path.isdir(file):
+        raise ModelNotFoundError(f"model {_short(name)!r} not found: {_no_file(file)}")
     kind = "file" if path.suffix.lower() == ".gguf" else "directory"
     tried = [f"no {kind} {_printable(path)}"]
     if os.path.isdir(path):
@@ -54,6 +58,16 @@ def resolve(name: str | Path) -> Path:
                 return found
             tried.append(found)
     raise ModelNotFoundError(f"model {_short(name)!r} not found: {'; '.join(tried)}")
+
+
+def named_file(name: str | Path) -> Path | None:
+    """The path of the GGUF file that `name` is, there or not; None where it is none. The name of a
+    file of the hub is one if the directory is here that it begins with."""
+    path = expanded(name)
+    if path.suffix.lower() != ".gguf":
+        return None
+    is_of_hub = isinstance(name, str) and HubName.of(name) is not None
+    return None if is_of_hub and not os.path.isdir(path.parent) else path
 
 
 def is_model(path: Path) -> bool:
@@ -84,6 +98,22 @@ def _hub_name(name: str) -> HubName | None:
     """A repository may be in the cache that has no owner."""
     bare = _BARE_NAME.fullmatch(name) is not None
     return HubName(name) if bare else HubName.of(name)
+
+
+def _no_file(path: Path) -> str:
+    """That a GGUF file isn't there, and which are with such a name."""
+    said = f"there is no file {_printable(path)}"
+    try:
+        names = [one for one in os.listdir(path.parent) if one.lower().endswith(".gguf")]
+    except FileNotFoundError:
+        return f"{said}, and no directory {_printable(path.parent)}"
+    except (OSError, ValueError):  # a directory that can't be read, a name with a null byte
+        return said
+    wanted, folded = path.name.lower(), {one.lower(): one for one in sorted(names)}
+    near = difflib.get_close_matches(wanted, folded, _MOST_LIKE_FILES, _LEAST_FILE_LIKENESS)
+    if not near:
+        return said
+    return f"{said}; near it in name: {', '.join(_printable(Path(folded[one])) for one in near)}"
 
 
 def _printable(path: Path) -> str:

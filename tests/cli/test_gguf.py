@@ -48,6 +48,19 @@ def test_a_file_and_a_directory_that_holds_it_answer_as_the_model_does(
     assert said[1].stdout == said[2].stdout == said[0].stdout
 
 
+def test_a_file_that_is_not_there_is_said_and_no_hub_is_named(
+    aioserve_here: Run, both: tuple[Path, Path]
+) -> None:
+    _, file = both
+    for name in ("nothere.gguf", "./nothere.gguf", file.with_name("tiny-q8.gguf")):
+        done = aioserve_here("run", name, "hello")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"there is no file {Path(name)}" in done.stderr
+        assert "hf download" not in done.stderr
+        assert "hub" not in done.stderr
+    assert done.stderr.endswith("near it in name: tiny.gguf\n")
+
+
 def test_doctor_and_plan_know_what_is_in_a_file(
     aioserve_here: Run, both: tuple[Path, Path]
 ) -> None:

@@ -124,12 +124,43 @@ def test_a_gguf_file_and_a_directory_of_them_are_found(hub, tmp_path, monkeypatc
     assert resolve(name) == Path(name)
 
 
-@pytest.mark.parametrize("name", ["a.gguf", "below/mmproj-b.gguf"])
-def test_a_gguf_file_that_is_not_there_is_said(hub, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.gguf", "there is no file a.gguf"),
+        ("./a.gguf", "there is no file a.gguf"),
+        ("no/a.gguf", "there is no file no/a.gguf, and no directory no"),
+        ("./below/x/a.gguf", "there is no file below/x/a.gguf, and no directory below/x"),
+        ("below/mmproj-b.gguf", "there is no file below/mmproj-b.gguf"),
+        (
+            "below/two/tiny-q4-k-m.gguf",
+            "there is no file below/two/tiny-q4-k-m.gguf; near it in name: tiny-Q4_K_M.gguf, "
+            "tiny-Q8_0.gguf",
+        ),
+    ],
+)
+def test_a_gguf_file_that_is_not_there_is_said_with_those_like_it(
+    hub, tmp_path, monkeypatch, name, says
+):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "below" / "two").mkdir(parents=True)
+    for file in ("tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny.json", "other.gguf"):
+        (tmp_path / "below" / "two" / file).write_bytes(b"GGUF")
+    for given in (name, Path(name)):
+        with pytest.raises(ModelNotFoundError) as caught:
+            resolve(given)
+        assert str(caught.value).endswith(f"not found: {says}")
 
-    with pytest.raises(ModelNotFoundError, match=f"no file {name}"):
-        resolve(name)
+
+def test_a_file_of_the_hub_is_looked_for_there_where_no_such_directory_is(
+    hub, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="hf download org/model"):
+        resolve("org/model/a.gguf")
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    with pytest.raises(ModelNotFoundError, match=r"there is no file org/model/a\.gguf$"):
+        resolve("org/model/a.gguf")
 
 
 def test_a_model_beside_a_gguf_file_is_found(tmp_path):

@@ -25,9 +25,12 @@ DEFAULT_TAG = "Q4_K_M"
 MAX_PARTS = 1000
 """Most files of one model."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.ASCII)
-_NO_MODELS = ("mmproj", "imatrix")
-"""In the names of GGUF files that are no language models: what sees or hears, and what a quantiser
-was told of activations."""
+_TYPE = r"(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|B?F16|F32|FP\d+)"
+_TYPE_AT_END = re.compile(rf"(?:^|[-._])({_TYPE}(?:_[A-Z0-9]+)*)$", re.IGNORECASE)
+"""The type of a file's weights as its name tells it. It is one word, whose underscores end none."""
+_FEW_BITS = re.compile(r"(?:^|[-._])(?:I?Q|TQ|MXFP|NVFP)\d", re.IGNORECASE)
+_BEGINS_AS_MATRIX = re.compile(r"(?:imatrix|imat)(?:[-._]|$)", re.IGNORECASE)
+_ENDS_WITH_MATRIX = re.compile(r"[-._](?:imatrix|imat)$", re.IGNORECASE)
 _NAMED = 12  # files that a message spells out
 
 
@@ -55,8 +58,19 @@ def part_of(name: str) -> Part | None:
 
 def is_language_model(name: str) -> bool:
     """Whether a file of that name should be a language model in GGUF, or a part of one."""
-    base = PurePosixPath(name).name.lower()
-    return base.endswith(".gguf") and not any(word in base for word in _NO_MODELS)
+    path = PurePosixPath(name)
+    is_gguf = path.suffix.lower() == ".gguf"
+    return is_gguf and "mmproj" not in path.name.lower() and not _is_importance_matrix(path.stem)
+
+
+def _is_importance_matrix(stem: str) -> bool:
+    """Whether a file is what a quantiser was told of activations: `imatrix_x` or `NAME-imatrix`.
+
+    A quantised model may say at the end of its name that it was made with one: `NAME-Q2_K-imatrix`.
+    """
+    if _BEGINS_AS_MATRIX.match(stem):
+        return True
+    return bool(_ENDS_WITH_MATRIX.search(stem)) and not _FEW_BITS.search(stem)
 
 
 def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -75,7 +89,7 @@ def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def chosen_model(names: Iterable[str], tag: str | None = None) -> tuple[str, ...]:
-    """The files of the model with that tag, which is the end of its name (`Q8_0` of
+    """The files of the model with that tag, which is the last word or words of its name (`Q8_0` of
     `tiny-Q8_0.gguf`) or a folder that it is in. None: the only model, or else the one of
     `DEFAULT_TAG`.
 
@@ -102,12 +116,13 @@ def chosen_model(names: Iterable[str], tag: str | None = None) -> tuple[str, ...
 
 def _has_tag(name: str, tag: str) -> bool:
     path = PurePosixPath(name)
+    if any(folder.casefold() == tag.casefold() for folder in path.parent.parts):
+        return True
     part = part_of(path.name)
-    stem = path.stem if part is None else part.stem
-    ends = re.search(rf"(^|[-._]){re.escape(tag)}$", stem, re.IGNORECASE)
-    return ends is not None or any(
-        folder.casefold() == tag.casefold() for folder in path.parent.parts
-    )
+    stem = _ENDS_WITH_MATRIX.sub("", path.stem if part is None else part.stem)
+    ends = re.search(rf"(?:^|[-._])({re.escape(tag)})$", stem, re.IGNORECASE)
+    told = _TYPE_AT_END.search(stem)
+    return ends is not None and (told is None or ends.start(1) <= told.start(1))
 
 
 def listed(names: Sequence[str]) -> str:

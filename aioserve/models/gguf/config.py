@@ -53,11 +53,16 @@ def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
     """`general.architecture`, one of `FAMILIES`.
 
     Raises `UnsupportedModelError` for others, for mixtures of experts, and for files that hold no
-    language model: projectors of images, adapters, bare vocabularies.
+    language model: projectors of images, importance matrices, adapters, bare vocabularies.
     """
     general = Fields(metadata, source)
-    name = general.text("general.architecture")
     kind = general.text("general.type", "model")
+    if kind == "imatrix":  # it says nothing else
+        raise UnsupportedModelError(
+            f"{source}: holds an importance matrix (imatrix), which quantisers read: give the file "
+            f"of a model"
+        )
+    name = general.text("general.architecture")
     if name == "clip" or kind == "mmproj":
         raise UnsupportedModelError(
             f"{source}: holds the part of a model that sees or hears (mmproj), which is not "

@@ -50,6 +50,59 @@ def test_a_tag_is_the_end_of_a_name_or_a_folder(tag: str | None, files: tuple[st
 
 
 @pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("tiny-it-Q4_K_M.gguf", ("Q4_K_M", "it-Q4_K_M", "tiny-it-q4_k_m")),
+        ("tiny_q8_0.gguf", ("Q8_0", "tiny_Q8_0")),
+        ("tiny.i1-IQ3_XXS.gguf", ("IQ3_XXS", "i1-IQ3_XXS")),
+        ("tiny-MXFP4_MOE.gguf", ("MXFP4_MOE",)),
+        ("tiny-Q2_K_S-imatrix.gguf", ("Q2_K_S",)),
+        ("my_model_chat.gguf", ("chat", "model_chat")),
+        ("F16.gguf", ("f16",)),
+    ],
+)
+def test_a_tag_is_whole_words(name: str, tags: tuple[str, ...]) -> None:
+    for tag in tags:
+        assert chosen_model([name, "other.gguf"], tag) == (name,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "imatrix.gguf",
+        "imatrix_unsloth.gguf",
+        "IMATRIX-a.GGUF",
+        "imatrix-tiny-Q8_0.gguf",
+        "quants/tiny.imatrix.gguf",
+        "tiny-chat-imatrix.gguf",
+        "tiny-F16.imatrix.gguf",
+        "imatrix.dat",
+        "tiny.imatrix",
+        "imatrix_unsloth.gguf_file",
+    ],
+)
+def test_importance_matrices_are_no_models(name: str) -> None:
+    assert not is_language_model(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-imatrix-Q4_K_M.gguf",
+        "tiny-Q2_K_S-imatrix.gguf",
+        "tiny-NEO-IMATRIX-MAX-IQ4_XS.gguf",
+        "tiny-imat-Q6_K.gguf",
+        "imatrixed-Q4_0.gguf",
+        "imatrix/tiny-Q4_0.gguf",
+        "tiny-IQ2XXS-chat-v2-imatrix.gguf",
+        "tiny-MXFP4_MOE-Imatrix.gguf",
+    ],
+)
+def test_models_that_were_made_with_an_importance_matrix_are_models(name: str) -> None:
+    assert is_language_model(name)
+
+
+@pytest.mark.parametrize(
     ("names", "tag", "says"),
     [
         (["a.json"], None, "it has no GGUF files"),
@@ -58,6 +111,10 @@ def test_a_tag_is_the_end_of_a_name_or_a_folder(tag: str | None, files: tuple[st
         (["a-Q5_0.gguf"], "Q8_0", r"no GGUF model is Q8_0; name one of a-Q5_0\.gguf"),
         (["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], None, "2 GGUF models are Q4_K_M; name one of a-Q4"),
         (["a-XQ8_0.gguf", "b.gguf"], "Q8_0", "no GGUF model is Q8_0"),
+        (["a-Q4_K_M.gguf", "b.gguf"], "K_M", "no GGUF model is K_M"),
+        (["a-Q4_K_M.gguf", "b.gguf"], "M", "no GGUF model is M"),
+        (["a_q8_0.gguf", "b.gguf"], "0", "no GGUF model is 0"),
+        (["a-UD-Q2_K_XL.gguf", "b.gguf"], "XL", "no GGUF model is XL"),
         ([f"a{i:02}.gguf" for i in range(20)], None, r"a11\.gguf and 8 more$"),
     ],
 )

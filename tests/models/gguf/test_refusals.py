@@ -76,6 +76,7 @@ def test_the_file_that_the_others_are_made_of_is_right(tmp_path: Path, tiny: Tin
         ({"general.architecture": "mamba"}, "general.architecture = 'mamba' is not supported"),
         ({"general.architecture": "clip"}, "holds the part of a model that sees or hears (mmproj)"),
         ({"general.type": "mmproj"}, "holds the part of a model that sees or hears (mmproj)"),
+        ({"general.type": "imatrix"}, "holds an importance matrix (imatrix)"),
         ({"general.type": "adapter"}, "general.type = 'adapter' is not supported"),
         ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported: mixtures of experts"),
         ({"llama.made_up": 1}, "llama.made_up = 1 is not supported: an unknown setting"),
