@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from aioserve.models.fields import MOST_INTEGER, Fields
 
-__all__ = ["RopeConfig", "positions_served", "read_rope"]
+__all__ = ["RopeConfig", "longrope_scale", "positions_served", "read_rope"]
 
 _KINDS = ("default", "linear", "llama3", "longrope", "yarn")
 _KNOWN_KEYS = frozenset(
@@ -156,17 +156,20 @@ def _longrope(rope: Fields, found: RopeConfig, original: int, max_positions: int
     count = found.rotary_dim // 2
     short, long = rope.numbers("short_factor", count), rope.numbers("long_factor", count)
     factor = rope.number("factor", max_positions / original)
-    scale = 1.0
-    if factor > 1:
-        scale = math.sqrt(1 + math.log(factor) / math.log(original))
     return replace(
         found,
         factor=factor,
         original_max_positions=original,
         short_factor=short,
         long_factor=long,
-        attention_factor=rope.number("attention_factor", scale),
+        attention_factor=rope.number("attention_factor", longrope_scale(factor, original)),
     )
+
+
+def longrope_scale(factor: float, original: int) -> float:
+    """What cos and sin are multiplied by in a context `factor` times the `original` one, where no
+    config says otherwise."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _select(config: Fields, layer_type: str | None, scaled: bool) -> Fields:

@@ -14,7 +14,10 @@ from aioserve.models.families.common import activation, llama_like, read_shape, 
 from aioserve.models.fields import Fields
 from aioserve.models.rope import read_rope
 
-__all__ = ["llama", "mistral", "phi3"]
+__all__ = ["ORIGINAL_POSITIONS_OF_PHI3", "llama", "mistral", "phi3"]
+
+ORIGINAL_POSITIONS_OF_PHI3 = 4096
+"""Context of the pretraining, where a config doesn't say it."""
 
 
 def llama(config: Fields) -> Architecture:
@@ -44,7 +47,8 @@ def mistral(config: Fields) -> Architecture:
 def phi3(config: Fields) -> Architecture:
     shape = read_shape(config, default_eps=1e-5)
     head_dim, positions = shape.heads.dim, shape.max_positions
-    rope = read_rope(config, head_dim, positions, partial=True, default_original=4096)
+    original = ORIGINAL_POSITIONS_OF_PHI3
+    rope = read_rope(config, head_dim, positions, partial=True, default_original=original)
     windows = same_windows(config, shape.num_layers, absent=None)
     gate = activation(config, "hidden_act", "silu")
     return llama_like(

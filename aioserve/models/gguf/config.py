@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aioserve.errors import UnsupportedModelError, WeightsError
+from aioserve.models.families.llama import ORIGINAL_POSITIONS_OF_PHI3
 from aioserve.models.fields import Fields
+from aioserve.models.rope import longrope_scale
 
 __all__ = ["FAMILIES", "ReadVector", "architecture_of", "generation_of", "read_config"]
 
@@ -294,8 +296,17 @@ def _phi3(model: _Model) -> dict[str, Any]:
     if not factors:
         return config | _scaled_rope(model)
     if keys.has("rope.scaling.attn_factor"):
-        factors["attention_factor"] = keys.number("rope.scaling.attn_factor")
+        said, original = keys.number("rope.scaling.attn_factor"), _original(config)
+        # Files have it in float32. The number that it was rounded from follows from the lengths.
+        own = longrope_scale(config["max_position_embeddings"] / original, original)
+        if np.float32(said) != np.float32(own):
+            factors["attention_factor"] = said
     return config | _rope("longrope", **factors)
+
+
+def _original(config: dict[str, Any]) -> int:
+    """The context of the pretraining of a Phi-3."""
+    return config.get("original_max_position_embeddings", ORIGINAL_POSITIONS_OF_PHI3)
 
 
 def _gpt2(model: _Model) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from aioserve.models.gguf.mixes import Mix
 from aioserve.models.gguf.names import stored_name
 from aioserve.models.gguf.settings import Settings, settings_of
 from aioserve.models.gguf.vocabulary import vocabulary_of
-from aioserve.models.gguf.weights import paired_heads, paired_rows
+from aioserve.models.gguf.weights import norm_offset, paired_heads, paired_rows
 from aioserve.models.gguf.writing import GGUFTensor, GGUFWriter
 from aioserve.models.quantization.targets import (
     Written,
@@ -101,7 +101,7 @@ class _Copy:
 
     def _described(self, tensor: Tensor) -> GGUFTensor:
         name = stored_name(self._settings.family, tensor.name) or tensor.name
-        if len(tensor.shape) == 1:
+        if len(tensor.shape) == 1 or tensor == self._config.positions:
             return GGUFTensor(name, _VECTOR, tensor.shape)
         found = _LAYER.fullmatch(name)
         form = self._mix.form(
@@ -111,7 +111,7 @@ class _Copy:
             self._config.num_layers,
             is_output=tensor == self._output,
         )
-        return GGUFTensor(name, form, tensor.shape)
+        return GGUFTensor(name, form, (tensor.rows, tensor.columns))
 
     def write(self, progress: OnProgress | None) -> None:
         for name, vector in self._settings.vectors.items():
@@ -135,9 +135,10 @@ class _Copy:
         blocks = stored.blocks()
         heads = paired_heads(self._settings.family, self._config.heads, tensor)
         if not heads:
+            more = np.float32(norm_offset(self._config, tensor))
             for first, end in blocks:
                 rows = stored.floats(first, end)
-                yield first, rows
+                yield first, rows + more if more else rows
             return
         whole: npt.NDArray[np.float32] = np.empty((tensor.rows, tensor.columns), np.float32)
         whole[paired_rows(0, tensor.rows, tensor.rows // heads)] = stored.floats()

@@ -30,6 +30,8 @@ class Mix:
     """Format of the output layer, and of an embedding that is the output layer."""
     sensitive: str | None = None
     """Format of values and down projections in about half of the layers; None: as the others."""
+    fused: str | None = None
+    """Format of queries, keys and values in one matrix; None: as the others."""
 
     def form(
         self, name: str, columns: int, layer: int | None, num_layers: int, *, is_output: bool
@@ -39,6 +41,8 @@ class Mix:
         wanted = self.output if is_output else self.most
         if self.sensitive is not None and name in _SENSITIVE and layer is not None:
             wanted = self.sensitive if _gets_more(layer, num_layers) else self.most
+        if self.fused is not None and name == "attn_qkv":
+            wanted = self.fused
         form = _BY_NAME[wanted]
         while columns % form.values_per_block:
             form = _BY_NAME[_SHORTER.get(form.name, "F16")]
@@ -56,10 +60,10 @@ MIXES: Mapping[str, Mix] = {
     "BF16": Mix(32, "BF16", "BF16"),
     "Q8_0": Mix(7, "Q8_0", "Q8_0"),
     "Q6_K": Mix(18, "Q6_K", "Q6_K"),
-    "Q5_K_M": Mix(17, "Q5_K", "Q6_K", sensitive="Q6_K"),
+    "Q5_K_M": Mix(17, "Q5_K", "Q6_K", sensitive="Q6_K", fused="Q6_K"),
     "Q5_1": Mix(9, "Q5_1", "Q6_K"),
     "Q5_0": Mix(8, "Q5_0", "Q6_K"),
-    "Q4_K_M": Mix(15, "Q4_K", "Q6_K", sensitive="Q6_K"),
+    "Q4_K_M": Mix(15, "Q4_K", "Q6_K", sensitive="Q6_K", fused="Q5_K"),
     "Q4_1": Mix(3, "Q4_1", "Q6_K"),
     "Q4_0": Mix(2, "Q4_0", "Q6_K"),
 }

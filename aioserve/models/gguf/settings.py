@@ -16,7 +16,8 @@ import numpy as np
 from aioserve.errors import ConfigError
 from aioserve.models.architecture import Architecture
 from aioserve.models.config import DecoderConfig
-from aioserve.models.gguf.config import generation_of, read_config
+from aioserve.models.gguf.config import FAMILIES, generation_of, read_config
+from aioserve.models.gguf.file import short_decimal
 from aioserve.models.gguf.names import stored_name
 from aioserve.models.rope import RopeConfig
 from aioserve.models.stored import Floats
@@ -28,6 +29,11 @@ WRITTEN: Mapping[str, str] = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "GPT2LMHeadModel": "gpt2",
 }
 """What files call the architectures that can be written."""
 _VERSION_OF_BLOCKS = 2
@@ -57,27 +63,8 @@ def settings_of(config: DecoderConfig, file_type: int, *, own_head: bool) -> Set
             f"{config.architecture}",
             argument="model",
         )
-    layer, heads = config.layers[0], config.heads
-    rope = layer.attention.rope
-    said: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": layer.mlp.down.weights[0].columns,
-        "attention.head_count": heads.query,
-        "attention.head_count_kv": heads.kv,
-        "attention.key_length": heads.dim,
-        "attention.value_length": heads.dim,
-        "attention.layer_norm_rms_epsilon": layer.attention_norm.eps,
-    }
-    if layer.attention.window:
-        said["attention.sliding_window"] = layer.attention.window
-    vectors: dict[str, Floats] = {}
-    if rope is not None:
-        said |= _rope(rope)
-        if rope.kind == "llama3":
-            vectors[_DIVISORS] = _divisors(rope)
+    said = _gpt2(config) if family == "gpt2" else _rotary(config, family)
+    vectors = _divisors(config)
     metadata = {
         "general.architecture": family,
         "general.type": "model",
@@ -91,6 +78,57 @@ def settings_of(config: DecoderConfig, file_type: int, *, own_head: bool) -> Set
     return settings
 
 
+def _sizes(config: DecoderConfig) -> dict[str, Any]:
+    """What all have."""
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.layers[0].mlp.down.weights[0].columns,
+        "attention.head_count": config.heads.query,
+    }
+
+
+def _gpt2(config: DecoderConfig) -> dict[str, Any]:
+    return _sizes(config) | {"attention.layer_norm_epsilon": config.final_norm.eps}
+
+
+def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
+    """Llama and its relatives."""
+    heads, known = config.heads, FAMILIES[family].keys
+    said = _sizes(config) | {
+        "attention.head_count_kv": heads.kv,
+        "attention.key_length": heads.dim,
+        "attention.value_length": heads.dim,
+        "attention.layer_norm_rms_epsilon": config.final_norm.eps,
+    }
+    sliding = [layer.attention for layer in config.layers if layer.attention.window]
+    windows = [one.window for one in sliding] or [0]
+    # Readers tell a Phi-3 without a window by its zero, and expect none in other files.
+    if "attention.sliding_window" in known and (windows[0] or family == "phi3"):
+        said["attention.sliding_window"] = windows[0]
+    if "attention.sliding_window_pattern" in known and sliding:
+        full = (i for i, layer in enumerate(config.layers) if not layer.attention.window)
+        said["attention.sliding_window_pattern"] = next(full, config.num_layers) + 1
+    if "rope.freq_base_swa" in known and sliding and sliding[0].rope is not None:
+        said["rope.freq_base_swa"] = float(sliding[0].rope.theta)
+    for name, cap in (
+        ("attn_logit_softcapping", config.layers[0].attention.soft_cap),
+        ("final_logit_softcapping", config.final_soft_cap),
+    ):
+        if name in known and cap:
+            said[name] = float(cap)
+    rope = _rope_of(config)
+    return said if rope is None else said | _rope(rope)
+
+
+def _rope_of(config: DecoderConfig) -> RopeConfig | None:
+    """The rope of the layers that see everything, or of all where none does."""
+    layers = sorted(config.layers, key=lambda layer: layer.attention.window > 0)
+    return layers[0].attention.rope
+
+
 def _rope(rope: RopeConfig) -> dict[str, Any]:
     said: dict[str, Any] = {
         "rope.dimension_count": rope.rotary_dim,
@@ -99,15 +137,31 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
     if rope.kind in ("linear", "yarn"):
         said["rope.scaling.type"] = rope.kind
         said["rope.scaling.factor"] = float(rope.factor)
-    if rope.kind == "yarn":
+    if rope.kind in ("yarn", "longrope"):
         said["rope.scaling.original_context_length"] = rope.original_max_positions
+    if rope.kind == "yarn":
         said["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
         said["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+    if rope.kind == "longrope":
+        said["rope.scaling.attn_factor"] = float(rope.attention_factor)
     return said
 
 
-def _divisors(rope: RopeConfig) -> Floats:
-    """What each frequency is divided by, as Llama 3.1 slows pairs down: see `rotary`."""
+def _divisors(config: DecoderConfig) -> dict[str, Floats]:
+    """Tensors of what each frequency is divided by."""
+    rope = _rope_of(config)
+    if rope is not None and rope.kind == "llama3":
+        return {_DIVISORS: _llama3_divisors(rope)}
+    if rope is not None and rope.kind == "longrope":
+        return {
+            "rope_factors_long.weight": np.array(rope.long_factor, np.float32),
+            "rope_factors_short.weight": np.array(rope.short_factor, np.float32),
+        }
+    return {}
+
+
+def _llama3_divisors(rope: RopeConfig) -> Floats:
+    """As Llama 3.1 slows pairs down: see `rotary`."""
     exponents = np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim
     turns = rope.original_max_positions * rope.theta**-exponents / (2 * math.pi)
     low, high = rope.low_freq_factor, rope.high_freq_factor
@@ -130,8 +184,22 @@ def _sampling(config: DecoderConfig) -> dict[str, Any]:
     return {f"general.sampling.{key}": v for key, v in values.items() if v is not None}
 
 
+def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader finds of metadata, whose numbers are float32 in the file."""
+    return {
+        key: short_decimal(np.float32(value)) if isinstance(value, float) else value
+        for key, value in metadata.items()
+    }
+
+
 def _check(config: DecoderConfig, settings: Settings, own_head: bool) -> None:
     """Raise `ConfigError` unless the file says what the model is."""
+    if own_head and settings.family == "gemma2":
+        raise ConfigError(
+            f"model must have no output layer of its own to be written as GGUF of "
+            f"{settings.family}, whose readers take the embedding, and has {config.head.name}",
+            argument="model",
+        )
     tensors = [*config.required, *([config.head] if own_head else [])]
     shapes: dict[str, tuple[int, ...]] = {name: v.shape for name, v in settings.vectors.items()}
     for tensor in tensors:
@@ -144,10 +212,13 @@ def _check(config: DecoderConfig, settings: Settings, own_head: bool) -> None:
             )
         shapes[name] = tensor.shape
     said = read_config(
-        settings.metadata, shapes, lambda name: settings.vectors[name].tolist(), _SOURCE
+        _as_read(settings.metadata),
+        shapes,
+        lambda name: [short_decimal(number) for number in settings.vectors[name]],
+        _SOURCE,
     )
     found = DecoderConfig.from_dict(
-        said, source=_SOURCE, generation=generation_of(settings.metadata, _SOURCE)
+        said, source=_SOURCE, generation=generation_of(_as_read(settings.metadata), _SOURCE)
     )
     if _DIVISORS in settings.vectors:  # the same angles, told by divisors that were rounded
         found = replace(found, layers=config.layers)

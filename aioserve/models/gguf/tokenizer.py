@@ -23,7 +23,7 @@ from aioserve.isolation import shown
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 
-__all__ = ["GGUFVocabulary", "TokenKind"]
+__all__ = ["SPACE", "GGUFVocabulary", "TokenKind"]
 
 MAX_TOKEN_CHARS = 256
 """Longest token: each way to put it together from two others is looked at."""
@@ -32,7 +32,7 @@ MAX_VOCABULARY_CHARS = 1 << 23
 MAX_MERGES = 1 << 21
 """Most that may follow from the tokens, four times those of such a vocabulary."""
 _KEY = "tokenizer.ggml."
-_SPACE = "\u2581"
+SPACE = "\u2581"
 """How SentencePiece writes a space."""
 _ENDS = frozenset(
     {
@@ -129,10 +129,10 @@ class GGUFVocabulary:
     def _sentencepiece(self) -> dict[str, Any]:
         prefix = self._fields.flag("add_space_prefix", True)
         spelled = [self._spelled(token) for token in self.tokens]
-        normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] * prefix
-        normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+        normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] * prefix
+        normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
         decoders: list[dict[str, Any]] = [
-            {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
             {"type": "ByteFallback"},
             {"type": "Fuse"},
         ]
@@ -191,7 +191,7 @@ class GGUFVocabulary:
 
     def _spelled(self, token: str) -> str:
         """As SentencePiece has it: files have runs of spaces as such."""
-        return token if token.strip(" ") else token.replace(" ", _SPACE)
+        return token if token.strip(" ") else token.replace(" ", SPACE)
 
     def _listed_merges(self) -> Iterator[tuple[str, str]]:
         for line in self._texts("merges"):
@@ -238,7 +238,7 @@ class GGUFVocabulary:
                 "content": self._spelled(token) if self._kind == "llama" else token,
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": kind == TokenKind.CONTROL and self._swallows_space(token),
+                "rstrip": self._swallows_space(token),
                 "normalized": False,
                 "special": kind != TokenKind.USER_DEFINED,
             }

@@ -1,7 +1,8 @@
 """What a GGUF file says of a tokenizer.json: the other direction of `tokenizer`.
 
-Byte-level BPE alone, cut as one of the names in `pre_tokenizers` says. The result is read again by
-`tokenizer`, and a vocabulary that would come out as another one is refused. No torch here.
+Byte-level BPE, cut as one of the names in `pre_tokenizers` says, and SentencePiece's, as `pieces`
+has it. The result is read again by `tokenizer`, and a vocabulary that would come out as another one
+is refused. No torch here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.json_file import read_json_object
+from aioserve.json_file import read_file
 from aioserve.models.config import DecoderConfig
+from aioserve.models.gguf.pieces import are_pieces, pairs_of, pieces_of, same_merges
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from aioserve.models.gguf.settings import WRITTEN
 from aioserve.models.gguf.tokenizer import GGUFVocabulary, TokenKind
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
@@ -25,6 +29,9 @@ from aioserve.text.tokenizer_file import MAX_FILE_BYTES, parse_tokenizer
 __all__ = ["vocabulary_of"]
 
 _SOURCE = "the GGUF file to be written"
+_MARKS_OF_PHI3 = frozenset(("<unk>", "<s>", "</s>", "<|endoftext|>"))
+"""Where a file is called Phi-3, llama.cpp takes it that marks swallow the white space behind them,
+but for some of these, which it looks for."""
 _SAMPLE = (
     "It's 10,000 naïve CAFÉS\n\n\tdef f(x):  # we'll see; 世界 😀 e\u0301\r\n"
     "   return {'a': [1.5e-3]}"
@@ -39,12 +46,29 @@ def vocabulary_of(
 
     Raises `ConfigError` for a tokenizer that a file can't tell.
     """
-    said = read_json_object(directory / "tokenizer.json", MAX_FILE_BYTES)
+    # `tokenizer` was read from these bytes, so they are JSON of the right kind, of any length.
+    said = msgspec.json.decode(read_file(directory / "tokenizer.json", MAX_FILE_BYTES))
     model = said.get("model") or {}
     if model.get("type") != "BPE" or not isinstance(model.get("merges"), list):
-        _refuse("be byte-level BPE")
+        _refuse("be BPE, byte-level or SentencePiece's")
     tokens, kinds = _tokens(said, model, config.vocab_size)
-    metadata: dict[str, Any] = {
+    how = pieces_of if are_pieces(said, model) else _byte_level
+    metadata = how(said, model, tokens, kinds) | _frame(tokenizer, config)
+    if config.architecture == "Phi3ForCausalLM" and set(tokens) >= _MARKS_OF_PHI3:
+        metadata["general.name"] = "Phi-3"
+    for name, token_id in zip(("eos", "eot", "eom"), config.eos_token_ids, strict=False):
+        metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template.source
+    family = WRITTEN[config.architecture]
+    _check(metadata | {"general.architecture": family}, said, config, tokenizer, template)
+    return metadata
+
+
+def _byte_level(
+    said: Mapping[str, Any], model: Mapping[str, Any], tokens: list[str], kinds: list[int]
+) -> dict[str, Any]:
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _pre(said, model),
         "tokenizer.ggml.tokens": tokens,
@@ -52,14 +76,7 @@ def vocabulary_of(
         "tokenizer.ggml.merges": [
             pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
         ],
-        **_frame(tokenizer, config),
     }
-    for name, token_id in zip(("eos", "eot", "eom"), config.eos_token_ids, strict=False):
-        metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
-    if template is not None:
-        metadata["tokenizer.chat_template"] = template.source
-    _check(metadata, config, tokenizer, template)
-    return metadata
 
 
 def _tokens(
@@ -79,8 +96,6 @@ def _tokens(
             kinds[token_id] = TokenKind.NORMAL
             continue
         kinds[token_id] = TokenKind.CONTROL if one.get("special") else TokenKind.USER_DEFINED
-        if any(one.get(name) for name in ("lstrip", "rstrip", "single_word")):
-            _refuse(f"take tokens wherever they stand in text, and {shown(token)} has rules")
     return tokens, kinds
 
 
@@ -133,22 +148,47 @@ def _frame(tokenizer: Tokenizer, config: DecoderConfig) -> dict[str, Any]:
 
 def _check(
     metadata: Mapping[str, Any],
+    said: Mapping[str, Any],
     config: DecoderConfig,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
 ) -> None:
     """Raise `ConfigError` unless the file's tokenizer is the model's."""
     vocabulary = GGUFVocabulary(metadata, _SOURCE)
-    backend, size = parse_tokenizer(vocabulary.tokenizer_json(), _SOURCE)
+    found = vocabulary.tokenizer_json()
+    _check_rules(msgspec.json.decode(found), said)
+    backend, size = parse_tokenizer(found, _SOURCE)
     again = Tokenizer(backend, source=_SOURCE, vocab_size=size)
     for token_id in range(max(size, tokenizer.vocab_size)):
         if again.token_bytes(token_id) != tokenizer.token_bytes(token_id):
             _refuse(f"be one that a GGUF file can tell, and its token {token_id} would be another")
     for text in (_SAMPLE, "" if template is None else template.source):
-        if again.encode(text) != tokenizer.encode(text):
+        ids = tokenizer.encode(text)
+        if again.encode(text) != ids or again.decode(ids) != tokenizer.decode(ids):
             _refuse("be one that a GGUF file can tell, and would cut text in another way")
     if missing := set(config.eos_token_ids) - set(vocabulary.eos_token_ids):
         _refuse(f"end completions at three tokens at most, and {sorted(missing)} would be left out")
+
+
+def _check_rules(found: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` unless tokens are made, and marks found, by the same rules."""
+    pieces = are_pieces(said, said["model"])
+    # Where text is taken as it is, it's the same whether a mark is looked for before or behind.
+    names = ("lstrip", "rstrip", "single_word", *(("normalized",) if pieces else ()))
+    rules = {one["content"]: one for one in found["added_tokens"]}
+    for one in said.get("added_tokens") or ():
+        other = rules.get(one["content"], {})
+        if any(bool(one.get(name)) != bool(other.get(name)) for name in names):
+            _refuse(
+                f"take tokens wherever they stand in text, and {shown(one['content'])} has rules"
+            )
+    if not pieces:
+        return
+    for name in ("byte_fallback", "fuse_unk"):
+        if bool(said["model"].get(name)) != found["model"][name]:
+            _refuse(f"have {name} {str(found['model'][name]).lower()}")
+    if not same_merges(pairs_of(said["model"]), found["model"]["merges"]):
+        _refuse("make tokens in an order that scores can tell")
 
 
 def _refuse(wanted: str) -> NoReturn:

@@ -35,7 +35,7 @@ from aioserve.models.stored import (
 )
 from aioserve.models.tensor_names import check_there, expected_tensors, some_names
 
-__all__ = ["Blocks", "GGUFWeights", "paired_heads", "paired_rows"]
+__all__ = ["Blocks", "GGUFWeights", "norm_offset", "paired_heads", "paired_rows"]
 
 _BY_NAME = {form.name: form for form in FORMATS.values()}
 _READ_WITH_THE_CONFIG = re.compile(
@@ -144,10 +144,8 @@ class GGUFWeights(StoredWeights):
 
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
         stored = self._found[tensor.name]
-        paired, less = (
-            paired_heads(self._family, self._architecture.heads, tensor),
-            self._offset(tensor),
-        )
+        paired = paired_heads(self._family, self._architecture.heads, tensor)
+        less = norm_offset(self._architecture, tensor)
         if stored.dtype in PLAIN and not (paired or less or tensor.transposed):
             plain = Plain(PLAIN[stored.dtype])
             return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
@@ -163,11 +161,6 @@ class GGUFWeights(StoredWeights):
             tensor.columns,
             0 if integers is None else integers.group_size,
         )
-
-    def _offset(self, tensor: Tensor) -> float:
-        """What the converter added to norms, and what computes them adds again."""
-        norm = self._architecture.final_norm
-        return norm.weight_offset if tensor.name.endswith("norm.weight") else 0.0
 
     def _place(self, stored: StoredTensor) -> bool:
         """False for a tensor without a name in the architecture."""
@@ -202,6 +195,12 @@ class GGUFWeights(StoredWeights):
             raise WeightsError(
                 f"{self._path}: the architecture {self._family} has no place for {names}"
             )
+
+
+def norm_offset(architecture: Architecture, tensor: Tensor) -> float:
+    """What files have added to a tensor: to norms, what computes them adds again; 0 to others."""
+    is_norm = tensor.name.endswith("norm.weight")
+    return architecture.final_norm.weight_offset if is_norm else 0.0
 
 
 def paired_heads(family: str, heads: Heads, tensor: Tensor) -> int:

@@ -45,9 +45,9 @@ WIDE = {
 """Rows are whole blocks of every format."""
 
 
-def written(name: str, directory: Path, **fields: Any) -> Path:
+def written(name: str, directory: Path, *, dtype: str = "float32", **fields: Any) -> Path:
     config = {**CONFIGS[name], **SAID_OTHERWISE.get(name, {}), **fields}
-    return write_random_model(directory, config, dtype="float32")
+    return write_random_model(directory, config, dtype=dtype)
 
 
 def logits_of(path: Path, backend: str = "auto") -> torch.Tensor:

@@ -1,0 +1,105 @@
+"""What a GGUF file says of SentencePiece's BPE, which a tokenizer.json has as BPE over characters.
+
+Merges become scores: the sooner a token is made, the higher its score. `vocabulary` tells the rest
+of a tokenizer, and finds out whether the merges that follow from the scores are the same. No torch
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.models.gguf.tokenizer import SPACE, TokenKind
+
+__all__ = ["are_pieces", "pairs_of", "pieces_of", "same_merges"]
+
+_SCORE_OF_MARKS = -1000.0
+"""Converters give it to tokens that are no words."""
+_SPACES_ALIKE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_SPACE_IN_FRONT = {"type": "Prepend", "prepend": SPACE}
+Merges = Sequence[Sequence[str]]
+
+
+def are_pieces(said: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json spells spaces as SentencePiece does, and merges whole texts."""
+    found = _normalizers(said)
+    cuts = said.get("pre_tokenizer")
+    # No space is left to be cut at.
+    at_spaces = {"type": "Split", "pattern": {"String": " "}}
+    cuts_nothing = not cuts or cuts | at_spaces == cuts
+    return (
+        found in ([_SPACES_ALIKE], [_SPACE_IN_FRONT, _SPACES_ALIKE])
+        and cuts_nothing
+        and not model.get("ignore_merges")
+    )
+
+
+def pieces_of(
+    said: Mapping[str, Any], model: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]
+) -> dict[str, Any]:
+    """Metadata for a tokenizer.json of which `are_pieces` is true. `kinds` are those of the tokens;
+    for this vocabulary bytes and the unknown token have kinds of their own."""
+    marked = np.array(kinds, np.int32)
+    if model.get("byte_fallback"):
+        ids = {token: token_id for token_id, token in enumerate(tokens)}
+        for byte in range(256):
+            if (token_id := ids.get(f"<0x{byte:02X}>")) is not None:
+                marked[token_id] = TokenKind.BYTE
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.add_space_prefix": _SPACE_IN_FRONT in _normalizers(said),
+    }
+    if (unknown := model.get("unk_token")) is not None and unknown in tokens:
+        token_id = tokens.index(unknown)
+        marked[token_id] = TokenKind.UNKNOWN
+        metadata["tokenizer.ggml.unknown_token_id"] = token_id
+    # Files have runs of spaces as such where the model's makers defined them.
+    defined = [kind == TokenKind.USER_DEFINED for kind in marked.tolist()]
+    return metadata | {
+        "tokenizer.ggml.tokens": [
+            " " * len(token) if is_one and not token.strip(SPACE) else token
+            for token, is_one in zip(tokens, defined, strict=True)
+        ],
+        "tokenizer.ggml.token_type": marked,
+        "tokenizer.ggml.scores": _scores(pairs_of(model), tokens, marked),
+    }
+
+
+def pairs_of(model: Mapping[str, Any]) -> Merges:
+    """The merges of a tokenizer.json, in one of its two spellings."""
+    return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+
+
+def same_merges(one: Merges, other: Merges) -> bool:
+    """Whether two lists make the same tokens in the same order, of the same parts. In which order
+    the ways to make one token stand changes nothing: they have one score."""
+    made = [["".join(pair) for pair in merges] for merges in (one, other)]
+    parts = [set(map(tuple, merges)) for merges in (one, other)]
+    return made[0] == made[1] and parts[0] == parts[1]
+
+
+def _scores(
+    merges: Merges, tokens: Sequence[str], kinds: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    ranks: dict[str, int] = {}
+    for pair in merges:
+        ranks.setdefault("".join(pair), len(ranks))
+    found: npt.NDArray[np.float32] = np.full(len(tokens), _SCORE_OF_MARKS, np.float32)
+    for token_id in np.flatnonzero(kinds == TokenKind.NORMAL).tolist():
+        # What nothing is merged into comes behind, in the order of ids.
+        found[token_id] = -ranks.get(tokens[token_id], len(ranks) + token_id)
+    found[kinds == TokenKind.BYTE] = 0.0
+    return found
+
+
+def _normalizers(said: Mapping[str, Any]) -> list[Any]:
+    """What is done to a text, one after the other."""
+    found = said.get("normalizer")
+    if not isinstance(found, dict):
+        return []
+    return list(found["normalizers"]) if found.get("type") == "Sequence" else [found]
