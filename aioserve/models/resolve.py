@@ -101,7 +101,7 @@ def _hub_name(name: str) -> HubName | None:
 
 
 def _no_file(path: Path) -> str:
-    """That a GGUF file isn't there, and which are with such a name."""
+    """Says that a GGUF file isn't there, and which are with such a name."""
     said = f"there is no file {_printable(path)}"
     try:
         names = [one for one in os.listdir(path.parent) if one.lower().endswith(".gguf")]
