@@ -34,7 +34,7 @@ SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
 }
 NAMES = [name for name in CONFIGS if name not in NOT_WRITTEN]
-WIDE = {
+WIDE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_attention_heads": 4,

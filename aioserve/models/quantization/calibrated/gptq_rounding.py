@@ -22,6 +22,8 @@ DAMPING = 0.01
 """Share of the mean of H[i, i] that is added to each of them."""
 _BLOCK = 128
 """Inputs whose errors are taken off all behind them at once."""
+_OUTPUTS = 256
+"""Outputs of a block that are rounded together: with its inputs they fit a core's cache."""
 
 
 class ErrorFeedback:
@@ -43,21 +45,44 @@ class ErrorFeedback:
         order, upper = self._order, self._upper
         left = torch.from_numpy(weight)[:, order].T.contiguous()  # [in, out]: rows are walked
         each = torch.from_numpy(scales).T[order // group_size]
-        divisors = torch.where(each == 0, torch.inf, each)
         values = torch.empty_like(left)
-        count = len(left)
+        count, outputs = left.shape
         for start in range(0, count, _BLOCK):
             end = min(start + _BLOCK, count)
-            errors = torch.empty_like(left[start:end])
-            for i in range(start, end):
-                values[i] = (left[i] / divisors[i]).round_().clamp_(-8, 7)
-                error = (left[i] - values[i] * each[i]) / upper[i, i]
-                left[i + 1 : end] -= upper[i, i + 1 : end, None] * error
-                errors[i - start] = error
-            left[end:] -= upper[start:end, end:].T @ errors
+            block, errors = slice(start, end), torch.empty_like(left[start:end])
+            for first in range(0, outputs, _OUTPUTS):
+                some = slice(first, first + _OUTPUTS)
+                _round_block(
+                    left[block, some].numpy(),
+                    each[block, some].numpy(),
+                    upper[block, block].numpy(),
+                    values[block, some].numpy(),
+                    errors[:, some].numpy(),
+                )
+            left[end:] -= upper[block, end:].T @ errors
         found = np.empty(weight.shape, np.int8)
         found[:, order.numpy()] = values.T.numpy().astype(np.int8)
         return found
+
+
+def _round_block(
+    left: Floats, scales: Floats, upper: Floats, values: Floats, errors: Floats
+) -> None:
+    """Round the weights `left` of a block of inputs, [in, out], to `values`, and take the `errors`
+    of each input off those behind it.
+
+    On one thread: these are thousands of short operations, and threads that wait for each other
+    after every one take several times as long where something else runs on the machine.
+    """
+    divisors = np.where(scales == 0, np.float32(np.inf), scales)
+    spread = np.empty(left.shape, np.float32)
+    for i, value in enumerate(values):
+        np.divide(left[i], divisors[i], out=value)
+        np.rint(value, out=value)
+        np.maximum(value, -8, out=value)
+        np.minimum(value, 7, out=value)
+        error = np.divide(left[i] - value * scales[i], upper[i, i], out=errors[i])
+        left[i + 1 :] -= np.multiply(upper[i, i + 1 :, None], error, out=spread[i + 1 :])
 
 
 def _factor(moments: Tensor) -> Tensor:
