@@ -24,6 +24,7 @@ __all__ = [
     "Feature",
     "pairs",
     "why_no_pair",
+    "why_not_of_model",
     "why_not_of_size",
     "why_not_one_request",
 ]
@@ -46,6 +47,10 @@ class Feature:
     happened: Callable[[Seen], bool] = field(default=lambda seen: True)
     options: Callable[[Draw], dict[str, Any]] = field(default=lambda draw: {})
     """Of the engine. Where both of a pair give the same one, the smaller value counts."""
+    decides: Changes = field(default_factory=dict[str, Any])
+    """Options of the engine that may change tokens: a request alone has them as well."""
+    on_integers: bool = False
+    """It is about models with layers of integers."""
     tight: bool = False
     """There are fewer pages than the requests of the scene need at once."""
     again: bool = False
@@ -235,6 +240,11 @@ FEATURES: dict[str, Feature] = {
         late=True,
         happened=lambda seen: seen.paused > 0,
     ),
+    "activations_in_floats": Feature(
+        decides={"activation_quantization": "none"},
+        on_integers=True,
+        happened=lambda seen: seen.decided > 0,
+    ),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),
     "fair_share": _policy("fair_share"),
@@ -257,6 +267,13 @@ def why_not_of_size(one: str, other: str, page_size: int) -> str | None:
     """The reason for which these two can't both take place with pages of so many tokens."""
     if {one, other} in ({"swap", "prefix_cache"}, {"swap", "host_pool"}) and page_size == 1:
         return "the prefix cache has every page of a request, and nothing is left to swap"
+    return None
+
+
+def why_not_of_model(one: str, other: str, *, has_integers: bool) -> str | None:
+    """The reason for which these two can't both take place with a model."""
+    if not has_integers and (FEATURES[one].on_integers or FEATURES[other].on_integers):
+        return "all layers are floats"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -92,6 +92,11 @@ class Scene:
     """Steps that pass before each request of a wave."""
 
     @property
+    def decides(self) -> dict[str, Any]:
+        """The options that may change tokens."""
+        return {key: v for name in self.features for key, v in FEATURES[name].decides.items()}
+
+    @property
     def tight(self) -> bool:
         return any(FEATURES[name].tight for name in self.features)
 
@@ -116,6 +121,7 @@ def scene_of(names: Sequence[str], page_size: int, seed: int, number: int = 0) -
         asks += _asks("+".join(names), list(features.values()), seed, draw)
     options: dict[str, Any] = {**PLAIN, "page_size": page_size}
     for feature in features.values():
+        options |= feature.decides
         for option, value in feature.options(draw).items():
             both = option in options and option not in PLAIN and not isinstance(value, str | bool)
             options[option] = min(options[option], value) if both else value
@@ -161,6 +167,8 @@ class Seen:
     alone: dict[Ask, Brought]
     plain: dict[Ask, Brought]
     """Results alone of each request, and of the same without what its features change."""
+    decided: int = 0
+    """Requests that have other tokens alone than without the options that may change them."""
     results: list[list[tuple[Ask, Brought]]] = field(default_factory=list)
     """Of each wave."""
     stats: EngineStats = None  # pyright: ignore[reportAssignmentType]
@@ -222,24 +230,31 @@ class Alone:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._known: dict[Any, Brought] = {}
+        self._known: dict[str, dict[Any, Brought]] = {}
 
-    async def results(self, asks: Sequence[Ask]) -> dict[Ask, Brought]:
-        missing = {ask.key: ask for ask in asks if ask.key not in self._known}
+    async def results(
+        self, asks: Sequence[Ask], decides: Mapping[str, Any] | None = None
+    ) -> dict[Ask, Brought]:
+        """With these options of the engine, which may change tokens."""
+        known = self._known.setdefault(repr(decides or {}), {})
+        missing = {ask.key: ask for ask in asks if ask.key not in known}
         if missing:
-            async with Engine(self._model, **ALONE) as engine:
+            async with Engine(self._model, **ALONE, **(decides or {})) as engine:
                 for key, ask in missing.items():
-                    self._known[key] = await give(engine, ask)
-        return {ask: self._known[ask.key] for ask in asks}
+                    known[key] = await give(engine, ask)
+        return {ask: known[ask.key] for ask in asks}
 
 
 async def played(model: str, scene: Scene, alone: Alone) -> Seen:
     """Play it. Raises what a request raises, and `InvariantError` where counts are off."""
     asks = scene.waves[0]
     without = {ask: _without_changes(ask) for ask in asks}
-    results = await alone.results([*asks, *without.values()])
+    results = await alone.results([*asks, *without.values()], scene.decides)
     plain = {ask: results[without[ask]] for ask in asks}
     seen = Seen(scene, {ask: results[ask] for ask in asks}, plain)
+    if scene.decides:
+        others = await alone.results([*without.values()])
+        seen.decided = sum(others[ask].ids != results[ask].ids for ask in others)
     slow_masks = any(FEATURES[name].slow_masks for name in scene.features)
     engine = Engine(model, **scene.options)
     with _slow_masks(seen) if slow_masks else nullcontext():

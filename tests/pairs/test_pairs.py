@@ -19,14 +19,15 @@ from tests.models.gguf.conversion import convert
 from tests.models.quantization.compressed import write_mixture
 from tests.models.quantization.test_gptq_awq import write_gptq
 from tests.models.quantization.writers import CONFIG
-from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_size
+from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_model, why_not_of_size
 from tests.pairs.prefix_list import PrefixList
 from tests.pairs.scene import Alone, Seen, features_of, place_of, played, scene_of
 from tests.parity import tiny_models
 
-MODELS = ("llama", "qwen3", "gemma3", "quantised", "act-order", "gguf")
-"""The last three have layers of integers: beside floats and beside others of integers, with columns
-in the order of activations, and of each number of bits, with minimums and from a table."""
+OF_INTEGERS = ("quantised", "act-order", "gguf")
+"""Layers of integers: beside floats and beside others of integers, with columns in the order of
+activations, and of each number of bits, with minimums and from a table."""
+MODELS = ("llama", "qwen3", "gemma3", *OF_INTEGERS)
 BITS = {"q": "Q5_0", "k": "Q5_1", "v": "Q4_1", "output": "IQ4_NL"}
 """Formats of GGUF in attention; other layers have 8 bits."""
 PAGE_SIZES = (1, 2, 16)
@@ -42,7 +43,12 @@ def cases() -> list[object]:
     for pair in pairs():
         name = "+".join(dict.fromkeys(pair))
         sizes = [size for size in PAGE_SIZES if why_not_of_size(*pair, size) is None]
-        drawn = list(product(MODELS, sizes, range(FULL_SEEDS)))
+        models = [
+            model
+            for model in MODELS
+            if why_not_of_model(*pair, has_integers=model in OF_INTEGERS) is None
+        ]
+        drawn = list(product(models, sizes, range(FULL_SEEDS)))
         if not os.environ.get("AIOSERVE_PAIRS"):
             drawn = random.Random(name).sample(drawn, DRAWN_CASES)
         for model, page_size, seed in drawn:
