@@ -20,26 +20,34 @@ from aioserve.assets import EMBEDDED_MODELS, model_path
 from aioserve.capacity.sizes import count_parameters
 from aioserve.capacity.weights import weights_of
 from aioserve.cli._interrupts import leaving_at_once
-from aioserve.errors import ModelError
+from aioserve.errors import ConfigError, ModelError
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.models.files import ModelFiles, model_files
+from aioserve.models.identity import computation_digest, weights_digest
 from aioserve.models.resolve import resolve
 from aioserve.plugins import PluginRegistry
 
 __all__ = ["compute_facts", "device_facts", "doctor", "everything", "facts_of_model"]
 
 
-def doctor(model: str | None = None, /, *, json: bool = False) -> None:
+def doctor(model: str | None = None, /, *, digests: bool = False, json: bool = False) -> None:
     """Show what was found: instruction sets, threads, torch, packages for GPUs, policies, models.
 
     Args:
         model: Show whether this model can be run, too: a model directory, an embedded model, or a
             hub id in the local cache.
+        digests: Show SHA-256 digests of the model, too, which is all read for them: of its weights
+            as they are stored, and of what is computed with them. Two machines whose digests are
+            the same have the same model, whatever its files are called.
         json: Print JSON instead of a table.
     """
+    if digests and model is None:
+        raise ConfigError("digests are those of a model: name one", argument="digests")
     with leaving_at_once():
         sections = {} if model is None else {"model asked for": facts_of_model(model)}
+        if digests and model is not None:
+            sections["model asked for"] |= _guarded(lambda: _digests(model_files(resolve(model))))
         sections = everything() | sections
     if json:
         print(json_module.dumps(sections, indent=2))
@@ -110,6 +118,14 @@ def _facts_of_files(files: ModelFiles) -> Facts:
         "tokenizer": files.why_no_tokenizer() is None,
         "chat_template": files.chat_template() is not None,
     }
+
+
+def _digests(files: ModelFiles) -> Facts:
+    config = files.config()
+    with files.weights(config) as stored:
+        weights = weights_digest(stored, config)
+    computation = computation_digest(config, config.max_position_embeddings)
+    return {"weights_sha256": weights.hex(), "computation_sha256": computation.hex()}
 
 
 def _formats(files: ModelFiles) -> Facts:

@@ -236,10 +236,11 @@ class Alone:
         self, asks: Sequence[Ask], decides: Mapping[str, Any] | None = None
     ) -> dict[Ask, Brought]:
         """With these options of the engine, which may change tokens."""
+        options = {**ALONE, **(decides or {})}
         known = self._known.setdefault(repr(decides or {}), {})
         missing = {ask.key: ask for ask in asks if ask.key not in known}
         if missing:
-            async with Engine(self._model, **ALONE, **(decides or {})) as engine:
+            async with Engine(self._model, **options) as engine:
                 for key, ask in missing.items():
                     known[key] = await give(engine, ask)
         return {ask: known[ask.key] for ask in asks}

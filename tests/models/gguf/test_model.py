@@ -112,7 +112,7 @@ def test_each_format_computes_as_the_floats_that_it_stands_for(tmp_path: Path, f
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3", "phi3", "mistral"])
 def test_each_family_is_computed_from_blocks(tmp_path: Path, name: str) -> None:
-    scale = {"query_pre_attn_scalar": 64} if name == "gemma3" else {}
+    scale: dict[str, Any] = {"query_pre_attn_scalar": 64} if name == "gemma3" else {}
     directory = written(name, tmp_path / "hf", **WIDE, **scale)
     expected = logits_of(dequantized(directory, tmp_path / "floats", "Q4_K"), "reference")
     file = convert(directory, tmp_path / "x.gguf", weights="Q4_K")
