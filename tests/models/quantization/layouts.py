@@ -1,4 +1,5 @@
-"""Reads the layouts of compressed-tensors with torch, from their published descriptions."""
+"""Reads the layouts of compressed-tensors, GPTQ and AWQ with torch, from their published
+descriptions and from what programs that read them do."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import torch
 
 from aioserve.models.quantization.storing import Compressed
 
-__all__ = ["decoded"]
+__all__ = ["awq_decoded", "decoded", "gptq_decoded"]
+
+NIBBLES = torch.arange(0, 32, 4)
+ORDER_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Where in a word the outputs of AWQ's are, in the order of the outputs."""
 
 
 def decoded(
@@ -38,3 +43,28 @@ def decoded(
         values = tensors["weight"].float()
     each = scales.repeat_interleave(columns // scales.shape[1], dim=1)
     return values * each, each
+
+
+def gptq_decoded(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The weight float32 [out, in] of a module in GPTQ's first layout, of 4 bits.
+
+    Words run along the inputs, those of zero points along the outputs; a zero point is stored less
+    1, and `g_idx` says which group an input is in.
+    """
+    numbers = (parts["qweight"][:, None, :] >> NIBBLES[None, :, None]) & 15
+    zeros = (parts["qzeros"][:, :, None] >> NIBBLES) & 15
+    group = parts["g_idx"].long()
+    values = numbers.flatten(0, 1) - (zeros.flatten(1) + 1)[group]
+    return (values * parts["scales"].float()[group]).T
+
+
+def awq_decoded(parts: Mapping[str, torch.Tensor], group_size: int) -> torch.Tensor:
+    """The weight float32 [out, in] of a module in AWQ's layout "gemm", of 4 bits: words run along
+    the outputs, eight of which stand in an order of their own."""
+    numbers, zeros = (
+        ((parts[name][:, :, None] >> NIBBLES) & 15)[:, :, ORDER_OF_AWQ].flatten(1)
+        for name in ("qweight", "qzeros")
+    )
+    each = (zeros, parts["scales"].float())
+    zero, scale = (part.repeat_interleave(group_size, dim=0) for part in each)
+    return ((numbers - zero) * scale).T

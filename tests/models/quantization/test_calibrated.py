@@ -36,6 +36,7 @@ from aioserve.models.stored import Floats, IntegerForm
 from aioserve.ops import Linear
 from aioserve.testing.random_model import write_random_model
 from tests.models.quantization.checking import check_stands_for, logits_of
+from tests.models.quantization.layouts import awq_decoded, gptq_decoded
 from tests.models.quantization.writers import CONFIG
 from tests.parity.tiny_models import ARCHITECTURES, CONFIGS, VOCAB_SIZE, write
 
@@ -424,6 +425,20 @@ def test_progress_reaches_all_bytes_and_an_interrupted_run_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         write_quantized_copy(model, tmp_path / "half", method_of(name), progress=interrupt)
     assert {one.name for one in tmp_path.iterdir()} == {"model", "copy"}
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_others_read_the_same_numbers(tmp_path: Path, name: str):
+    model = write_random_model(tmp_path / "model", WIDE, dtype="bfloat16")
+    write_quantized_copy(model, tmp_path / "copy", method_of(name))
+    files, parts = model_files(tmp_path / "copy"), load_file(tmp_path / "copy/model.safetensors")
+    config = files.config()
+    with files.weights(config) as stored:
+        for tensor in (one for layer in config.linears for one in layer.weights):
+            module = tensor.name.removesuffix("weight")
+            mine = {key[len(module) :]: v for key, v in parts.items() if key.startswith(module)}
+            theirs = gptq_decoded(mine) if name == "gptq" else awq_decoded(mine, 32)
+            assert np.array_equal(stored[tensor].floats(), theirs.numpy()), tensor.name
 
 
 def test_scales_beyond_float16_and_odd_sizes_are_refused(tmp_path: Path):
