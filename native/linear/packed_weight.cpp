@@ -54,6 +54,8 @@ void PackedWeight::row(int64_t id, char* out) const {
     std::memcpy(out + whole * kStepBytes, from, row_bytes % kStepBytes);
 }
 
-const TileSet& PackedWeight::tiles() const { return tiles_in_use(bfloat16()); }
+PanelLayout PackedWeight::layout(int64_t) const {
+    return {&shape(), &tiles_in_use(bfloat16()), nullptr};
+}
 
 }  // namespace aioserve::linear

@@ -20,7 +20,7 @@ class PackedWeight : public PanelKernel {
     void row(int64_t id, char* out) const override;
 
   protected:
-    const TileSet& tiles() const override;
+    PanelLayout layout(int64_t rows) const override;
 };
 
 }  // namespace aioserve::linear

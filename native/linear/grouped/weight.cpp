@@ -218,6 +218,8 @@ void GroupedWeight::row(int64_t id, char* out) const {
                      bfloat16() ? weights::Stored::bfloat16 : weights::Stored::float32, out);
 }
 
-const TileSet& GroupedWeight::tiles() const { return integer_tiles_in_use(storage_); }
+PanelLayout GroupedWeight::layout(int64_t) const {
+    return {&shape(), &integer_tiles_in_use(storage_), nullptr};
+}
 
 }  // namespace aioserve::linear

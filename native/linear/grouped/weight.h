@@ -45,7 +45,7 @@ class GroupedWeight : public PanelKernel {
     bool has_minimums() const { return shape().has_minimums; }
 
   protected:
-    const TileSet& tiles() const override;
+    PanelLayout layout(int64_t rows) const override;
 
   private:
     int code_of(int8_t value) const { return codes_[static_cast<uint8_t>(value)]; }
