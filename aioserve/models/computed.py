@@ -7,7 +7,7 @@ Imports nothing of the package, so all may import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ __all__ = [
     "CUDA",
     "NATIVE",
     "PLAIN_FLOATS",
+    "Code",
     "ComputedFormats",
     "FloatRows",
     "GroupedRows",
@@ -35,8 +36,10 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     and those with integers are a `HeldLinear`."""
     integer_bits: tuple[int, ...] = ()
     """Bits of the integers with scales in groups that it multiplies, in ascending order."""
+    coded_floats: bool = False
+    """Whether it multiplies floats of 8 and 4 bits that are codes with scales in groups, too."""
     integer_activations: bool = True
-    """Whether rows may become int8 where they meet integers."""
+    """Whether rows may become int8 where they meet integers, and E4M3 where they meet E4M3."""
 
     def held_bits(self, bits: int) -> int | None:
         """In how many bits integers of so many are held; None: they become floats."""
@@ -46,23 +49,35 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
 _DTYPES = ("float32", "bfloat16", "float16")
 NATIVE = ComputedFormats(dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 5, 6, 8))
 PLAIN_FLOATS = ComputedFormats(dtypes=_DTYPES, packed=False)
-CUDA = ComputedFormats(dtypes=_DTYPES, packed=False, integer_bits=(4, 8))
+CUDA = ComputedFormats(dtypes=_DTYPES, packed=False, integer_bits=(4, 8), coded_floats=True)
+
+Code = Literal["integers", "e4m3", "table"]
+"""What the values of rows are: integers, floats of E4M3, or codes of 4 bits for numbers in a
+table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
-    """Rows of integers with scales in groups, in the order in which GPUs read them.
+    """Rows of small numbers with scales in groups, in the order in which GPUs read them.
 
-    Of row o and input i, in chunk c = i // chunk and group g = c // repeat, the weight is
+    Of row o and input i, in column c with order[c] = i, chunk k = c // chunk and group
+    g = k // repeat, `value` being values[k, o, c % chunk], the weight is
 
-        (values[c, o, i % chunk] - offset - zeros[g, o]) * scales[g, o] + minimums[g, o]
+        (value - offset - zeros[g, o]) * scales[g, o // alike] + minimums[g, o]    integers
+        float32(value) * scales[g, o // alike]                                     e4m3
+        table[value] * scales[g, o // alike]                                       table
 
     values: uint8 [chunks, out, chunk / 2], two of 4 bits in a byte, the first one in its lower
-        half; or int8 [chunks, out, chunk]. Values behind the last input are 0.
-    scales, minimums: float32 or float16 [groups, out], or int16, which are the bits of bfloat16.
+        half; or [chunks, out, chunk], int8, or uint8 that are the bits of E4M3. Values behind the
+        last input are 0.
+    scales, minimums: float32 or float16 [groups, outputs], or int16, which are the bits of
+        bfloat16; or int8, which are multiples of the units.
+    scale_units, minimum_units: float32 [units, out], each of `unit_chunks` chunks; or None.
     zeros: int8 [groups, out].
+    table: float32 [16].
+    order: int32 [in]; None: columns are the inputs.
     bias: [out] of the layer's dtype; None: nothing is added.
-    integer_activations: whether rows that are multiplied become int8, too.
+    rounded_activations: whether rows that are multiplied become int8, or E4M3 where values are.
     """
 
     values: npt.NDArray[Any]
@@ -72,8 +87,16 @@ class GroupedRows:
     bias: npt.NDArray[Any] | None
     bits: int
     chunk: int
+    repeat: int
     offset: int
-    integer_activations: bool
+    rounded_activations: bool
+    code: Code = "integers"
+    table: npt.NDArray[np.float32] | None = None
+    alike: int = 1
+    order: npt.NDArray[np.int32] | None = None
+    scale_units: npt.NDArray[np.float32] | None = None
+    minimum_units: npt.NDArray[np.float32] | None = None
+    unit_chunks: int = 0
 
     @property
     def out_features(self) -> int:
@@ -81,8 +104,14 @@ class GroupedRows:
 
     @property
     def num_bytes(self) -> int:
-        held = (self.values, self.scales, self.zeros, self.minimums, self.bias)
-        return sum(one.nbytes for one in held if one is not None)
+        own = self.values, self.scales, self.zeros, self.minimums, self.bias
+        held = (*own, self.scale_units, self.minimum_units)
+        return self.shared_bytes + sum(one.nbytes for one in held if one is not None)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of what there is once for all rows."""
+        return sum(one.nbytes for one in (self.table, self.order) if one is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,8 +132,8 @@ class FloatRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldLinear:
-    """A linear layer with integers in it, in the host's memory: the rows of each of `runs` behind
-    those of the one before."""
+    """A linear layer with small numbers in it, in the host's memory: the rows of each of `runs`
+    behind those of the one before."""
 
     dtype: str
     """Dtype of rows that are multiplied: float32, bfloat16 or float16. Arrays of bfloat16 are

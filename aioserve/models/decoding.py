@@ -62,8 +62,9 @@ class Decoding:
         """The weights of one layer, those together that `kernel` makes one kernel of."""
         return [list(run) for _, run in groupby(parts, self._form_and_order)]
 
-    def _form_and_order(self, part: StoredLinear) -> tuple[IntegerForm | None, str]:
-        """Weights whose columns have another order than the inputs have one each."""
+    def _form_and_order(self, part: StoredLinear) -> tuple[object, str]:
+        """Weights that have one are one kernel: those whose columns have another order than the
+        inputs have one each."""
         form = self._form(part)
         return form, part.name if form is not None and form.permuted else ""
 

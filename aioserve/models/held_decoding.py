@@ -1,23 +1,80 @@
-"""Decodes stored weights into what GPUs multiply as integers, in the host's memory.
+"""Decodes stored weights into what GPUs multiply as integers or as codes of floats, in the host's
+memory.
 
 No torch here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
+from aioserve.models.coded import CodedFloats
 from aioserve.models.computed import FloatRows, GroupedRows, HeldLinear
 from aioserve.models.decoding import Array, Decoding, integer_rows
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
-from aioserve.models.stored import Floats, IntegerForm, StoredLinear
+from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
 
 __all__ = ["HeldDecoding"]
+
+_UNIT_INPUTS = 256
+"""Inputs whose scales are multiples of one number, where a form says that they are multiples."""
+
+
+class _Chunks(NamedTuple):
+    """How the inputs of a row are divided."""
+
+    chunk: int
+    count: int
+    groups: int
+    repeat: int
+    """Chunks of a group."""
+
+    @classmethod
+    def of(cls, inputs: int, group_size: int) -> _Chunks:
+        chunk = group_size if group_size in GROUP_SIZES else max(GROUP_SIZES)
+        groups = -(-inputs // group_size)
+        return cls(chunk, -(-inputs // chunk), groups, -(-group_size // chunk))
+
+    def of_rows(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values [rows, inputs] as [chunks, rows, chunk], with zeros behind the last input."""
+        padded = np.zeros((len(values), self.count * self.chunk), values.dtype)
+        padded[:, : values.shape[1]] = values
+        return padded.reshape(len(values), self.count, self.chunk).transpose(1, 0, 2)
+
+
+class _GroupNumbers:
+    """Scales, or minimums, [groups, outputs]: with `unit_groups` int8, multiples of a unit for so
+    many groups each; else float32 until they are `held`."""
+
+    def __init__(self, groups: int, outputs: int, unit_groups: int) -> None:
+        self._numbers = np.zeros((groups, outputs), np.int8 if unit_groups else np.float32)
+        self._unit_groups = unit_groups
+        self.units: Floats | None = None
+        if unit_groups:
+            self.units = np.zeros((-(-groups // unit_groups), outputs), np.float32)
+
+    def set(self, part: StoredLinear, at: slice, numbers: Floats) -> None:
+        """Those of some outputs of the part."""
+        if self.units is None:
+            self._numbers[:, at] = numbers
+            return
+        found = _multiples(numbers, self._unit_groups)
+        if found is None:
+            raise WeightsError(
+                f"{part.name}: scales and minimums must be multiples, by -128 to 127, of one "
+                f"number for {_UNIT_INPUTS} inputs"
+            )
+        self._numbers[:, at], self.units[:, at] = found
+
+    def held(self) -> npt.NDArray[Any]:
+        return self._numbers if self._unit_groups else _narrowed(self._numbers)
 
 
 class HeldDecoding(Decoding):
@@ -25,26 +82,37 @@ class HeldDecoding(Decoding):
 
     def is_held(self, parts: Sequence[StoredLinear]) -> bool:
         """Whether a layer of these weights is a `HeldLinear`."""
-        return not self._formats.packed and any(self._form(part) is not None for part in parts)
+        return not self._formats.packed and any(map(self._held_form, parts))
 
-    def _form(self, part: StoredLinear) -> IntegerForm | None:
-        form = part.integers
-        if self._formats.packed or form is None:
-            return super()._form(part)
-        return None if form.permuted or self._formats.held_bits(form.bits) is None else form
+    def _held_form(self, part: StoredLinear) -> IntegerForm | CodeForm | None:
+        codes = part.codes
+        if codes is None or not self._formats.coded_floats:
+            return self._form(part)
+        size, largest = codes.group_size, max(GROUP_SIZES)
+        is_whole = size in GROUP_SIZES or size % largest == 0 or size >= part.in_features
+        return codes if is_whole else None
+
+    def _form_and_order(self, part: StoredLinear) -> tuple[object, str]:
+        form = self._held_form(part)
+        if isinstance(form, CodeForm):
+            # Weights with one scale each are one kernel, whatever their numbers of outputs are.
+            return msgspec.structs.replace(form, alike=1), ""
+        return super()._form_and_order(part)
 
     def held(self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]) -> HeldLinear:
-        """The weights, stacked along their rows, with their biases: those that are integers as
-        they are, each run of one form by itself."""
+        """The weights, stacked along their rows, with their biases: those that are integers or
+        codes as they are, each run of one form by itself."""
         bias = self.array(biases).reshape(-1) if biases else None
         runs: list[GroupedRows | FloatRows] = []
         top = 0
         for run in self.runs(parts):
             end = top + sum(part.out_features for part in run)
             own_bias = None if bias is None else bias[top:end]
-            form = self._form(run[0])
+            form = self._held_form(run[0])
             if form is None:
                 runs.append(FloatRows(self.array(run), own_bias))
+            elif isinstance(form, CodeForm):
+                runs.append(self._coded_rows(form, run, own_bias))
             else:
                 runs.append(self._grouped_rows(form, run, own_bias))
             top = end
@@ -59,7 +127,7 @@ class HeldDecoding(Decoding):
         for run in self.runs(parts):
             outputs = sum(part.out_features for part in run)
             row = self.held([run[0].sliced(0, 1)], [bias.sliced(0, 1) for bias in biases[:1]])
-            sizes.append((outputs, outputs * row.runs[0].num_bytes))
+            sizes.append((outputs, _bytes_of(row.runs[0], outputs, run)))
         return sizes
 
     def _grouped_rows(
@@ -69,45 +137,103 @@ class HeldDecoding(Decoding):
         firsts = [integer_rows(part, 0, 1) for part in parts] if form.has_minimums else []
         has_zeros = any(first.zeros is not None for first in firsts)
         has_minimums = any(first.minimums is not None for first in firsts)
-        outputs, inputs = sum(part.out_features for part in parts), parts[0].in_features
-        chunk = form.group_size if form.group_size in GROUP_SIZES else max(GROUP_SIZES)
-        chunks, groups = -(-inputs // chunk), -(-inputs // form.group_size)
+        outputs = sum(part.out_features for part in parts)
+        chunks = _Chunks.of(parts[0].in_features, form.group_size)
         # Numbers of a table are what 8 bits hold.
         bits = self._formats.held_bits(form.bits if form.table is None else 8) or 8
         offset = 8 if bits == 4 and not has_minimums else 0
         kind = np.uint8 if bits == 4 else np.int8
-        values = np.empty((chunks, outputs, chunk * bits // 8), kind)
-        scales = np.empty((groups, outputs), np.float32)
-        zeros = np.zeros((groups, outputs), np.int8) if has_zeros else None
-        minimums = np.zeros((groups, outputs), np.float32) if has_minimums else None
+        values = np.empty((chunks.count, outputs, chunks.chunk * bits // 8), kind)
+        unit_groups = _UNIT_INPUTS // form.group_size if form.scales == "multiples" else 0
+        sizes = chunks.groups, outputs, unit_groups
+        scales = _GroupNumbers(*sizes)
+        zeros = np.zeros((chunks.groups, outputs), np.int8) if has_zeros else None
+        minimums = _GroupNumbers(*sizes) if has_minimums else None
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
             rows, at = integer_rows(part, first, end), slice(top + first, top + end)
             stored, own_zeros, least = rows.values, rows.zeros, rows.minimums
             if bits == 4:
                 stored, own_zeros, least = _from_zero_on(part, rows, offset)
-            padded = np.zeros((len(stored), chunks * chunk), np.int8)
-            padded[:, :inputs] = stored
-            in_chunks = padded.reshape(len(padded), chunks, chunk).transpose(1, 0, 2)
+            in_chunks = chunks.of_rows(stored)
             values[:, at] = _in_halves(in_chunks) if bits == 4 else in_chunks
-            scales[:, at] = rows.scales.T
+            scales.set(part, at, rows.scales.T)
             if zeros is not None and own_zeros is not None:
                 zeros[:, at] = own_zeros.T
             if minimums is not None and least is not None:
-                minimums[:, at] = least.T
+                minimums.set(part, at, least.T)
+
+        self._each_block(parts, fill)
+        return GroupedRows(
+            values,
+            scales.held(),
+            zeros,
+            None if minimums is None else minimums.held(),
+            bias,
+            bits,
+            chunks.chunk,
+            chunks.repeat,
+            offset,
+            form.integer_activations and self._formats.integer_activations,
+            order=integer_rows(parts[0], 0, 1).order if form.permuted else None,
+            scale_units=scales.units,
+            minimum_units=None if minimums is None else minimums.units,
+            unit_chunks=unit_groups * chunks.repeat,
+        )
+
+    def _coded_rows(
+        self, form: CodeForm, parts: Sequence[StoredLinear], bias: Array | None
+    ) -> GroupedRows:
+        outputs, alike = sum(part.out_features for part in parts), _alike(parts)
+        chunks = _Chunks.of(parts[0].in_features, form.group_size)
+        bits = 8 if form.table is None else 4
+        values = np.empty((chunks.count, outputs, chunks.chunk * bits // 8), np.uint8)
+        scales = np.empty((chunks.groups, -(-outputs // alike)), np.float32)
+
+        def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
+            rows = part.rows(first, end)
+            if not isinstance(rows, CodedFloats):
+                raise WeightsError(f"{part.name}: {part.format.name} must give codes")
+            in_chunks = chunks.of_rows(rows.codes)
+            values[:, top + first : top + end] = _in_halves(in_chunks) if bits == 4 else in_chunks
+            blocks = np.arange((top + first) // alike, -(-(top + end) // alike))
+            scales[:, blocks] = rows.scales[np.maximum(blocks * alike - top - first, 0)].T
 
         self._each_block(parts, fill)
         return GroupedRows(
             values,
             _narrowed(scales),
-            zeros,
-            None if minimums is None else _narrowed(minimums),
+            None,
+            None,
             bias,
             bits,
-            chunk,
-            offset,
-            form.integer_activations and self._formats.integer_activations,
+            chunks.chunk,
+            chunks.repeat,
+            0,
+            form.float_activations and self._formats.integer_activations,
+            "e4m3" if form.table is None else "table",
+            None if form.table is None else np.array(form.table, np.float32),
+            alike,
         )
+
+
+def _alike(parts: Sequence[StoredLinear]) -> int:
+    """How many neighbouring outputs have the same scales, counted from the first of all."""
+    alike = top = 0
+    for part in parts:
+        own = 1 if part.codes is None else part.codes.alike
+        alike = math.gcd(alike, own, top, part.first_row)
+        top += part.out_features
+    return alike
+
+
+def _bytes_of(row: GroupedRows | FloatRows, outputs: int, parts: Sequence[StoredLinear]) -> int:
+    """Bytes of so many rows of the parts, of which `row` is one."""
+    if isinstance(row, FloatRows):
+        return outputs * row.num_bytes
+    scales, shared = row.scales.nbytes, row.shared_bytes
+    own = row.num_bytes - scales - shared
+    return outputs * own + -(-outputs // _alike(parts)) * scales + shared
 
 
 def _from_zero_on(
@@ -129,8 +255,33 @@ def _from_zero_on(
     return values, zeros, minimums
 
 
-def _in_halves(values: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+def _in_halves(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return (values[..., 0::2] | values[..., 1::2] << 4).view(np.uint8)
+
+
+def _multiples(numbers: Floats, unit_groups: int) -> tuple[npt.NDArray[np.int8], Floats] | None:
+    """Numbers [groups, outputs] as int8 multiples of units, float32 [units, outputs], of so many
+    groups each; None: they aren't. A unit is the greatest number that its groups are multiples of;
+    it is negative where 128 times it would be one."""
+    groups, outputs = numbers.shape
+    count = -(-groups // unit_groups)
+    padded = np.zeros((count * unit_groups, outputs), np.float32)
+    padded[:groups] = numbers
+    fraction, exponent = np.frexp(padded.reshape(count, unit_groups, outputs))
+    whole = np.ldexp(fraction, 24).astype(np.int64)
+    lowest = np.where(whole == 0, np.iinfo(np.int16).max, exponent).min(axis=1, keepdims=True)
+    shift = np.where(whole == 0, 0, exponent - lowest)
+    if shift.max() > 32:
+        return None
+    whole <<= shift
+    step = np.gcd.reduce(whole, axis=1, keepdims=True)
+    step = np.where(whole.max(axis=1, keepdims=True) > 127 * step, -step, step)
+    found = whole // np.where(step == 0, 1, step)
+    if found.min() < -128 or found.max() > 127:
+        return None
+    units = np.ldexp(step.astype(np.float64), np.where(step == 0, 0, lowest - 24))
+    multiples = found.reshape(-1, outputs)[:groups].astype(np.int8)
+    return multiples, units.reshape(count, outputs).astype(np.float32)
 
 
 def _narrowed(numbers: Floats) -> npt.NDArray[Any]:

@@ -22,11 +22,13 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Tensor
+from aioserve.models.coded import CodedFloats
 from aioserve.models.grouped import GroupedIntegers, Scales
 
 __all__ = [
     "PLAIN",
     "SCALES_OF_DTYPE",
+    "CodeForm",
     "Floats",
     "Format",
     "IntegerForm",
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float32]
-Rows = GroupedIntegers | Floats
+Rows = GroupedIntegers | CodedFloats | Floats
 """Rows of a weight, [rows, in]."""
 
 BLOCK_VALUES = 1 << 17
@@ -170,6 +172,20 @@ class IntegerForm(msgspec.Struct, frozen=True):
     integers alone; GPUs keep the rows floats otherwise."""
 
 
+class CodeForm(msgspec.Struct, frozen=True):
+    """Shape of the `CodedFloats` that a format's rows are."""
+
+    group_size: int
+    table: tuple[float, ...] | None = None
+    """The 16 numbers that codes stand for, which float32 holds; None: codes are E4M3."""
+    scales: Scales = "float32"
+    """What scales are."""
+    alike: int = 1
+    """So many neighbouring outputs, counted from the weight's first, have the same scales."""
+    float_activations: bool = False
+    """Whether the checkpoint means rows that are multiplied to become E4M3, too."""
+
+
 class Format(ABC):
     """How the parts of a weight become its numbers. A frozen value."""
 
@@ -190,7 +206,11 @@ class Format(ABC):
 
     @abstractmethod
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
-        """What `rows` gives; None: floats. Reads nothing."""
+        """The `GroupedIntegers` that `rows` gives; None: it gives others. Reads nothing."""
+
+    def codes(self, stored: StoredLinear) -> CodeForm | None:
+        """The `CodedFloats` that `rows` gives; None: it gives others. Reads nothing."""
+        return None
 
     @abstractmethod
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
@@ -249,8 +269,13 @@ class StoredLinear:
 
     @property
     def integers(self) -> IntegerForm | None:
-        """The form of the integers that the rows are; None: floats."""
+        """The form of the integers that the rows are; None: they are no integers."""
         return self.format.integers(self)
+
+    @property
+    def codes(self) -> CodeForm | None:
+        """The form of the coded floats that the rows are; None: they are no such floats."""
+        return self.format.codes(self)
 
     def sliced(self, first: int, end: int) -> StoredLinear:
         """Description of rows `first` to `end`. Raises ValueError for a range that isn't there."""
@@ -273,7 +298,10 @@ class StoredLinear:
     def _check(self, rows: Rows, first: int) -> None:
         """Damaged scales would show in logits alone, which name no tensor."""
         found: list[tuple[str, Floats]] = [("number", rows)] if isinstance(rows, np.ndarray) else []
-        if isinstance(rows, GroupedIntegers):
+        if isinstance(rows, CodedFloats) and not rows.is_below(LEAST_UNUSABLE):
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = [("number", rows.dequantized())]
+        elif isinstance(rows, GroupedIntegers):
             found = [("scale", rows.scales)]
             found += [] if rows.minimums is None else [("minimum", rows.minimums)]
         for what, numbers in found:
@@ -289,7 +317,7 @@ class StoredLinear:
     def floats(self, first: int = 0, end: int | None = None) -> Floats:
         """As `rows`, in float32."""
         rows = self.rows(first, end)
-        return rows.dequantized() if isinstance(rows, GroupedIntegers) else rows
+        return rows if isinstance(rows, np.ndarray) else rows.dequantized()
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that are of a size to be decoded at once, in ascending order."""

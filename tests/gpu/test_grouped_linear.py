@@ -40,7 +40,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_and_the_right_ones(
     bits, group_size, kind, integers = LAYERS[name]
     weight = random_integers(outputs, 2048, group_size, bits, kind)
     layer = backend.linear(
-        held([weight], dtype, integer_activations=integers), out_dtype=torch.float32
+        held([weight], dtype, rounded_activations=integers), out_dtype=torch.float32
     )
     x = backend.place(random_rows(max(ROWS), 2048, dtype))
     together = layer(x)
@@ -61,7 +61,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_and_the_right_ones(
 def test_layers_replay_in_a_graph(backend: CudaBackend) -> None:
     layers = [
         backend.linear(
-            held([random_integers(512, 2048, 128, 4, kind)], torch.bfloat16, integer_activations=on)
+            held([random_integers(512, 2048, 128, 4, kind)], torch.bfloat16, rounded_activations=on)
         )
         for kind, on in (("zeros", False), ("minimums", False), ("plain", True))
     ]

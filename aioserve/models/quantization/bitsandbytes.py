@@ -18,10 +18,18 @@ import numpy as np
 
 from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
+from aioserve.models.coded import CodedFloats
 from aioserve.models.fields import Fields
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.scheme import Parts, Scheme, form_of, grouped, num_groups
-from aioserve.models.stored import Floats, Format, IntegerForm, StoredLinear, StoredTensor
+from aioserve.models.stored import (
+    CodeForm,
+    Floats,
+    Format,
+    IntegerForm,
+    StoredLinear,
+    StoredTensor,
+)
 
 __all__ = ["BitsAndBytes"]
 
@@ -77,6 +85,8 @@ class Codes4(Format):
     block: int
     scale_block: int = 0
     offset: float = 0.0
+    table: tuple[float, ...] = ()
+    """What the part "table" has."""
 
     @property
     def name(self) -> str:
@@ -86,17 +96,25 @@ class Codes4(Format):
     def integers(self, stored: StoredLinear) -> None:
         return None
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> Floats:
+    def codes(self, stored: StoredLinear) -> CodeForm | None:
+        if stored.in_features % self.block:
+            return None  # blocks end within rows
+        return CodeForm(self.block, self.table)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats | Floats:
         columns, parts = stored.in_features, stored.parts
         start, stop = first * columns, end * columns
         packed = parts["weight"].read_bytes(start // 2, num_groups(stop, 2) - start // 2)
-        table = parts["table"].read()
-        pairs = np.stack((np.repeat(table, 16), np.tile(table, 16)), axis=1)
-        numbers = pairs[packed].reshape(-1)[start % 2 :][: stop - start]
+        codes = np.stack((packed >> 4, packed & 15), axis=1).reshape(-1)[start % 2 :]
+        codes = codes[: stop - start].reshape(end - first, columns)
         from_block = start // self.block
         scales = self._scales(parts, from_block, num_groups(stop, self.block))
+        table = np.array(self.table, np.float32)
+        if columns % self.block == 0:
+            scales = scales.astype(np.float32, copy=False).reshape(end - first, -1)
+            return CodedFloats(codes, table, scales, self.block)
         each = np.repeat(scales, self.block)[start - from_block * self.block :]
-        return (numbers * each[: stop - start]).reshape(end - first, columns)
+        return table[codes] * each[: stop - start].reshape(codes.shape)
 
     def _scales(self, parts: Mapping[str, StoredTensor], first: int, end: int) -> Floats:
         if not self.scale_block:
@@ -164,14 +182,16 @@ def _codes(tensor: Tensor, parts: Parts, state: str) -> StoredLinear:
         "table": parts.take("weight.quant_map", ("F32",), (16,)),
     }
     kind = state.removeprefix(_STATE)
+    table = tuple(read["table"].read().tolist())
     if said.nested_blocksize is None:
         read["scales"] = parts.take("weight.absmax", ("F32",), (blocks,))
-        return StoredLinear(Codes4(kind, said.blocksize), read, rows, columns)
+        return StoredLinear(Codes4(kind, said.blocksize, table=table), read, rows, columns)
     outer = num_groups(blocks, said.nested_blocksize)
     read["scales"] = parts.take("weight.absmax", ("U8",), (blocks,))
     read["scale_table"] = parts.take("weight.nested_quant_map", ("F32",), (256,))
     read["outer_scales"] = parts.take("weight.nested_absmax", ("F32",), (outer,))
-    format_ = Codes4(kind, said.blocksize, said.nested_blocksize, said.nested_offset)
+    nested = said.nested_blocksize, said.nested_offset
+    format_ = Codes4(kind, said.blocksize, *nested, table)
     return StoredLinear(format_, read, rows, columns)
 
 

@@ -2,8 +2,8 @@
 8 bits, MXFP4 and MXFP8. Groups of modules may have a scheme each.
 
 Scales of activations are left unread: activations stay floats here, or are rounded by their own
-rows, which is closer to the unquantised model. Whether they are meant to be integers is read: GPUs
-go by it.
+rows, which is closer to the unquantised model. Whether they are meant to be integers, or floats of
+8 bits, is read: GPUs go by it.
 """
 
 from __future__ import annotations
@@ -167,9 +167,11 @@ class Floats8:
 
     block: tuple[int, int] | None
     """Outputs and inputs that share a scale; None: each output has one, or all have one."""
+    float_activations: bool
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
-        return fp8.described(tensor, parts, "weight_scale", self.block)
+        sizes = self.block, self.float_activations
+        return fp8.described(tensor, parts, "weight_scale", *sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +266,16 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
             weights.unsupported(
                 "num_bits", f"{stored_as} has symmetric floats in groups of {GROUP_SIZE}"
             )
-        return Mxfp4() if stored_as == _MXFP4 else Floats8((1, GROUP_SIZE))
+        if stored_as == _MXFP4:
+            return Mxfp4()
+        return Floats8((1, GROUP_SIZE), _rounds_activations(group, "float"))
     if kind == "float":
         if bits != 8 or strategy == "group" or stored_as == _PACKED:
             weights.unsupported(
                 "num_bits", "floats have 8 bits, and scales by tensor, channel, block"
             )
-        return Floats8(_block(weights) if strategy == "block" else None)
+        block = _block(weights) if strategy == "block" else None
+        return Floats8(block, _rounds_activations(group, "float"))
     if bits not in (4, 8):
         weights.unsupported("num_bits", "integers have 4 or 8 bits")
     if kind != "int" or strategy == "block" or stored_as == _FLOAT:
@@ -279,16 +284,16 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
     if size is None:
         size = weights.integer("group_size")
         check_group_size(weights, "group_size", size)
-    symmetric, rounds = weights.flag("symmetric", True), _rounds_activations(group)
+    symmetric, rounds = weights.flag("symmetric", True), _rounds_activations(group, "int")
     return Integers(bits, stored_as == _PACKED, size, symmetric, integer_activations=rounds)
 
 
-def _rounds_activations(group: Fields) -> bool:
-    """Whether activations are meant to become int8."""
+def _rounds_activations(group: Fields, kind: str) -> bool:
+    """Whether activations are meant to become numbers of 8 bits of that kind, "int" or "float"."""
     if not group.has("input_activations"):
         return False
     said = group.nested("input_activations")
-    return said.integer("num_bits", 8) == 8 and said.text("type", "int") == "int"
+    return said.integer("num_bits", 8) == 8 and said.text("type", "int") == kind
 
 
 def _block(weights: Fields) -> tuple[int, int]:

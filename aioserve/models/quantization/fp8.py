@@ -12,15 +12,25 @@ from typing import ClassVar
 import numpy as np
 
 from aioserve.models.architecture import Tensor
+from aioserve.models.coded import CodedFloats
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.packing import E4M3, e8m0
 from aioserve.models.quantization.scheme import FLOATS, Parts, Scheme, num_groups
-from aioserve.models.stored import Floats, Format, StoredLinear, StoredTensor
+from aioserve.models.stored import (
+    SCALES_OF_DTYPE,
+    CodeForm,
+    Floats,
+    Format,
+    StoredLinear,
+    StoredTensor,
+)
 
 __all__ = ["Float8", "Fp8"]
 
 _SCALE_DTYPES = (*FLOATS, "F8_E8M0", "U8")
 _SCALES = ("weight_scale_inv", "weight_scale")
+_ACTIVATIONS = ("dynamic", "static")
+"""Schemes by which activations become floats of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +39,33 @@ class Float8(Format):
     outputs, blocks of inputs], in any shape of so many numbers."""
 
     block: tuple[int, int]
+    float_activations: bool = False
 
     @property
     def name(self) -> str:
-        return f"fp8-e4m3-{self.block[0]}x{self.block[1]}"
+        activations = "-a8" if self.float_activations else ""
+        return f"fp8-e4m3-{self.block[0]}x{self.block[1]}{activations}"
 
     def integers(self, stored: StoredLinear) -> None:
         return None
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> Floats:
-        weight = E4M3[stored.parts["weight"].read(first, end)]
+    def codes(self, stored: StoredLinear) -> CodeForm:
+        outputs, inputs = self.block
+        # Exponents of two are what bfloat16 holds.
+        kind = SCALES_OF_DTYPE.get(stored.parts["scales"].dtype, "bfloat16")
+        return CodeForm(
+            inputs, scales=kind, alike=outputs, float_activations=self.float_activations
+        )
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats:
         block_rows, block_columns = self.block
         from_block, to_block = first // block_rows, num_groups(end, block_rows)
         part, across = stored.parts["scales"], num_groups(stored.in_features, block_columns)
         scales = _scales(part).reshape(-1, across)[from_block:to_block]
         start = from_block * block_rows
         scales = np.repeat(scales, block_rows, axis=0)[first - start : end - start]
-        scales = np.repeat(scales, block_columns, axis=1)[:, : stored.in_features]
-        return weight * scales
+        codes = stored.parts["weight"].read(first, end)
+        return CodedFloats(codes, E4M3, scales, block_columns)
 
 
 def _scales(part: StoredTensor) -> Floats:
@@ -56,10 +75,14 @@ def _scales(part: StoredTensor) -> Floats:
 
 
 def described(
-    tensor: Tensor, parts: Parts, scales: str, block: tuple[int, int] | None
+    tensor: Tensor,
+    parts: Parts,
+    scales: str,
+    block: tuple[int, int] | None,
+    float_activations: bool,
 ) -> StoredLinear:
     """Description of a weight in E4M3 whose scales have that name: of blocks, or without them one
-    for each output, or one in all."""
+    for each output, or one in all. `float_activations`: whether rows are meant to become E4M3."""
     rows, columns = tensor.rows, tensor.columns
     weight = parts.take("weight", ("F8_E4M3",), (rows, columns))
     if block is not None:
@@ -74,7 +97,8 @@ def described(
             shape = (rows,)
         found = parts.take(scales, _SCALE_DTYPES, shape)
         block = (rows, columns) if one else (1, columns)
-    return StoredLinear(Float8(block), {"weight": weight, "scales": found}, rows, columns)
+    format_ = Float8(block, float_activations)
+    return StoredLinear(format_, {"weight": weight, "scales": found}, rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +107,7 @@ class Fp8(Scheme):
 
     block: tuple[int, int] | None
     """Outputs and inputs that share a scale; None: each output has one, or all have one."""
+    float_activations: bool
 
     precision = "fp8"
     unread: ClassVar[re.Pattern[str]] = re.compile(r"input_scale|[kv]_scale")
@@ -93,12 +118,14 @@ class Fp8(Scheme):
         kind = fields.text("fmt", "e4m3")
         if kind not in ("e4m3", "float8_e4m3fn"):
             fields.unsupported("fmt", "floats of 8 bits are read as e4m3")
+        is_dynamic = fields.text("quant_method", "") == "fbgemm_fp8"
+        rounds = is_dynamic or fields.text("activation_scheme", "") in _ACTIVATIONS
         if not fields.has("weight_block_size"):
-            return cls(None)
+            return cls(None, rounds)
         outputs, inputs = fields.numbers("weight_block_size", 2)
         if not (outputs.is_integer() and inputs.is_integer() and outputs >= 1 and inputs >= 1):
             fields.unsupported("weight_block_size", "a block has whole numbers of rows and columns")
-        return cls((int(outputs), int(inputs)))
+        return cls((int(outputs), int(inputs)), rounds)
 
     @property
     def name(self) -> str:
@@ -106,4 +133,4 @@ class Fp8(Scheme):
 
     def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
         scales = next((name for name in _SCALES if name in parts), _SCALES[-1])
-        return described(tensor, parts, scales, self.block)
+        return described(tensor, parts, scales, self.block, self.float_activations)

@@ -6,10 +6,18 @@ from dataclasses import dataclass, replace
 
 from aioserve.errors import ConfigError, WeightsError
 from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.coded import CodedFloats
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.packing import E4M3, e4m3_bits, e4m3_scales
 from aioserve.models.quantization.rounding import FORMS, quotients, round_to_integers
-from aioserve.models.stored import Floats, Format, IntegerForm, Plain, StoredLinear, StoredWeights
+from aioserve.models.stored import (
+    CodeForm,
+    Format,
+    IntegerForm,
+    Plain,
+    StoredLinear,
+    StoredWeights,
+)
 
 __all__ = ["QuantizedWhileLoading", "RoundedFloats8"]
 
@@ -53,13 +61,17 @@ class RoundedFloats8(Format):
     def integers(self, stored: StoredLinear) -> None:
         return None
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> Floats:
+    def codes(self, stored: StoredLinear) -> CodeForm:
+        return CodeForm(stored.in_features)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats:
         floats = self.plain.rows(stored, first, end)
         try:
             scales = e4m3_scales(floats)
         except WeightsError as error:
             raise WeightsError(f"{stored.name}: {error}") from error
-        return E4M3[e4m3_bits(quotients(floats, scales))] * scales
+        codes = e4m3_bits(quotients(floats, scales))
+        return CodedFloats(codes, E4M3, scales, stored.in_features)
 
 
 def _rounded(plain: Plain, method: str) -> Rounded | RoundedFloats8:

@@ -1,19 +1,24 @@
 # Triton compiles these functions: to it an int is a constexpr, and a launch has options of its own.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Products of rows with weights of integers that have a scale for each group of inputs.
+"""Products of rows with weights of small numbers that have a scale for each group of inputs.
 
-A *chunk* is a group of inputs, or 128 of them where a group has more. Integers of a chunk become
-floats of x's dtype in registers, which is exact, and tensor cores multiply them; or rows of x are
-integers, too. Then scales meet the sums of the chunk in float32:
+A *chunk* is a group of inputs, or 128 of them where a group has more. Integers and E4M3 of a chunk
+become floats of x's dtype in registers, which is exact, and tensor cores multiply them; or rows of
+x are integers, or E4M3, too. Then scales meet the sums of the chunk in float32:
 
     p = sum of (q - zero) * x            tensor cores, float32;  exact where x is integers
     y = fma(scale, p, y)                 and with minimums  y = fma(minimum, sum of x, y)
 
-and where x is integers with a scale for each row and chunk, as `native/linear/grouped/tile.h` has
+and where x is rounded, with a scale for each row and chunk, as `native/linear/grouped/tile.h` has
 it for CPUs,
 
     t = fma(scale, p, minimum * sum of x)          scale * p without minimums
     y = fma(scale of x, t, y)
+
+Codes of 4 bits for numbers in a table become the weight itself in registers, rounded to x's dtype,
+and tensor cores go on from the sums of the chunks before:
+
+    y = y + sum of round(table[q] * scale) * x
 
 Chunks are taken in order within a *part* of the inputs, and the sums of parts are added in order. A
 part depends on the layer's shape alone. Either one program takes all parts of a tile, or each part
@@ -36,12 +41,32 @@ _SMALLEST = tl.constexpr(2.0**-119)
 
 
 @triton.jit
-def _values(at, here, BITS: tl.constexpr):
-    """Values of a chunk as they are stored: uint8 of 4 bits, int8 of 8 bits. [OUTPUTS, CHUNK]"""
-    found = tl.load(at, mask=here[:, None], other=0)
+def _values(at, here, ZERO: tl.constexpr, BITS: tl.constexpr):
+    """Values of a chunk as they are stored. [OUTPUTS, CHUNK]"""
+    found = tl.load(at, mask=here[:, None], other=ZERO)
     if BITS == 4:
         found = tl.interleave(found & 15, found >> 4)
     return found
+
+
+@triton.jit
+def _e4m3(codes):
+    """float32 of E4M3 without NaN, by integers: not every device converts them. Its bits, where
+    float16 has a sign, an exponent and a mantissa, are less by 2 ** 8."""
+    wide = codes.to(tl.uint16)
+    half = ((wide & 128) << 8) | ((wide & 127) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _e4m3_bits(x):
+    """E4M3 of float32 up to 448, to nearest, ties to even: its bits. uint8"""
+    bits = x.to(tl.int32, bitcast=True)
+    # The least exponent of normal numbers is -6, and numbers below them are as far apart.
+    exponent = tl.maximum((bits >> 23) & 255, 121)
+    steps = tl.abs(x) * ((257 - exponent) << 23).to(tl.float32, bitcast=True)
+    rounded = ((steps + _ROUND) - _ROUND).to(tl.int32)
+    return (((bits >> 24) & 128) | ((exponent - 121) * 8 + rounded)).to(tl.uint8)
 
 
 @triton.jit
@@ -49,17 +74,32 @@ def _of_chunk(at, here):
     return tl.load(at, mask=here, other=0).to(tl.float32)
 
 
+@triton.jit
+def _of_group(numbers, at, units, unit_at, here, MULTIPLES: tl.constexpr):
+    """Scales or minimums of a group. Multiples of units are exact in float32."""
+    found = _of_chunk(numbers + at, here)
+    if MULTIPLES:
+        found *= _of_chunk(units + unit_at, here)
+    return found
+
+
 @triton.jit(
-    do_not_specialize=["rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"]
+    do_not_specialize=[
+        *("rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"),
+        *("alike", "scale_columns"),
+    ]
 )
 def linear_kernel(
     x,
     x_scales,
     x_sums,
     values,
+    table,
     scales,
+    scale_units,
     zeros,
     minimums,
+    minimum_units,
     bias,
     out,
     rows,
@@ -70,11 +110,15 @@ def linear_kernel(
     chunks,
     part_chunks,
     repeat,
+    alike,
+    scale_columns,
+    CODE: tl.constexpr,
     BITS: tl.constexpr,
     OFFSET: tl.constexpr,
     CHUNK: tl.constexpr,
+    UNIT_CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    INTEGERS: tl.constexpr,
+    ROUNDED: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -84,11 +128,15 @@ def linear_kernel(
 ):
     """Program (OUTPUTS outputs, ROWS rows, part).
 
-    x         [rows, in_features]; int8 [rows, chunks * CHUNK] with INTEGERS
-    x_scales  float32 [rows, chunks], with INTEGERS
-    x_sums    float32, or int32 with INTEGERS: [rows, chunks], where they are needed
+    x         [rows, in_features]; with ROUNDED int8 or float8e4nv [rows, chunks * CHUNK]
+    x_scales  float32 [rows, chunks], with ROUNDED
+    x_sums    float32, or int32 of integers: [rows, chunks], where they are needed
     values    [chunks, out_features, bytes]; the value is less by OFFSET
-    scales, zeros, minimums   [groups, out_features], a group being `repeat` chunks
+    table     float32 [16], with CODE "table"
+    scales    [groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs
+    zeros, minimums             [groups, out_features]
+    scale_units, minimum_units  float32 [units, out_features], a unit being UNIT_CHUNKS, where
+                                that isn't 0: scales and minimums are multiples of them
     out       [rows, out_features]; with SPLIT float32 [parts, rows, out_features]
 
     WHOLE: in_features is a multiple of CHUNK.
@@ -110,45 +158,61 @@ def linear_kernel(
     chunk_bytes = out_features.to(tl.int64) * BYTES
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    MULTIPLES: tl.constexpr = UNIT_CHUNKS > 0
+    ZERO: tl.constexpr = 0.0 if ROUNDED and CODE == "e4m3" else 0
     # One loop over chunks, not one in another: loads run ahead across the ends of parts.
     for chunk in tl.range(start, stop):
         group = chunk // repeat * out_features + outputs
+        scale_at = chunk // repeat * scale_columns + outputs // alike
+        unit = outputs
+        if MULTIPLES:
+            unit += chunk // UNIT_CHUNKS * out_features
         first = chunk * CHUNK
-        if INTEGERS or WHOLE:
+        if ROUNDED or WHOLE:
             mask = there[:, None]
         else:
             mask = there[:, None] & (first + inputs < in_features)[None, :]
-        some = tl.load(x_at + first, mask=mask, other=0)
-        q = _values(value_at + chunk * chunk_bytes, here, BITS)
-        scale = _of_chunk(scales + group, here)
-        if INTEGERS:
-            weight = (q.to(tl.int8) - OFFSET).to(tl.int8)
-            products = tl.dot(weight, tl.trans(some), out_dtype=tl.int32)
-            of_row = long_row * chunks + chunk
-            if HAS_ZEROS:
-                zero = tl.load(zeros + group, mask=here, other=0).to(tl.int32)
-                sums = tl.load(x_sums + of_row, mask=there, other=0)
-                products -= zero[:, None] * sums[None, :]
-            if HAS_MINIMUMS:
-                sums = tl.load(x_sums + of_row, mask=there, other=0).to(tl.float32)
-                least = _of_chunk(minimums + group, here)[:, None] * sums[None, :]
-                term = tl.fma(products.to(tl.float32), scale[:, None], least)
+        some = tl.load(x_at + first, mask=mask, other=ZERO)
+        q = _values(value_at + chunk * chunk_bytes, here, ZERO, BITS)
+        scale = _of_group(scales, scale_at, scale_units, unit, here, MULTIPLES)
+        of_row = long_row * chunks + chunk
+        if CODE == "table":
+            weight = (tl.load(table + q.to(tl.int32)) * scale[:, None]).to(some.dtype)
+            acc = tl.dot(weight, tl.trans(some), acc, input_precision="ieee")
+        elif ROUNDED:
+            if CODE == "e4m3":
+                term = tl.dot(q, tl.trans(some)) * scale[:, None]
             else:
-                term = products.to(tl.float32) * scale[:, None]
+                weight = (q.to(tl.int8) - OFFSET).to(tl.int8)
+                products = tl.dot(weight, tl.trans(some), out_dtype=tl.int32)
+                if HAS_ZEROS:
+                    zero = tl.load(zeros + group, mask=here, other=0).to(tl.int32)
+                    sums = tl.load(x_sums + of_row, mask=there, other=0)
+                    products -= zero[:, None] * sums[None, :]
+                if HAS_MINIMUMS:
+                    sums = tl.load(x_sums + of_row, mask=there, other=0).to(tl.float32)
+                    least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+                    least_sums = least[:, None] * sums[None, :]
+                    term = tl.fma(products.to(tl.float32), scale[:, None], least_sums)
+                else:
+                    term = products.to(tl.float32) * scale[:, None]
             x_scale = tl.load(x_scales + of_row, mask=there, other=0.0)
             acc = tl.fma(term, x_scale[None, :], acc)
         else:
-            exact = q.to(tl.float32)
-            if HAS_ZEROS:
-                exact -= _of_chunk(zeros + group, here)[:, None]
-            if OFFSET:
-                exact -= OFFSET
-            weight = exact.to(some.dtype)
-            products = tl.dot(weight, tl.trans(some), input_precision="ieee")
+            if CODE == "e4m3":
+                exact = _e4m3(q)
+            else:
+                exact = q.to(tl.float32)
+                if HAS_ZEROS:
+                    exact -= _of_chunk(zeros + group, here)[:, None]
+                if OFFSET:
+                    exact -= OFFSET
+            products = tl.dot(exact.to(some.dtype), tl.trans(some), input_precision="ieee")
             acc = tl.fma(products, scale[:, None], acc)
             if HAS_MINIMUMS:
-                sums = tl.load(x_sums + long_row * chunks + chunk, mask=there, other=0.0)
-                acc = tl.fma(_of_chunk(minimums + group, here)[:, None], sums[None, :], acc)
+                sums = tl.load(x_sums + of_row, mask=there, other=0.0)
+                least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+                acc = tl.fma(least[:, None], sums[None, :], acc)
         if chunk + 1 == part_stop:
             total += acc
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -202,18 +266,20 @@ def sums_kernel(x, sums, in_features, x_stride, chunks, CHUNK: tl.constexpr, CHU
 @triton.jit(do_not_specialize=["in_features", "chunks"])
 def quantize_kernel(
     x,
-    integers,
+    rounded,
     scales,
     sums,
     in_features,
     x_stride,
     chunks,
+    CODE: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     """Program (row, CHUNKS chunks): int8 [rows, chunks * CHUNK], zeros behind the last input;
     scales float32 [rows, chunks] and sums of the integers, int32. Rounded as
-    `native/linear/grouped/tile.h` says."""
+    `native/linear/grouped/tile.h` says. With CODE "e4m3" its bits, uint8, and no sums."""
+    LARGEST: tl.constexpr = 448.0 if CODE == "e4m3" else 127.0
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)
     inputs = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -224,31 +290,43 @@ def quantize_kernel(
     bad = tl.max(tl.where(size < float("inf"), 0, 1), 1) > 0
     amax = tl.max(tl.where(size < float("inf"), size, 0.0), 1)
     is_zero = amax < _SMALLEST
-    factor = tl.where(is_zero, 0.0, tl.div_rn(127.0, tl.maximum(amax, _SMALLEST)))
-    scale = tl.where(is_zero, 0.0, tl.div_rn(amax, 127.0))
+    factor = tl.where(is_zero, 0.0, tl.div_rn(LARGEST, tl.maximum(amax, _SMALLEST)))
+    scale = tl.where(is_zero, 0.0, tl.div_rn(amax, LARGEST))
     scaled = tl.where(bad[:, None], 0.0, some * factor[:, None])
-    rounded = ((scaled + _ROUND) - _ROUND).to(tl.int32)
-    inside = (chunk < chunks)[:, None]
-    tl.store(integers + row * (chunks * CHUNK) + inputs, rounded.to(tl.int8), mask=inside)
-    at = row * chunks + chunk
-    tl.store(scales + at, tl.where(bad, float("nan"), scale), mask=chunk < chunks)
-    tl.store(sums + at, tl.sum(rounded, 1), mask=chunk < chunks)
+    to = rounded + row * (chunks * CHUNK) + inputs
+    at, inside = row * chunks + chunk, chunk < chunks
+    tl.store(scales + at, tl.where(bad, float("nan"), scale), mask=inside)
+    if CODE == "e4m3":
+        tl.store(to, _e4m3_bits(scaled), mask=inside[:, None])
+    else:
+        integers = ((scaled + _ROUND) - _ROUND).to(tl.int32)
+        tl.store(to, integers.to(tl.int8), mask=inside[:, None])
+        tl.store(sums + at, tl.sum(integers, 1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["out_features", "in_features", "repeat"])
+@triton.jit(
+    do_not_specialize=["out_features", "in_features", "repeat", "alike", "scale_columns"],
+)
 def rows_kernel(
     ids,
     values,
+    table,
     scales,
+    scale_units,
     zeros,
     minimums,
+    minimum_units,
     out,
     out_features,
     in_features,
     repeat,
+    alike,
+    scale_columns,
+    CODE: tl.constexpr,
     BITS: tl.constexpr,
     OFFSET: tl.constexpr,
     CHUNK: tl.constexpr,
+    UNIT_CHUNKS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
 ):
@@ -265,13 +343,26 @@ def rows_kernel(
     found = tl.load(values + at + tl.arange(0, BYTES))
     if BITS == 4:
         found = tl.interleave(found & 15, found >> 4)
-    exact = found.to(tl.float32) - OFFSET
-    group = (chunk // repeat).to(tl.int64) * out_features + row
-    if HAS_ZEROS:
-        exact -= tl.load(zeros + group).to(tl.float32)
-    weight = exact * tl.load(scales + group).to(tl.float32)
+    group = (chunk // repeat).to(tl.int64)
+    scale = tl.load(scales + group * scale_columns + row // alike).to(tl.float32)
+    unit = row
+    if UNIT_CHUNKS:
+        unit += (chunk // UNIT_CHUNKS).to(tl.int64) * out_features
+        scale *= tl.load(scale_units + unit)
+    if CODE == "table":
+        exact = tl.load(table + found.to(tl.int32))
+    elif CODE == "e4m3":
+        exact = _e4m3(found)
+    else:
+        exact = found.to(tl.float32) - OFFSET
+        if HAS_ZEROS:
+            exact -= tl.load(zeros + group * out_features + row).to(tl.float32)
+    weight = exact * scale
     if HAS_MINIMUMS:
-        weight += tl.load(minimums + group).to(tl.float32)
+        least = tl.load(minimums + group * out_features + row).to(tl.float32)
+        if UNIT_CHUNKS:
+            least *= tl.load(minimum_units + unit)
+        weight += least
     inputs = chunk * CHUNK + tl.arange(0, CHUNK)
     to = out + place * in_features + inputs
     tl.store(to, weight.to(out.dtype.element_ty), mask=inputs < in_features)

@@ -1,6 +1,6 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportCallIssue=false, reportArgumentType=false
-"""Linear layers of integers with scales in groups, on a GPU: what is launched, and how large.
+"""Linear layers of small numbers with scales in groups, on a GPU: what is launched, and how large.
 
 A row's result has the same bits whatever number of rows is multiplied with it. What is chosen here
 by the number of rows changes the time alone.
@@ -39,8 +39,14 @@ _MERGED = 1024
 """Outputs of a row that one program merges."""
 _PREPARED = 1024
 """Inputs of a row that one program sums or rounds."""
-MIN_INTEGER_CHUNK = 32
-"""Inputs of a chunk that tensor cores take as int8; rows stay floats where there are fewer."""
+MIN_ROUNDED_CHUNK = 32
+"""Inputs of a chunk that tensor cores take as int8 or E4M3; rows stay floats where there are
+fewer."""
+_E4M3_CAPABILITY = (8, 9)
+"""Compute capability from which tensor cores multiply E4M3."""
+
+
+_E4M3 = torch.float8_e4m3fn
 
 
 class Tile(NamedTuple):
@@ -69,30 +75,55 @@ def parts_of(out_features: int, chunks: int, chunk: int) -> int:
     return max(-(-chunks // wanted), -(-_PART_INPUTS // chunk))
 
 
-class _Integers:
-    """Rows of integers on the device."""
+def _multiplies_e4m3(device: torch.device) -> bool:
+    """Whether tensor cores of the device do; Triton's interpreter does."""
+    is_interpreted = device.type == "cpu"
+    return is_interpreted or torch.cuda.get_device_capability(device) >= _E4M3_CAPABILITY
+
+
+class _Grouped:
+    """Rows of small numbers on the device."""
 
     def __init__(self, rows: GroupedRows, in_features: int, dtype: torch.dtype, on: torch.device):
         self.out_features: int = rows.out_features
         self._in_features = in_features
         self._dtype = dtype
-        self._values = torch.from_numpy(rows.values).to(on)
+
+        def uploaded(numbers: npt.NDArray[Any] | None) -> Tensor | None:
+            return None if numbers is None else _uploaded(numbers, on)
+
+        self._values = _uploaded(rows.values, on)
         self._scales = _uploaded(rows.scales, on)
-        self._zeros = None if rows.zeros is None else torch.from_numpy(rows.zeros).to(on)
-        self._minimums = None if rows.minimums is None else _uploaded(rows.minimums, on)
         self._bias = None if rows.bias is None else torch.from_numpy(rows.bias).to(on).view(dtype)
-        self._rounds = rows.integer_activations and rows.chunk >= MIN_INTEGER_CHUNK
+        self._order = uploaded(rows.order)
+        parameters = (
+            uploaded(rows.table),
+            self._scales,
+            uploaded(rows.scale_units),
+            uploaded(rows.zeros),
+            uploaded(rows.minimums),
+            uploaded(rows.minimum_units),
+        )
+        held = self._values, self._order, *parameters
+        self.num_bytes: int = sum(one.nbytes for one in held if one is not None)
+        # Kernels don't read what isn't there.
+        self._parameters = tuple(self._scales if one is None else one for one in parameters)
+        self._code = rows.code
+        self._rounds = rows.rounded_activations and rows.chunk >= MIN_ROUNDED_CHUNK
+        if rows.code == "e4m3":
+            self._rounds = self._rounds and _multiplies_e4m3(on)
         self._chunk = rows.chunk
         self._chunks = rows.values.shape[0]
-        self._repeat = -(-self._chunks // rows.scales.shape[0])
+        self._groups = rows.repeat, rows.alike, self._scales.shape[1]
+        self._has_minimums = rows.minimums is not None
         self._part_chunks = parts_of(self.out_features, self._chunks, rows.chunk)
         self._parts = -(-self._chunks // self._part_chunks)
-        held = (self._values, self._scales, self._zeros, self._minimums)
-        self.num_bytes: int = sum(one.nbytes for one in held if one is not None)
         self._layout: dict[str, Any] = {
+            "CODE": rows.code,
             "BITS": rows.bits,
             "OFFSET": rows.offset,
             "CHUNK": rows.chunk,
+            "UNIT_CHUNKS": rows.unit_chunks,
             "HAS_ZEROS": rows.zeros is not None,
             "HAS_MINIMUMS": rows.minimums is not None,
         }
@@ -100,6 +131,8 @@ class _Integers:
     def multiply(self, x: Tensor, out: Tensor) -> None:
         """Fill out [T, out_features], whose rows may lie apart. T is at least 1."""
         rows, tile = len(x), tile_of(len(x), self._dtype)
+        if self._order is not None:
+            x = x.index_select(1, self._order)
         x, x_scales, x_sums = self._prepared(x)
         grid = triton.cdiv(self.out_features, tile.outputs), triton.cdiv(rows, tile.rows)
         split = self._parts > 1 and rows <= _SPLIT_ROWS
@@ -111,10 +144,8 @@ class _Integers:
             x,
             x_scales,
             x_sums,
-            self._values,
-            self._scales,
-            self._scales if self._zeros is None else self._zeros,
-            self._scales if self._minimums is None else self._minimums,
+            self._values.view(x.dtype) if x.dtype is _E4M3 else self._values,
+            *self._parameters,
             x if self._bias is None else self._bias,
             target,
             rows,
@@ -124,10 +155,10 @@ class _Integers:
             self.out_features if split else out.stride(0),
             self._chunks,
             self._part_chunks,
-            self._repeat,
+            *self._groups,
             **self._layout,
             WHOLE=self._in_features % self._chunk == 0,
-            INTEGERS=self._rounds,
+            ROUNDED=self._rounds,
             HAS_BIAS=self._bias is not None,
             SPLIT=split,
             OUTPUTS=tile.outputs,
@@ -152,7 +183,7 @@ class _Integers:
     def _prepared(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x as it is multiplied, its scales and the sums of its chunks; x in place of what isn't
         needed."""
-        if not self._rounds and self._minimums is None:
+        if not self._rounds and not self._has_minimums:
             return x, x, x
         grid = len(x), triton.cdiv(self._chunks * self._chunk, _PREPARED)
         shape = len(x), self._chunks
@@ -162,12 +193,13 @@ class _Integers:
             sums = torch.empty(shape, dtype=torch.float32, device=x.device)
             sums_kernel[grid](x, sums, *sizes, **tile)
             return x, x, sums
-        padded = self._chunks * self._chunk
-        integers = torch.empty((len(x), padded), dtype=torch.int8, device=x.device)
+        padded = len(x), self._chunks * self._chunk
+        is_e4m3 = self._code == "e4m3"
+        rounded = torch.empty(padded, dtype=torch.uint8 if is_e4m3 else torch.int8, device=x.device)
         scales = torch.empty(shape, dtype=torch.float32, device=x.device)
-        sums = torch.empty(shape, dtype=torch.int32, device=x.device)
-        quantize_kernel[grid](x, integers, scales, sums, *sizes, **tile)
-        return integers, scales, sums
+        sums = scales if is_e4m3 else torch.empty(shape, dtype=torch.int32, device=x.device)
+        quantize_kernel[grid](x, rounded, scales, sums, *sizes, CODE=self._code, **tile)
+        return rounded.view(_E4M3) if is_e4m3 else rounded, scales, sums
 
     def rows(self, ids: Tensor) -> Tensor:
         out = torch.empty((len(ids), self._in_features), dtype=self._dtype, device=ids.device)
@@ -176,18 +208,18 @@ class _Integers:
         rows_kernel[len(ids), self._chunks](
             ids,
             self._values,
-            self._scales,
-            self._scales if self._zeros is None else self._zeros,
-            self._scales if self._minimums is None else self._minimums,
+            *self._parameters,
             out,
             self.out_features,
             self._in_features,
-            self._repeat,
+            *self._groups,
             **self._layout,
             num_warps=1,
             enable_fp_fusion=False,
         )
-        return out
+        if self._order is None:
+            return out
+        return torch.empty_like(out).index_copy_(1, self._order.long(), out)
 
 
 class _Floats:
@@ -220,10 +252,10 @@ class GroupedLinear(Linear):
         dtype: torch.dtype = getattr(torch, held.dtype)
         self._describe(held.out_features, held.in_features, dtype, out_dtype)
         self._device = device
-        self._runs: tuple[_Integers | _Floats, ...] = tuple(
+        self._runs: tuple[_Grouped | _Floats, ...] = tuple(
             _Floats(run, dtype, device)
             if isinstance(run, FloatRows)
-            else _Integers(run, held.in_features, dtype, device)
+            else _Grouped(run, held.in_features, dtype, device)
             for run in held.runs
         )
         self.num_bytes: int = sum(run.num_bytes for run in self._runs)
@@ -258,6 +290,6 @@ class GroupedLinear(Linear):
 
 
 def _uploaded(numbers: npt.NDArray[Any], on: torch.device) -> Tensor:
-    """Scales or minimums: int16 are the bits of bfloat16."""
+    """int16 are the bits of bfloat16."""
     found = torch.from_numpy(numbers).to(on)
     return found.view(torch.bfloat16) if found.dtype is torch.int16 else found

@@ -299,3 +299,39 @@ def test_variants_that_are_not_read_are_refused_by_name(
     with pytest.raises(UnsupportedModelError) as refusal:
         model_files(model).config()
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "rounds"),
+    [
+        ({"quant_method": "fp8"}, False),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, True),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, True),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}, True),
+        ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}, False),
+        (None, False),
+    ],
+)
+def test_a_config_says_whether_activations_become_floats_of_8_bits(
+    tmp_path: Path, said: dict[str, Any] | None, rounds: bool
+):
+    def store(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        scales = np.ones((1, 1), np.float32)
+        narrow, floats = float8(weight, np.broadcast_to(scales, weight.shape))
+        return {"weight": narrow, "weight_scale": torch.ones(())}, floats
+
+    if said is None or "quant_method" not in said:
+        weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+        config = config_of("float-quantized", weights)
+        config["config_groups"]["group_0"]["input_activations"] = said
+        said = config
+    model, _ = write_quantized(tmp_path, said, store)
+    files = model_files(model)
+    config = files.config()
+    with files.weights(config) as stored:
+        (linear, *_) = config.linears
+        codes = stored[linear.weights[0]].codes
+        assert codes is not None
+        assert codes.float_activations is rounds
+        assert stored[linear.weights[0]].format.name.endswith("-a8") is rounds

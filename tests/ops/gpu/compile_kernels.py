@@ -190,7 +190,9 @@ KERNELS += [
     Build(function, types, constants, warps, num_stages=3, label=label)
     for function, types, constants, warps, label in op_builds()
 ]
-KERNELS += [Build(*build[:5], label=f"grouped {build.label}".strip()) for build in grouped_builds()]
+KERNELS += [
+    Build(*build[:5], build.targets, f"grouped {build.label}".strip()) for build in grouped_builds()
+]
 
 
 def compiled(build: Build, target: int) -> Any:

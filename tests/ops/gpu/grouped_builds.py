@@ -1,4 +1,4 @@
-"""Compilations of the linear layers of integers, as `compile_kernels` compiles them."""
+"""Compilations of the linear layers of small numbers, as `compile_kernels` compiles them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = ["GroupedBuild", "grouped_builds"]
 
 POINTERS = {torch.float32: "*fp32:16", torch.float16: "*fp16:16", torch.bfloat16: "*bf16:16"}
 I8, U8, I32, I64, F32, F16 = "*i8:16", "*u8:16", "*i32:16", "*i64:16", "*fp32:16", "*fp16:16"
+E4M3 = "*fp8e4nv:16"
 
 
 class GroupedBuild(NamedTuple):
@@ -23,6 +24,7 @@ class GroupedBuild(NamedTuple):
     num_warps: int
     num_stages: int
     label: str
+    targets: tuple[int, ...] = (80, 90, 100)
 
 
 class Layer(NamedTuple):
@@ -31,15 +33,18 @@ class Layer(NamedTuple):
     chunk: int
     kind: str = "plain"
     """Or zeros, or minimums."""
-    integers: bool = False
+    rounded: bool = False
     scales: str = F16
+    """Those of int8 are multiples."""
+    code: str = "integers"
 
     @property
     def label(self) -> str:
-        return (
-            f"{str(self.dtype).removeprefix('torch.')} int{self.bits}/{self.chunk} {self.kind}"
-            f"{' int8 rows' if self.integers else ''}"
-        )
+        name = f"int{self.bits}" if self.code == "integers" else self.code
+        rows = "" if not self.rounded else " e4m3 rows" if self.code == "e4m3" else " int8 rows"
+        multiples = " of multiples" if self.scales == I8 else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} {name}/{self.chunk} {self.kind}{multiples}{rows}"
 
     @property
     def data(self) -> str:
@@ -47,19 +52,26 @@ class Layer(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, str]:
+        values = U8 if self.bits == 4 or self.code == "e4m3" else I8
         return {
-            "values": U8 if self.bits == 4 else I8,
+            "values": E4M3 if self.code == "e4m3" and self.rounded else values,
+            "table": F32,
             "scales": self.scales,
+            "scale_units": F32,
             "zeros": I8,
             "minimums": self.scales,
+            "minimum_units": F32,
         }
 
     @property
     def layout(self) -> dict[str, Any]:
+        has_offset = self.bits == 4 and self.kind != "minimums" and self.code == "integers"
         return {
+            "CODE": self.code,
             "BITS": self.bits,
-            "OFFSET": 8 if self.bits == 4 and self.kind != "minimums" else 0,
+            "OFFSET": 8 if has_offset else 0,
             "CHUNK": self.chunk,
+            "UNIT_CHUNKS": 256 // self.chunk if self.scales == I8 else 0,
             "HAS_ZEROS": self.kind == "zeros",
             "HAS_MINIMUMS": self.kind == "minimums",
         }
@@ -72,11 +84,20 @@ LAYERS = (
     (Layer(BF16, 4, 32, "minimums", scales=F32), (64,)),
     (Layer(BF16, 8, 128), (16, 64)),
     (Layer(BF16, 8, 16), (64,)),
-    (Layer(BF16, 8, 128, integers=True), (16, 64)),
-    (Layer(FP16, 4, 32, "minimums", integers=True, scales=F32), (64,)),
-    (Layer(BF16, 4, 128, "zeros", integers=True), (64,)),
+    (Layer(BF16, 8, 128, rounded=True), (16, 64)),
+    (Layer(FP16, 4, 32, "minimums", rounded=True, scales=F32), (64,)),
+    (Layer(BF16, 4, 128, "zeros", rounded=True), (64,)),
     (Layer(FP32, 4, 32, "minimums"), (16,)),
     (Layer(FP32, 8, 128), (64,)),
+    (Layer(BF16, 8, 128, scales=F32, code="e4m3"), (16, 32, 64)),
+    (Layer(FP16, 8, 32, scales=F32, code="e4m3"), (16,)),
+    (Layer(FP32, 8, 128, scales=F32, code="e4m3"), (64,)),
+    (Layer(BF16, 8, 128, scales=F32, code="e4m3", rounded=True), (16, 32, 64)),
+    (Layer(BF16, 8, 32, scales=F32, code="e4m3", rounded=True), (16,)),
+    (Layer(BF16, 4, 64, scales=F32, code="table"), (16, 64)),
+    (Layer(FP32, 4, 64, scales=F32, code="table"), (64,)),
+    (Layer(BF16, 4, 32, "minimums", scales=I8), (16, 64)),
+    (Layer(BF16, 8, 16, scales=I8), (64,)),
 )
 """With numbers of rows: those of tiles. Few rows are multiplied by parts."""
 
@@ -90,11 +111,19 @@ def grouped_builds() -> Iterator[GroupedBuild]:
     yield GroupedBuild(kernels.sums_kernel, {**prepared, "sums": F32}, sizes, 4, 3, "")
     yield GroupedBuild(
         kernels.quantize_kernel,
-        {**prepared, "integers": I8, "scales": F32, "sums": I32},
-        sizes,
+        {**prepared, "rounded": I8, "scales": F32, "sums": I32},
+        {**sizes, "CODE": "integers"},
         4,
         3,
         "",
+    )
+    yield GroupedBuild(
+        kernels.quantize_kernel,
+        {**prepared, "rounded": U8, "scales": F32, "sums": F32},
+        {"CHUNK": 128, "CHUNKS": 8, "CODE": "e4m3"},
+        4,
+        3,
+        "e4m3",
     )
     yield GroupedBuild(
         kernels.merge_kernel,
@@ -112,36 +141,43 @@ def grouped_builds() -> Iterator[GroupedBuild]:
         3,
         "",
     )
-    yield GroupedBuild(
-        kernels.rows_kernel,
-        {
-            "ids": I64,
-            **four.parameters,
-            "out": four.data,
-            "out_features": "i32",
-            "in_features": "i32",
-            "repeat": "i32",
-        },
-        four.layout,
-        1,
-        3,
-        four.label,
-    )
+    floats = (Layer(BF16, 8, 128, scales=F32, code="e4m3"), Layer(BF16, 4, 64, code="table"))
+    for layer in (four, Layer(BF16, 4, 32, "minimums", scales=I8), *floats):
+        yield GroupedBuild(
+            kernels.rows_kernel,
+            {
+                "ids": I64,
+                **layer.parameters,
+                "out": layer.data,
+                **dict.fromkeys(
+                    ("out_features", "in_features", "repeat", "alike", "scale_columns"), "i32"
+                ),
+            },
+            layer.layout,
+            1,
+            3,
+            layer.label,
+        )
 
 
 def _linear(layer: Layer, rows: int) -> GroupedBuild:
     tile, split = tile_of(rows, layer.dtype), rows == 16
+    rounded, targets = (E4M3, (90, 100)) if layer.code == "e4m3" else (I8, (80, 90, 100))
     return GroupedBuild(
         kernels.linear_kernel,
         {
-            "x": I8 if layer.integers else layer.data,
+            "x": rounded if layer.rounded else layer.data,
             "x_scales": F32,
-            "x_sums": I32 if layer.integers else F32,
+            "x_sums": I32 if layer.rounded and layer.code == "integers" else F32,
             **layer.parameters,
             "bias": layer.data,
             "out": F32 if split else layer.data,
             **dict.fromkeys(
-                ("rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"), "i32"
+                (
+                    *("rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"),
+                    *("alike", "scale_columns"),
+                ),
+                "i32",
             ),
             "x_stride": "i32:16",
             "out_stride": "i32:16",
@@ -149,7 +185,7 @@ def _linear(layer: Layer, rows: int) -> GroupedBuild:
         {
             **layer.layout,
             "WHOLE": layer.bits == 4,
-            "INTEGERS": layer.integers,
+            "ROUNDED": layer.rounded,
             "HAS_BIAS": not split,
             "SPLIT": split,
             "OUTPUTS": tile.outputs,
@@ -158,4 +194,5 @@ def _linear(layer: Layer, rows: int) -> GroupedBuild:
         tile.warps,
         tile.stages,
         f"{layer.label} {rows}",
+        targets if layer.rounded else (80, 90, 100),
     )

@@ -1,4 +1,4 @@
-"""Layers of integers as GPUs hold them, and what they must compute."""
+"""Layers of small numbers as GPUs hold them, and what they must compute."""
 
 from __future__ import annotations
 
@@ -10,12 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aioserve.models.coded import CodedFloats
 from aioserve.models.computed import CUDA, ComputedFormats, HeldLinear
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.grouped import GroupedIntegers, Scales
 from aioserve.models.held_decoding import HeldDecoding
-from aioserve.models.stored import Floats, Format, IntegerForm, Rows, StoredLinear, StoredTensor
+from aioserve.models.quantization.packing import E4M3
+from aioserve.models.stored import (
+    CodeForm,
+    Floats,
+    Format,
+    IntegerForm,
+    Rows,
+    StoredLinear,
+    StoredTensor,
+)
 
-__all__ = ["InMemory", "exact", "held", "random_integers", "stored"]
+__all__ = [
+    "NF4",
+    "InMemory",
+    "Weight",
+    "exact",
+    "held",
+    "random_codes",
+    "random_integers",
+    "stored",
+]
+
+Weight = GroupedIntegers | CodedFloats | Floats
 
 
 PARTS = {"weight": StoredTensor(Path("memory"), "weight", -1, 0, 0, "U8", (1, 1))}
@@ -25,23 +46,42 @@ PARTS = {"weight": StoredTensor(Path("memory"), "weight", -1, 0, 0, "U8", (1, 1)
 class InMemory(Format):
     """A weight that is there."""
 
-    weight: GroupedIntegers | Floats
-    form: IntegerForm | None
+    weight: Weight
+    form: IntegerForm | CodeForm | None
 
     @property
     def name(self) -> str:
         return "memory"
 
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
-        return self.form
+        return self.form if isinstance(self.form, IntegerForm) else None
+
+    def codes(self, stored: StoredLinear) -> CodeForm | None:
+        return self.form if isinstance(self.form, CodeForm) else None
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
-        if isinstance(self.weight, GroupedIntegers):
-            return self.weight.rows(first, end)
-        return self.weight[first:end]
+        weight = self.weight
+        if isinstance(weight, GroupedIntegers):
+            return weight.rows(first, end)
+        if isinstance(weight, CodedFloats):
+            own = weight.codes[first:end], weight.table, weight.scales[first:end]
+            return CodedFloats(*own, weight.group_size)
+        return weight[first:end]
 
 
-def stored(weight: GroupedIntegers | Floats, *, integer_activations: bool = False) -> StoredLinear:
+def stored(
+    weight: Weight,
+    *,
+    rounded_activations: bool = False,
+    scales: Scales = "float32",
+    alike: int = 1,
+) -> StoredLinear:
+    if isinstance(weight, CodedFloats):
+        table = tuple(weight.table.tolist()) if len(weight.table) == 16 else None
+        form = CodeForm(
+            weight.group_size, table, alike=alike, float_activations=rounded_activations
+        )
+        return StoredLinear(InMemory(weight, form), PARTS, *weight.codes.shape)
     if not isinstance(weight, GroupedIntegers):
         return StoredLinear(InMemory(weight, None), PARTS, *weight.shape)
     has_minimums = weight.zeros is not None or weight.minimums is not None
@@ -49,25 +89,31 @@ def stored(weight: GroupedIntegers | Floats, *, integer_activations: bool = Fals
         weight.bits,
         weight.group_size,
         has_minimums,
+        scales,
         table=weight.table,
         permuted=weight.order is not None,
-        integer_activations=integer_activations,
+        integer_activations=rounded_activations,
     )
     sizes = weight.out_features, weight.in_features, weight.group_size
     return StoredLinear(InMemory(weight, form), PARTS, *sizes)
 
 
 def held(
-    weights: Sequence[GroupedIntegers | Floats],
+    weights: Sequence[Weight],
     dtype: torch.dtype,
     bias: Floats | None = None,
     *,
-    integer_activations: bool = False,
+    rounded_activations: bool = False,
     formats: ComputedFormats = CUDA,
+    scales: Scales = "float32",
+    alike: int = 1,
 ) -> HeldLinear:
     """One layer of all of them."""
     decoding = HeldDecoding(str(dtype).removeprefix("torch."), formats)
-    parts = [stored(weight, integer_activations=integer_activations) for weight in weights]
+    parts = [
+        stored(weight, rounded_activations=rounded_activations, scales=scales, alike=alike)
+        for weight in weights
+    ]
     return decoding.held(parts, [] if bias is None else [stored(bias[:, None])])
 
 
@@ -107,6 +153,37 @@ def random_integers(
     zeros = random.integers(low, high + 1, shape).astype(np.int8) if "zeros" in kind else None
     minimums = parameters() if kind == "minimums" else None
     return GroupedIntegers(values, parameters(), zeros, minimums, group_size, bits)
+
+
+NF4 = np.array(
+    [
+        *(-1.0, -0.6961928, -0.5250731, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ],
+    np.float32,
+)
+"""The table of Dettmers et al., "QLoRA", 2023."""
+
+
+def random_codes(
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    table: Floats = E4M3,
+    *,
+    alike: int = 1,
+    seed: int = 0,
+) -> CodedFloats:
+    """Every code but NaN, scales of any sign and size that so many outputs share."""
+    random = np.random.default_rng(seed + 1000 * out_features + in_features)
+    known = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
+    codes = random.choice(known, (out_features, in_features))
+    codes.flat[: len(known)] = known[: codes.size]
+    shape = -(-out_features // alike), -(-in_features // group_size)
+    scales = np.exp(random.normal(-4, 1, shape)).astype(np.float32)
+    scales[::3] *= -1
+    each = np.repeat(scales, alike, axis=0)[:out_features]
+    return CodedFloats(codes, table, each, group_size)
 
 
 def exact(x: Tensor, weight: Floats, bias: Floats | None = None) -> tuple[Tensor, Tensor]:

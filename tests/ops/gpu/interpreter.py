@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from aioserve.models.quantization.packing import E4M3
 from tests.ops.grouped_integers import fused
 
 __all__ = ["correct_products", "round_bfloat16_to_nearest", "round_fused_products_once"]
@@ -36,8 +37,8 @@ def round_bfloat16_to_nearest() -> None:
 
 
 def correct_products() -> None:
-    """Multiply what bfloat16 operands stand for, and each row alike wherever it stands. Nothing is
-    done where there is a GPU.
+    """Multiply what operands of bfloat16 and E4M3 stand for, and each row alike wherever it stands.
+    Nothing is done where there is a GPU.
 
     The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those. And it
     leaves products to numpy's BLAS, which on some processors adds up a row in another order where
@@ -53,10 +54,12 @@ def correct_products() -> None:
     def widened(operand: Any) -> Any:
         if operand.dtype.scalar == tl.bfloat16:
             return (operand.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if operand.dtype.scalar == tl.float8e4nv:
+            return E4M3[operand.data.view(np.uint8)].astype(np.float64)
         return operand.data.astype(np.float64)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *others: Any) -> Any:
-        if not (_is_wide_float(a) and _is_wide_float(b)):
+        if not (a.dtype.scalar.is_floating() and b.dtype.scalar.is_floating()):
             return interpreted(self, a, b, d, *others)
         product = np.matmul(widened(a), widened(b)).astype(d.data.dtype) + d.data
         return interpreter.TensorHandle(product, d.dtype.scalar)
@@ -86,8 +89,3 @@ def round_fused_products_once() -> Iterator[None]:
         yield
     finally:
         interpreter.InterpreterBuilder.create_fma = interpreted
-
-
-def _is_wide_float(operand: Any) -> bool:
-    dtype = operand.dtype.scalar
-    return dtype.is_floating() and dtype.primitive_bitwidth > 8

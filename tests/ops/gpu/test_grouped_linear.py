@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -53,7 +52,7 @@ def layer(
     integer_activations: bool = False,
 ) -> GroupedLinear:
     made = backend.linear(
-        held([weight], dtype, bias, integer_activations=integer_activations), out_dtype=out_dtype
+        held([weight], dtype, bias, rounded_activations=integer_activations), out_dtype=out_dtype
     )
     assert isinstance(made, GroupedLinear)
     return made
@@ -319,24 +318,13 @@ def test_numbers_of_a_table_are_held_in_eight_bits(backend: CudaBackend) -> None
     check(layer(backend, weight, torch.float32)(backend.place(x)), x, weight)
 
 
-def test_columns_in_another_order_are_floats(backend: CudaBackend) -> None:
-    plain = random_integers(40, 96, 32, 4)
-    order = np.random.default_rng(0).permutation(96).astype(np.int32)
-    weight = replace(plain, order=order)
-    joined = held([plain, weight], torch.float32)
-    assert [type(run).__name__ for run in joined.runs] == ["GroupedRows", "FloatRows"]
-    x = random_rows(3, 96, torch.float32)
-    found = backend.linear(joined)(backend.place(x))
-    check(found[:, 40:], x, weight)
-
-
 def test_rows_stay_floats_where_no_activation_may_be_rounded() -> None:
     never = msgspec.structs.replace(CUDA, integer_activations=False)
     weight = random_integers(4, 64, 32, 8)
     for formats, rounds in ((CUDA, True), (never, False)):
-        run = held([weight], torch.bfloat16, integer_activations=True, formats=formats).runs[0]
+        run = held([weight], torch.bfloat16, rounded_activations=True, formats=formats).runs[0]
         assert isinstance(run, GroupedRows)
-        assert run.integer_activations is rounds
+        assert run.rounded_activations is rounds
 
 
 def test_bytes_of_four_bits_are_a_quarter_of_bfloat16(backend: CudaBackend) -> None:

@@ -54,8 +54,13 @@ def held_of(linear: object) -> HeldLinear:
     return linear
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, method) for name in ("qwen2", "gemma2", "gpt2") for method in ("int8", "int4")),
+        ("gpt2", "fp8"),
+    ],
+)
 def test_logits_are_those_of_the_dequantised_model(
     backend: CudaBackend, name: str, method: str, tmp_path: Path
 ) -> None:
@@ -98,23 +103,20 @@ def test_all_layers_of_a_quantised_model_are_held_as_integers(tmp_path: Path) ->
         (run,) = held.runs
         assert isinstance(run, GroupedRows)
         assert run.bits == (8 if described == weights.layout.head else 4)
-        assert not run.integer_activations
+        assert not run.rounded_activations
         assert not any(tensor in weights.arrays for tensor in described.weights[1:])
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("w8a8", True), ("int8", False), ("fp8", None)])
-def test_a_checkpoint_says_whether_activations_become_integers(
-    backend: CudaBackend, method: str, rounds: bool | None, tmp_path: Path
+@pytest.mark.parametrize(("method", "rounds"), [("w8a8", True), ("int8", False), ("fp8", True)])
+def test_a_checkpoint_says_whether_activations_are_rounded(
+    backend: CudaBackend, method: str, rounds: bool, tmp_path: Path
 ) -> None:
-    """None: weights of FP8 are floats on the device."""
     copy = tmp_path / "copy"
     model = write("llama3", tmp_path / "model")
     write_quantized_copy(model, copy, method_named(method, None))
     weights = read(copy)
     runs = [run for held in map(held_of, weights.linears.values()) for run in held.runs]
-    assert {run.integer_activations for run in runs if isinstance(run, GroupedRows)} == (
-        set() if rounds is None else {rounds}
-    )
+    assert {run.rounded_activations for run in runs if isinstance(run, GroupedRows)} == {rounds}
     found, expected = (logits_of(copy, each) for each in (backend, REFERENCE))
     if rounds:
         error = (found - expected).square().mean().sqrt() / expected.std()
@@ -133,7 +135,7 @@ def test_layers_of_a_mixture_of_formats_are_joined(backend: CudaBackend, tmp_pat
         for held in read(model).linears.values()
         if isinstance(held, HeldLinear)
     }
-    assert runs == {(4, 8)}, "queries and keys, then values; all else is floats"
+    assert runs == {(4, 8), (8,)}, "queries and keys, then values; FP8; all else is floats"
 
 
 def test_bfloat16_stays_near_the_dequantised_model(backend: CudaBackend, tmp_path: Path) -> None:
