@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "linear/decoded/tile.h"
 #include "linear/grouped/tile.h"
 #include "ops/types.h"
 
@@ -17,7 +18,8 @@
 
 namespace aioserve {
 
-// Defined in `ops/kernels_*.cpp`, `linear/tile_*.cpp` and `linear/grouped/tile_*.cpp`.
+// Defined in `ops/kernels_*.cpp`, `linear/tile_*.cpp`, and `tile_*.cpp` of `linear/grouped` and
+// `linear/decoded`.
 namespace ops {
 extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16, kAvx512Bf16Emulated, kAmxBf16,
     kAmxBf16Emulated;
@@ -31,8 +33,17 @@ namespace linear::grouped {
 extern const IntegerTiles kPortable, kAvx2, kAvx2Vnni, kAvx512, kAvx512Vnni, kAmxInt8,
     kAmxInt8Emulated;
 }
+namespace linear::decoded {
+extern const Decoding kPortableFloat32, kPortableBfloat16, kAvx2Float32, kAvx2Bfloat16,
+    kAvx512Float32, kAvx512Bfloat16, kAvx512Unpacked, kAvx512Bf16Bfloat16, kAvx512Bf16Unpacked;
+}
 
 namespace {
+
+struct Decodings {
+    const linear::decoded::Decoding* float32;
+    const linear::decoded::Decoding* bfloat16;
+};
 
 struct Isa {
     const char* name;
@@ -42,6 +53,7 @@ struct Isa {
     const linear::TileSet* float32_tiles;
     const linear::TileSet* bfloat16_tiles;
     const linear::grouped::IntegerTiles* integer_tiles;
+    Decodings decodings;
 };
 
 #if defined(__x86_64__)
@@ -75,11 +87,14 @@ std::vector<Isa> isas_of_this_machine() {
     using namespace ops;
     using namespace linear;
     namespace ints = linear::grouped;
+    namespace codes = linear::decoded;
+    const Decodings portable_codes{&codes::kPortableFloat32, &codes::kPortableBfloat16};
     std::vector<Isa> all{{"portable", true, false, &kPortable, &kPortableFloat32,
-                          &kPortableBfloat16, &ints::kPortable}};
+                          &kPortableBfloat16, &ints::kPortable, portable_codes}};
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
     const bool avx2_vnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -89,26 +104,32 @@ std::vector<Isa> isas_of_this_machine() {
     const bool amx_bf16 = avx512_bf16 && may_use_amx(kCpuAmxBf16);
     const bool amx_int8 = amx_bf16 && avx512_vnni && may_use_amx(kCpuAmxInt8);
     const auto* best_ints = avx512_vnni ? &ints::kAvx512Vnni : &ints::kAvx512;
-    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2});
+    const Decodings avx2_codes{&codes::kAvx2Float32, &codes::kAvx2Bfloat16};
+    const Decodings avx512_codes{&codes::kAvx512Float32, &codes::kAvx512Bfloat16};
+    const Decodings bf16_codes{&codes::kAvx512Float32, &codes::kAvx512Bf16Bfloat16};
+    const Decodings amx_codes{&codes::kAvx512Float32, &codes::kAvx512Bf16Unpacked};
+    const Decodings emulated_codes{&codes::kAvx512Float32, &codes::kAvx512Unpacked};
+    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2,
+                   avx2_codes});
     all.push_back({"avx2_vnni", avx2_vnni, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16,
-                   &ints::kAvx2Vnni});
+                   &ints::kAvx2Vnni, avx2_codes});
     all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
-                   &ints::kAvx512});
+                   &ints::kAvx512, avx512_codes});
     all.push_back({"avx512_vnni", avx512_vnni, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
-                   &ints::kAvx512Vnni});
+                   &ints::kAvx512Vnni, avx512_codes});
     all.push_back({"avx512_bf16", avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
-                   &kAvx512Bf16Bfloat16, best_ints});
+                   &kAvx512Bf16Bfloat16, best_ints, bf16_codes});
     all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
-                   best_ints});
+                   best_ints, amx_codes});
     all.push_back({"amx_int8", amx_int8, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
-                   &ints::kAmxInt8});
+                   &ints::kAmxInt8, amx_codes});
     all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
-                   &kAvx512Bf16EmulatedBfloat16, best_ints});
+                   &kAvx512Bf16EmulatedBfloat16, best_ints, emulated_codes});
 #endif
     all.push_back({"amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
-                   &kAmxBf16EmulatedBfloat16, &ints::kPortable});
+                   &kAmxBf16EmulatedBfloat16, &ints::kPortable, portable_codes});
     all.push_back({"amx_int8_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
-                   &kAmxBf16EmulatedBfloat16, &ints::kAmxInt8Emulated});
+                   &kAmxBf16EmulatedBfloat16, &ints::kAmxInt8Emulated, portable_codes});
     return all;
 }
 
@@ -157,6 +178,11 @@ const linear::TileSet& tiles_in_use(bool bfloat16) {
 
 const linear::TileSet& integer_tiles_in_use(int storage) {
     return used().integer_tiles->of[storage];
+}
+
+const linear::decoded::Decoding& decoding_in_use(bool bfloat16) {
+    const Decodings& decodings = used().decodings;
+    return bfloat16 ? *decodings.bfloat16 : *decodings.float32;
 }
 
 std::vector<std::string> supported_isas() {

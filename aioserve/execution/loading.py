@@ -112,11 +112,10 @@ class _Loader:
     def _formats(self) -> ComputedFormats:
         """What the backend computes, which isn't imported yet."""
         in_floats = self.config.activation_quantization == "none"
-        if self.device != "cpu":
-            return msgspec.structs.replace(CUDA, integer_activations=not in_floats)
-        if used_backend(self.config.backend) != "native":
+        if self.device == "cpu" and used_backend(self.config.backend) != "native":
             return PLAIN_FLOATS
-        return msgspec.structs.replace(NATIVE, integer_bits=()) if in_floats else NATIVE
+        formats = NATIVE if self.device == "cpu" else CUDA
+        return msgspec.structs.replace(formats, integer_activations=not in_floats)
 
     def _import(self) -> Any:
         """What makes the model of what was read."""

@@ -47,7 +47,9 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-NATIVE = ComputedFormats(dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 5, 6, 8))
+NATIVE = ComputedFormats(
+    dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 5, 6, 8), coded_floats=True
+)
 PLAIN_FLOATS = ComputedFormats(dtypes=_DTYPES, packed=False)
 CUDA = ComputedFormats(dtypes=_DTYPES, packed=False, integer_bits=(4, 8), coded_floats=True)
 

@@ -11,16 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve import _native
 from aioserve.errors import WeightsError
+from aioserve.models.coded import CodedFloats
 from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
-from aioserve.models.grouped import GroupedIntegers
-from aioserve.models.stored import Floats, IntegerForm, StoredLinear
+from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
+from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
 
-__all__ = ["ARRAY_DTYPES", "Array", "Decoding", "integer_rows", "rounded"]
+__all__ = ["ARRAY_DTYPES", "Array", "Decoding", "coded_rows", "integer_rows", "rounded"]
 
 Array = npt.NDArray[Any]
 
@@ -34,8 +36,8 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 
 class Decoding:
     """Decodes on as many threads as `_native` has. Floats become those of `dtype`, which is what
-    kernels compute in, too. Kernels have the integers of `formats` as they are, all others as
-    floats.
+    kernels compute in, too. Kernels have the integers and codes of `formats` as they are, all
+    others as floats.
 
     `stop` lets what runs in other threads end with WeightsError, soon.
     """
@@ -66,19 +68,29 @@ class Decoding:
         """Weights that have one are one kernel: those whose columns have another order than the
         inputs have one each."""
         form = self._form(part)
+        if isinstance(form, CodeForm):
+            # Weights with one scale each are one kernel, whatever their numbers of outputs are.
+            return msgspec.structs.replace(form, alike=1), ""
         return form, part.name if form is not None and form.permuted else ""
 
-    def _form(self, part: StoredLinear) -> IntegerForm | None:
-        """Form of the integers that a kernel has; None: floats."""
-        form = part.integers
-        held = form is not None and self._formats.held_bits(form.bits) is not None
-        return form if held else None
+    def _form(self, part: StoredLinear) -> IntegerForm | CodeForm | None:
+        """Form of the integers or codes that a kernel has; None: floats."""
+        integers, codes, formats = part.integers, part.codes, self._formats
+        if codes is not None and formats.coded_floats:
+            size, largest = codes.group_size, max(GROUP_SIZES)
+            is_whole = size in GROUP_SIZES or size % largest == 0 or size >= part.in_features
+            return codes if is_whole else None
+        if integers is None or formats.held_bits(integers.bits) is None:
+            return None
+        if integers.permuted and formats.packed and not formats.integer_activations:
+            return None  # sums of floats are in the order of the inputs
+        return integers
 
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
     ) -> _native.LinearKernel:
         """The weights, stacked along their rows, with their biases, as `_native` multiplies them:
-        those that are integers as they are, each run of one form by itself."""
+        those that are integers or codes as they are, each run of one form by itself."""
         bias = self.array(biases) if biases else None
         kernels: list[_native.LinearKernel] = []
         top = 0
@@ -88,6 +100,8 @@ class Decoding:
             form = self._form(run[0])
             if form is None:
                 kernels.append(self._packed(run, own_bias))
+            elif isinstance(form, CodeForm):
+                kernels.append(self._coded(form, run, own_bias))
             else:
                 kernels.append(self._grouped(form, run, own_bias))
             top = end
@@ -109,7 +123,9 @@ class Decoding:
     def _grouped(
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
     ) -> _native.LinearKernel:
-        weight = _native.GroupedWeight(
+        in_floats = not self._formats.integer_activations
+        kernel = _native.DecodedWeight if in_floats else _native.GroupedWeight
+        weight = kernel(
             _rows(parts),
             parts[0].in_features,
             form.group_size,
@@ -122,20 +138,37 @@ class Decoding:
         )
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
-            values, scales, minimums = _with_minimums(integer_rows(part, first, end))
-            minimums_at = 0 if minimums is None else minimums.ctypes.data
-            try:
-                weight.set_rows(
-                    top + first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at
-                )
-            except ValueError as error:
-                raise WeightsError(f"{part.name}: {error}") from error
+            rows = _with_minimums(integer_rows(part, first, end))
+            _set_rows(weight, part, top + first, *rows)
 
         self._each_block(parts, fill)
         if bias is not None:
             weight.set_bias(bias.ctypes.data)
         order = integer_rows(parts[0], 0, 1).order if form.permuted else None
         return weight if order is None else _native.PermutedKernel(weight, order.tobytes())
+
+    def _coded(
+        self, form: CodeForm, parts: Sequence[StoredLinear], bias: Array | None
+    ) -> _native.LinearKernel:
+        inputs = parts[0].in_features
+        weight = _native.DecodedWeight(
+            _rows(parts),
+            inputs,
+            min(form.group_size, inputs),
+            form.scales,
+            b"" if form.table is None else np.array(form.table, np.float32).tobytes(),
+            self._dtype == "bfloat16",
+        )
+
+        def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
+            rows = coded_rows(part, first, end)
+            codes, scales = np.ascontiguousarray(rows.codes), np.ascontiguousarray(rows.scales)
+            _set_rows(weight, part, top + first, codes, scales, None)
+
+        self._each_block(parts, fill)
+        if bias is not None:
+            weight.set_bias(bias.ctypes.data)
+        return weight
 
     def _each_block(
         self,
@@ -164,6 +197,29 @@ def integer_rows(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
     if not isinstance(rows, GroupedIntegers):
         raise WeightsError(f"{part.name}: {part.format.name} must give integers")
     return rows
+
+
+def coded_rows(part: StoredLinear, first: int, end: int) -> CodedFloats:
+    """Rows of a weight whose format has a `CodeForm`. Raises `WeightsError`."""
+    rows = part.rows(first, end)
+    if not isinstance(rows, CodedFloats):
+        raise WeightsError(f"{part.name}: {part.format.name} must give codes")
+    return rows
+
+
+def _set_rows(
+    weight: _native.GroupedWeight,
+    part: StoredLinear,
+    first: int,
+    values: Array,
+    scales: Floats,
+    minimums: Floats | None,
+) -> None:
+    minimums_at = 0 if minimums is None else minimums.ctypes.data
+    try:
+        weight.set_rows(first, len(values), values.ctypes.data, scales.ctypes.data, minimums_at)
+    except ValueError as error:
+        raise WeightsError(f"{part.name}: {error}") from error
 
 
 def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:

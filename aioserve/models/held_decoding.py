@@ -10,14 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
-from aioserve.models.coded import CodedFloats
 from aioserve.models.computed import FloatRows, GroupedRows, HeldLinear
-from aioserve.models.decoding import Array, Decoding, integer_rows
+from aioserve.models.decoding import Array, Decoding, coded_rows, integer_rows
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
 
@@ -82,22 +80,7 @@ class HeldDecoding(Decoding):
 
     def is_held(self, parts: Sequence[StoredLinear]) -> bool:
         """Whether a layer of these weights is a `HeldLinear`."""
-        return not self._formats.packed and any(map(self._held_form, parts))
-
-    def _held_form(self, part: StoredLinear) -> IntegerForm | CodeForm | None:
-        codes = part.codes
-        if codes is None or not self._formats.coded_floats:
-            return self._form(part)
-        size, largest = codes.group_size, max(GROUP_SIZES)
-        is_whole = size in GROUP_SIZES or size % largest == 0 or size >= part.in_features
-        return codes if is_whole else None
-
-    def _form_and_order(self, part: StoredLinear) -> tuple[object, str]:
-        form = self._held_form(part)
-        if isinstance(form, CodeForm):
-            # Weights with one scale each are one kernel, whatever their numbers of outputs are.
-            return msgspec.structs.replace(form, alike=1), ""
-        return super()._form_and_order(part)
+        return not self._formats.packed and any(map(self._form, parts))
 
     def held(self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]) -> HeldLinear:
         """The weights, stacked along their rows, with their biases: those that are integers or
@@ -108,7 +91,7 @@ class HeldDecoding(Decoding):
         for run in self.runs(parts):
             end = top + sum(part.out_features for part in run)
             own_bias = None if bias is None else bias[top:end]
-            form = self._held_form(run[0])
+            form = self._form(run[0])
             if form is None:
                 runs.append(FloatRows(self.array(run), own_bias))
             elif isinstance(form, CodeForm):
@@ -191,9 +174,7 @@ class HeldDecoding(Decoding):
         scales = np.empty((chunks.groups, -(-outputs // alike)), np.float32)
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
-            rows = part.rows(first, end)
-            if not isinstance(rows, CodedFloats):
-                raise WeightsError(f"{part.name}: {part.format.name} must give codes")
+            rows = coded_rows(part, first, end)
             in_chunks = chunks.of_rows(rows.codes)
             values[:, top + first : top + end] = _in_halves(in_chunks) if bits == 4 else in_chunks
             blocks = np.arange((top + first) // alike, -(-(top + end) // alike))

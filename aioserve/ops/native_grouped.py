@@ -1,4 +1,5 @@
-"""Weights of integers with scales in groups, filled row by row and multiplied as integers on CPUs.
+"""Weights of integers, and of codes of floats, with scales in groups: filled row by row, and
+multiplied as integers, or as the floats that they stand for, on CPUs.
 
 Knows arrays and their limits; which file format they come from is the business of
 `aioserve.models`.
@@ -17,7 +18,7 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.native_types import NativeLinear, is_bfloat16
 
-__all__ = ["GroupedWeight", "joined_linear", "permuted_linear"]
+__all__ = ["CodedWeight", "GroupedWeight", "joined_linear", "permuted_linear"]
 
 
 class GroupedWeight:
@@ -40,6 +41,10 @@ class GroupedWeight:
     has the equations. All instruction sets and numbers of rows give the same bits. A row of x that
     has a NaN or an infinity gives NaN.
 
+    in_floats: rows of x stay floats, and results are those of a `NativeLinear` of the floats that
+    the weight stands for, rounded to `dtype`, to the bit: `w` as above in float32, the product
+    rounded and then the sum, or (values - z) * scales, whose difference is exact.
+
     Raises:
         TypeError: another dtype.
         ValueError: sizes that don't fit, naming the argument and its limits.
@@ -56,10 +61,12 @@ class GroupedWeight:
         has_minimums: bool = False,
         scales: Literal["float32", "float16", "bfloat16", "multiples"] = "float32",
         has_zero_points: bool = False,
+        in_floats: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self.dtype = dtype
-        self.native: _native.GroupedWeight = _native.GroupedWeight(
+        kernel = _native.DecodedWeight if in_floats else _native.GroupedWeight
+        self.native: _native.GroupedWeight = kernel(
             out_features,
             in_features,
             group_size,
@@ -115,6 +122,36 @@ class GroupedWeight:
     def linear(self, out_dtype: torch.dtype | None = None) -> NativeLinear:
         """The layer; rows may still be set while nothing is multiplied."""
         return NativeLinear.of_packed(self.native, out_dtype)
+
+
+class CodedWeight(GroupedWeight):
+    """`w[o, i] = numbers[values[o, i]] * scales[o, i // group_size]`, in float32 and rounded to
+    `dtype`: results are those of a `NativeLinear` of these floats, to the bit.
+
+    numbers: float32 [16], finite; None: those of E4M3 (float8_e4m3fn), whose codes have 8 bits and
+    may not be NaN's. Values are the bytes of codes, as int8. Other arguments are those of
+    `GroupedWeight`.
+    """
+
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        *,
+        group_size: int,
+        numbers: npt.NDArray[np.float32] | None = None,
+        scales: Literal["float32", "float16", "bfloat16", "multiples"] = "float32",
+        dtype: torch.dtype,
+    ) -> None:
+        self.dtype = dtype
+        self.native = _native.DecodedWeight(
+            out_features,
+            in_features,
+            group_size,
+            scales,
+            b"" if numbers is None else np.ascontiguousarray(numbers, np.float32).tobytes(),
+            is_bfloat16("dtype", dtype),
+        )
 
 
 def joined_linear(

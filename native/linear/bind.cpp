@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "linear/decoded/weight.h"
 #include "linear/grouped/weight.h"
 #include "linear/joined.h"
 #include "linear/packed_weight.h"
@@ -15,6 +16,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aioserve::linear::DecodedWeight;
 using aioserve::linear::GroupedWeight;
 using aioserve::linear::JoinedKernel;
 using aioserve::linear::LinearKernel;
@@ -56,29 +58,53 @@ void gather(const LinearKernel& self, Address ids, int64_t count, Address out) {
 
 namespace grouped = aioserve::linear::grouped;
 
-void make_grouped(GroupedWeight* self, int64_t out_features, int64_t in_features,
-                  int64_t group_size, int bits, bool has_minimums, const std::string& scales,
-                  bool has_zero_points, const nb::bytes& table, bool bfloat16) {
-    const auto kind = scales == "float32"     ? grouped::kFloat32
-                      : scales == "float16"   ? grouped::kFloat16
-                      : scales == "bfloat16"  ? grouped::kBfloat16
-                      : scales == "multiples" ? grouped::kMultiples
-                                              : throw nb::value_error(
-                          "scales must be float32, float16, bfloat16 or multiples");
+grouped::Scales scales_of(const std::string& name) {
+    if (name == "float32") return grouped::kFloat32;
+    if (name == "float16") return grouped::kFloat16;
+    if (name == "bfloat16") return grouped::kBfloat16;
+    if (name == "multiples") return grouped::kMultiples;
+    throw nb::value_error("scales must be float32, float16, bfloat16 or multiples");
+}
+
+template <class Weight>
+void make_grouped(Weight* self, int64_t out_features, int64_t in_features, int64_t group_size,
+                  int bits, bool has_minimums, const std::string& scales, bool has_zero_points,
+                  const nb::bytes& table, bool bfloat16) {
     if (table.size() != 0 && table.size() != 16)
         throw nb::value_error("table must have 16 bytes, or none");
-    new (self) GroupedWeight(out_features, in_features,
+    new (self) Weight(out_features, in_features,
+                      {.group_size = group_size,
+                       .bits = bits,
+                       .has_minimums = has_minimums,
+                       .scales = scales_of(scales),
+                       .has_zero_points = has_zero_points,
+                       .table = table.size() ? static_cast<const int8_t*>(table.data()) : nullptr},
+                      bfloat16);
+}
+
+// Without numbers codes are E4M3.
+void make_decoded(DecodedWeight* self, int64_t out_features, int64_t in_features,
+                  int64_t group_size, const std::string& scales, const nb::bytes& numbers,
+                  bool bfloat16) {
+    float of[16];
+    const bool is_e4m3 = numbers.size() == 0;
+    if (!is_e4m3 && numbers.size() != sizeof(of))
+        throw nb::value_error("numbers must be 16 float32, or none");
+    std::memcpy(of, numbers.data(), numbers.size());
+    new (self) DecodedWeight(out_features, in_features,
                              {.group_size = group_size,
-                              .bits = bits,
-                              .has_minimums = has_minimums,
-                              .scales = kind,
-                              .has_zero_points = has_zero_points,
-                              .table = table.size() ? static_cast<const int8_t*>(table.data())
-                                                    : nullptr},
+                              .bits = is_e4m3 ? 8 : 4,
+                              .has_minimums = false,
+                              .scales = scales_of(scales),
+                              .has_zero_points = false,
+                              .table = nullptr,
+                              .numbers = is_e4m3 ? nullptr : of,
+                              .is_e4m3 = is_e4m3},
                              bfloat16);
 }
 
-void set_rows(GroupedWeight& self, int64_t first, int64_t count, Address values, Address scales,
+template <class Weight>
+void set_rows(Weight& self, int64_t first, int64_t count, Address values, Address scales,
               Address minimums) {
     self.set_rows(first, count, reinterpret_cast<const int8_t*>(values),
                   reinterpret_cast<const float*>(scales), reinterpret_cast<const float*>(minimums));
@@ -124,16 +150,25 @@ void bind_linear(nb::module_& m) {
              "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil());
     nb::class_<GroupedWeight, LinearKernel>(m, "GroupedWeight",
                                             "A weight of integers with scales in groups.")
-        .def("__init__", &make_grouped, "out_features"_a, "in_features"_a, "group_size"_a,
+        .def("__init__", &make_grouped<GroupedWeight>, "out_features"_a, "in_features"_a, "group_size"_a,
              "bits"_a, "has_minimums"_a, "scales"_a, "has_zero_points"_a, "table"_a,
              "bfloat16"_a)
-        .def("set_rows", &set_rows, "first"_a, "count"_a, "values"_a, "scales"_a, "minimums"_a,
+        .def("set_rows", &set_rows<GroupedWeight>, "first"_a, "count"_a, "values"_a, "scales"_a, "minimums"_a,
              ReleaseGil())
         .def("set_bias", &set_bias, "bias"_a)
         .def_prop_ro("group_size", &GroupedWeight::group_size)
         .def_prop_ro("groups", &GroupedWeight::groups)
         .def_prop_ro("bits", &GroupedWeight::bits)
         .def_prop_ro("has_minimums", &GroupedWeight::has_minimums);
+    nb::class_<DecodedWeight, GroupedWeight>(m, "DecodedWeight",
+                                             "The same, or codes of floats, as floats.")
+        .def("__init__", &make_grouped<DecodedWeight>, "out_features"_a, "in_features"_a,
+             "group_size"_a, "bits"_a, "has_minimums"_a, "scales"_a, "has_zero_points"_a, "table"_a,
+             "bfloat16"_a)
+        .def("__init__", &make_decoded, "out_features"_a, "in_features"_a, "group_size"_a,
+             "scales"_a, "numbers"_a, "bfloat16"_a)
+        .def("set_rows", &set_rows<DecodedWeight>, "first"_a, "count"_a, "values"_a, "scales"_a,
+             "minimums"_a, ReleaseGil());
     nb::class_<JoinedKernel, LinearKernel>(m, "JoinedKernel", "Several kernels as one layer.")
         .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("sizes", &sizes_of_parts);

@@ -7,23 +7,9 @@
 #include "dispatch.h"
 
 namespace aioserve::linear {
-namespace {
-
-WeightShape shape_of(int64_t in_features, bool bfloat16) {
-    const int64_t bytes = in_features * (bfloat16 ? 2 : 4);
-    const auto steps = static_cast<int>((bytes + kStepBytes - 1) / kStepBytes);
-    WeightShape shape{};
-    shape.in_features = in_features;
-    shape.bfloat16 = bfloat16;
-    shape.steps = steps;
-    shape.panel_bytes = static_cast<std::size_t>(steps) * kStepPanelBytes;
-    return shape;
-}
-
-}  // namespace
 
 PackedWeight::PackedWeight(int64_t out_features, int64_t in_features, bool bfloat16)
-    : PanelKernel(out_features, shape_of(in_features, bfloat16)) {}
+    : PanelKernel(out_features, shape_of_floats(in_features, bfloat16)) {}
 
 PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16)
     : PackedWeight(weight.rows, weight.columns, bfloat16) {

@@ -42,7 +42,21 @@ struct WeightShape {
     int span;  // groups behind a header
     int header_bytes;
     uint8_t table[16];  // that 4 bits choose from
+    // Where they are multiplied as floats: `decoded/tile.h`.
+    int storage;
+    float numbers[16];  // that 4 bits choose from
 };
+
+// Of a weight of floats.
+inline WeightShape shape_of_floats(int64_t in_features, bool bfloat16) {
+    const int64_t bytes = in_features * (bfloat16 ? 2 : 4);
+    WeightShape shape{};
+    shape.in_features = in_features;
+    shape.bfloat16 = bfloat16;
+    shape.steps = static_cast<int>((bytes + kStepBytes - 1) / kStepBytes);
+    shape.panel_bytes = static_cast<std::size_t>(shape.steps) * kStepPanelBytes;
+    return shape;
+}
 
 struct Tile {
     const WeightShape& weight;

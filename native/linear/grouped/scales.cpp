@@ -155,4 +155,9 @@ float read(const WeightShape& weight, const char* header, int column, int which,
     return static_cast<float>(integers[(which * weight.span + group) * kPanelColumns]) * number;
 }
 
+int read_zero_point(const WeightShape& weight, const char* header, int column, int group) {
+    const auto* integers = reinterpret_cast<const int8_t*>(header) + integers_at(weight) + column;
+    return integers[group * kPanelColumns];
+}
+
 }  // namespace aioserve::linear::grouped

@@ -26,5 +26,7 @@ bool encode_zero_points(const float* scales, const float* minimums, int count, E
 // `which`: 0 for scales, 1 for minimums.
 void write(const WeightShape& weight, const Encoded& encoded, char* header, int column, int which);
 float read(const WeightShape& weight, const char* header, int column, int which, int group);
+// The zero point in place of a minimum.
+int read_zero_point(const WeightShape& weight, const char* header, int column, int group);
 
 }  // namespace aioserve::linear::grouped

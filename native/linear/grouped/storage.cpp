@@ -34,6 +34,11 @@ bool find_storage(int bits, bool has_table, Storage& storage) {
 }
 
 void store_column(Storage storage, const uint8_t* integers, char* unit, int column) {
+    if (storage == kE4m3) {
+        for (int i = 0; i < kUnit; ++i)
+            unit[i * kPanelColumns + column] = static_cast<char>(integers[i]);
+        return;
+    }
     uint32_t steps[kUnitSteps];
     std::memcpy(steps, integers, sizeof(steps));
     char* to = unit + column * kStepBytes;
@@ -54,6 +59,11 @@ void store_column(Storage storage, const uint8_t* integers, char* unit, int colu
 }
 
 void load_column(Storage storage, const char* unit, int column, uint8_t* integers) {
+    if (storage == kE4m3) {
+        for (int i = 0; i < kUnit; ++i)
+            integers[i] = static_cast<uint8_t>(unit[i * kPanelColumns + column]);
+        return;
+    }
     const char* from = unit + column * kStepBytes;
     const int bits = bits_of(storage) - 4;
     uint32_t upper = 0;

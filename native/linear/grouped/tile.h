@@ -25,7 +25,8 @@
 // its steps lie behind them, those of a column together: in 6 bits `[32][4]` bytes with the bits of
 // step s from bit 2 * s on; in 5 bits `[32][2]` bytes, in which byte i has in its low half the
 // bits of all steps for input i, in its high half those for input i + 2. In a unit of a weight that has
-// a table, 4 bits are the place in it of q + offset, where the least of the table's q is -offset.
+// a table, 4 bits are the place in it of q + offset, where the least of the table's q is -offset. A unit of
+// E4M3 is `[16][32]` bytes.
 //
 // A header is one of these, in which [2] is [1] where there are no minimums:
 //
@@ -58,12 +59,13 @@ constexpr int kZeroPointsSpan = 2;  // so that headers are whole lines
 
 constexpr int number_bytes(int kind) { return kind == kFloat16 || kind == kBfloat16 ? 2 : 4; }
 
-// How integers lie in a unit.
-enum Storage : int { k8Bits, k6Bits, k5Bits, k4Bits, kTable };
-constexpr int kStorages = 5;
+// How integers lie in a unit; and behind them codes of floats, which are multiplied as floats alone
+// (`decoded/tile.h`): four bits that choose from 16 floats, and E4M3.
+enum Storage : int { k8Bits, k6Bits, k5Bits, k4Bits, kTable, kFloatTable, kE4m3 };
+constexpr int kStorages = 5;  // of integers
 
 constexpr int bits_of(Storage storage) {
-    constexpr int kBits[kStorages] = {8, 6, 5, 4, 4};
+    constexpr int kBits[] = {8, 6, 5, 4, 4, 4, 8};
     return kBits[storage];
 }
 constexpr int unit_bytes(Storage storage) { return kUnit * kPanelColumns * bits_of(storage) / 8; }

@@ -2,6 +2,7 @@
 // `dot.inl` or `pairs.inl`, which say how steps are multiplied, and behind `vectors_at_once`, which
 // says how registers are used.
 
+#include "linear/grouped/numbers.inl"
 #include "linear/grouped/tile.h"
 #include "linear/grouped/unpack.inl"
 #include "linear/outputs.inl"
@@ -17,13 +18,6 @@ struct Generic {
 
 inline bool is_made(const WeightShape& weight) {
     return weight.kind == kMultiples || weight.has_zero_points;
-}
-
-__attribute__((always_inline)) inline Vec load_number(int kind, const char* numbers, int index) {
-    const auto* halves = reinterpret_cast<const uint16_t*>(numbers) + index;
-    if (kind == kFloat16) return load_float16(halves);
-    if (kind == kBfloat16) return Vec::load(reinterpret_cast<const bf16*>(halves));
-    return Vec::load(reinterpret_cast<const float*>(numbers) + index);
 }
 
 // Of the groups of a span, the scales and minimums of some columns: where they lie as numbers of KIND

@@ -27,6 +27,8 @@ int group_in_panels(int64_t group_size, int64_t in_features) {
 }
 
 Storage storage_of(const IntegerForm& form) {
+    if (form.is_e4m3) return kE4m3;
+    if (form.numbers) return kFloatTable;
     Storage storage;
     if (!find_storage(form.bits, form.table != nullptr, storage))
         refuse(std::string("bits must be ") + (form.table ? "4 with a table" : "4, 5, 6 or 8") +
@@ -35,7 +37,7 @@ Storage storage_of(const IntegerForm& form) {
 }
 
 WeightShape shape_of(int64_t out_features, int64_t in_features, const IntegerForm& form,
-                     bool bfloat16) {
+                     bool bfloat16, bool in_floats) {
     if (out_features < 1)
         refuse("out_features must be at least 1, got " + std::to_string(out_features));
     if (in_features < 1)
@@ -52,10 +54,11 @@ WeightShape shape_of(int64_t out_features, int64_t in_features, const IntegerFor
     const int64_t weight_bytes = int64_t{groups} * (size / kUnit) * unit_bytes(storage);
     int offset = storage != k8Bits && form.has_minimums ? 0 : 1 << (form.bits - 1);
     if (form.table) offset = -*std::min_element(form.table, form.table + 16);
+    if (form.numbers || form.is_e4m3) offset = 0;
     WeightShape shape{
             .in_features = in_features,
             .bfloat16 = bfloat16,
-            .steps = groups * size / 4,
+            .steps = in_floats ? shape_of_floats(in_features, bfloat16).steps : groups * size / 4,
             .panel_bytes = static_cast<std::size_t>(headers * header_bytes + weight_bytes),
             .groups = groups,
             .group_size = size,
@@ -65,15 +68,27 @@ WeightShape shape_of(int64_t out_features, int64_t in_features, const IntegerFor
             .has_zero_points = form.has_zero_points,
             .span = span,
             .header_bytes = header_bytes,
-            .table = {}};
-    for (int i = 0; form.table && i < 16; ++i)
-        shape.table[i] = static_cast<uint8_t>(form.table[i] + offset);
+            .table = {},
+            .storage = storage,
+            .numbers = {}};
+    for (int i = 0; i < 16; ++i) {
+        if (form.table) shape.table[i] = static_cast<uint8_t>(form.table[i] + offset);
+        shape.numbers[i] = form.numbers ? form.numbers[i]
+                           : form.table ? static_cast<float>(form.table[i])
+                                        : static_cast<float>(i - offset);
+    }
     return shape;
 }
 
 std::array<int16_t, 256> codes_of(const WeightShape& shape, const IntegerForm& form) {
     std::array<int16_t, 256> codes;
     codes.fill(-1);
+    if (form.is_e4m3) {
+        for (int code = 0; code < 256; ++code)
+            if ((code & 127) != 127)  // NaN
+                codes[static_cast<std::size_t>(code)] = static_cast<int16_t>(code);
+        return codes;
+    }
     if (form.table) {
         for (int code = 15; code >= 0; --code)  // of equal ones the first
             codes[static_cast<uint8_t>(form.table[code])] = static_cast<int16_t>(code);
@@ -88,7 +103,11 @@ std::array<int16_t, 256> codes_of(const WeightShape& shape, const IntegerForm& f
 
 GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, const IntegerForm& form,
                              bool bfloat16)
-    : PanelKernel(out_features, shape_of(out_features, in_features, form, bfloat16)),
+    : GroupedWeight(out_features, in_features, form, bfloat16, false) {}
+
+GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, const IntegerForm& form,
+                             bool bfloat16, bool in_floats)
+    : PanelKernel(out_features, shape_of(out_features, in_features, form, bfloat16, in_floats)),
       storage_(storage_of(form)),
       codes_(codes_of(shape(), form)),
       group_size_(form.group_size) {}
@@ -112,9 +131,10 @@ void GroupedWeight::check_values(const int8_t* values, int64_t count) const {
     const int8_t* bad = std::find_if(values, end, [&](int8_t value) { return code_of(value) < 0; });
     if (bad == end) return;
     const int lowest = -shape().offset, highest = lowest + (1 << bits()) - 1;
-    refuse((storage_ == kTable ? std::string("values must be in the table")
-                               : "values must be from " + std::to_string(lowest) + " to " +
-                                     std::to_string(highest)) +
+    refuse((storage_ == kTable   ? std::string("values must be in the table")
+            : storage_ == kE4m3 ? std::string("values must be codes of numbers")
+                                : "values must be from " + std::to_string(lowest) + " to " +
+                                      std::to_string(highest)) +
            ", got " + std::to_string(*bad));
 }
 
@@ -189,30 +209,31 @@ void GroupedWeight::set_row(int64_t id, const int8_t* values) {
         }
 }
 
+void GroupedWeight::dequantize(const char* header, int in_span, int column,
+                               const uint8_t* integers, int64_t count, float* to) const {
+    const float scale = read(shape(), header, column, 0, in_span);
+    const float minimum = has_minimums() ? read(shape(), header, column, 1, in_span) : 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        const int stored = storage_ == kTable ? shape().table[integers[i]] : integers[i];
+        const float scaled = static_cast<float>(stored - shape().offset) * scale;
+        to[i] = has_minimums() ? scaled + minimum : scaled;
+    }
+}
+
 void GroupedWeight::row(int64_t id, char* out) const {
     thread_local std::vector<float> made;
     made.resize(static_cast<std::size_t>(in_features()));
     const auto column = static_cast<int>(id % kPanelColumns);
-    const int offset = shape().offset, span = shape().span;
-    for (int group = 0; group < shape().groups; ++group) {
-        const char* header = header_at(id, group);
-        const float scale = read(shape(), header, column, 0, group % span);
-        const float minimum =
-            has_minimums() ? read(shape(), header, column, 1, group % span) : 0.0f;
+    for (int group = 0; group < shape().groups; ++group)
         for (int unit = 0; unit < units(); ++unit) {
             uint8_t integers[kUnit];
             load_column(storage_, unit_at(id, group, unit), column, integers);
             const int64_t begin = int64_t{group} * shape().group_size + unit * kUnit;
             const int64_t count = std::clamp<int64_t>(in_features() - begin, 0, kUnit);
-            for (int64_t i = 0; i < count; ++i) {
-                const int stored =
-                    storage_ == kTable ? shape().table[integers[i]] : integers[i];
-                const float scaled = static_cast<float>(stored - offset) * scale;
-                made[static_cast<std::size_t>(begin + i)] =
-                    has_minimums() ? scaled + minimum : scaled;
-            }
+            if (count == 0) break;
+            dequantize(header_at(id, group), group % shape().span, column, integers, count,
+                       made.data() + begin);
         }
-    }
     weights::convert(reinterpret_cast<const char*>(made.data()), weights::Stored::float32,
                      in_features(),
                      bfloat16() ? weights::Stored::bfloat16 : weights::Stored::float32, out);

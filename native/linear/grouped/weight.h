@@ -21,6 +21,10 @@ struct IntegerForm {
     bool has_zero_points;
     // The 16 integers that values are among, which have 4 bits then; null: any.
     const int8_t* table;
+    // Codes of floats, which `DecodedWeight` alone multiplies, without minimums: 16 numbers that 4 bits
+    // choose from, or null; and whether 8 bits are E4M3. Values are the codes as they are.
+    const float* numbers = nullptr;
+    bool is_e4m3 = false;
 };
 
 class GroupedWeight : public PanelKernel {
@@ -45,7 +49,17 @@ class GroupedWeight : public PanelKernel {
     bool has_minimums() const { return shape().has_minimums; }
 
   protected:
+    // `in_floats`: whether rows that are multiplied stay floats.
+    GroupedWeight(int64_t out_features, int64_t in_features, const IntegerForm& form,
+                  bool bfloat16, bool in_floats);
+
     PanelLayout layout(int64_t rows) const override;
+
+    // Of a group, `in_span` behind its header, what up to a unit of kept integers of a column stand for.
+    virtual void dequantize(const char* header, int in_span, int column, const uint8_t* integers,
+                            int64_t count, float* to) const;
+
+    grouped::Storage storage() const { return storage_; }
 
   private:
     int code_of(int8_t value) const { return codes_[static_cast<uint8_t>(value)]; }
