@@ -52,7 +52,9 @@ class _GroupNumbers:
     many groups each; else float32 until they are `held`."""
 
     def __init__(self, groups: int, outputs: int, unit_groups: int) -> None:
-        self._numbers = np.zeros((groups, outputs), np.int8 if unit_groups else np.float32)
+        self._numbers: npt.NDArray[Any] = np.zeros(
+            (groups, outputs), np.int8 if unit_groups else np.float32
+        )
         self._unit_groups = unit_groups
         self.units: Floats | None = None
         if unit_groups:

@@ -106,7 +106,7 @@ class Codes4(Format):
         start, stop = first * columns, end * columns
         packed = parts["weight"].read_bytes(start // 2, num_groups(stop, 2) - start // 2)
         codes = np.stack((packed >> 4, packed & 15), axis=1).reshape(-1)[start % 2 :]
-        codes = codes[: stop - start].reshape(end - first, columns)
+        codes = codes[: stop - start].reshape(end - first, columns).astype(np.uint8, copy=False)
         from_block = start // self.block
         scales = self._scales(parts, from_block, num_groups(stop, self.block))
         table = np.array(self.table, np.float32)

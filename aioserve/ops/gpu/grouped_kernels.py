@@ -1,5 +1,6 @@
 # Triton compiles these functions: to it an int is a constexpr, and a launch has options of its own.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false
 """Products of rows with weights of small numbers that have a scale for each group of inputs.
 
 A *chunk* is a group of inputs, or 128 of them where a group has more. Integers and E4M3 of a chunk

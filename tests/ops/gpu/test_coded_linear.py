@@ -25,7 +25,7 @@ from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.grouped_linear import GroupedLinear, parts_of
 from tests.ops.gpu.held import NF4, Weight, exact, held, random_codes, random_integers, stored
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest, round_fused_products_once
-from tests.ops.gpu.test_grouped_linear import DTYPES, check
+from tests.ops.gpu.test_grouped_linear import DTYPES, a_bias, check
 from tests.ops.grouped_integers import fused, parameters, random_rows
 
 round_bfloat16_to_nearest()
@@ -96,28 +96,17 @@ def test_any_shape_agrees(
     backend = CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
     sizes = outputs, inputs, group or inputs
     weight = random_codes(*sizes, TABLES[table], alike=alike, seed=seed)
-    bias = (np.arange(outputs, dtype=np.float32) - 7) / 4 if has_bias else None
+    bias = a_bias(outputs) if has_bias else None
     # Rows of a wider tensor, as a layer may be given.
     x = random_rows(rows, inputs, dtype, seed)
     wide = torch.zeros(rows, inputs + 5, dtype=dtype)
     wide[:, :inputs] = x
     made = layer(backend, weight, dtype, bias, alike=alike, out_dtype=None)
-    dense = GroupedIntegersLike(multiplied(weight, dtype))
-    check(made(backend.place(wide)[:, :inputs]), x, dense, bias)
+    check(made(backend.place(wide)[:, :inputs]), x, multiplied(weight, dtype), bias)
     if rows:
         ids = torch.arange(rows) * 7 % outputs
         expected = torch.from_numpy(weight.dequantized()).to(dtype)[ids]
         assert torch.equal(made.rows(backend.place(ids)).cpu(), expected)
-
-
-class GroupedIntegersLike:
-    """Floats that `check` asks for."""
-
-    def __init__(self, dense: Floats) -> None:
-        self._dense = dense
-
-    def dequantized(self) -> Floats:
-        return self._dense
 
 
 @dtypes
@@ -199,7 +188,7 @@ def test_rows_of_e4m3_give_the_bits_that_are_stated(
     assert torch.equal(found, product(x, weight, part))
     # Half a step of a number is a 16th of it, and of the smallest 2 ** -10 beside 448.
     dense = torch.from_numpy(weight.dequantized()).double().abs()
-    steps = x.double().abs() / 16 + x.double().abs().max() / LARGEST * 2.0**-10
+    steps = x.double().abs() / 16 + x.double().abs().max() / 448 * 2.0**-10
     expected, size = exact(x, weight.dequantized())
     assert ((found.double() - expected).abs() <= steps @ dense.T + 1e-5 * size).all()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from aioserve.errors import WeightsError
 from aioserve.models.computed import CUDA, GroupedRows
 from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.stored import Floats
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.grouped_linear import GroupedLinear, parts_of
 from tests.ops.gpu.held import exact, held, random_integers
@@ -58,9 +59,10 @@ def layer(
     return made
 
 
-def check(found: Tensor, x: Tensor, weight: GroupedIntegers, bias: Any = None) -> None:
+def check(found: Tensor, x: Tensor, weight: GroupedIntegers | Floats, bias: Any = None) -> None:
     """Sums in float32, and one rounding of the result. In float16 large results are infinite."""
-    expected, size = exact(x, weight.dequantized(), bias)
+    dense = weight if isinstance(weight, np.ndarray) else weight.dequantized()
+    expected, size = exact(x, dense, bias)
     allowed = 2e-6 * size + (0 if found.dtype is torch.float32 else ROUNDING[found.dtype]) * (
         expected.abs() + 1e-6
     )
