@@ -1,5 +1,6 @@
-"""Linear layers of integers on a GPU against cuBLAS with bfloat16: microseconds of one call, the
-share of bfloat16's time (`x`; above 1 integers are faster), and bytes of weights a second.
+"""Linear layers of integers and of floats of 8 and 4 bits on a GPU against cuBLAS with bfloat16:
+microseconds of one call, the share of bfloat16's time (`x`; above 1 the layer is faster), and
+bytes of weights a second.
 
     python benchmarks/gpu_linear.py [--shapes 4096x4096 4096x28672] [--rows 1 16 256] [--json PATH]
 
@@ -16,27 +17,43 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from machine_limits import best_gpu_seconds
 from torch import Tensor
 
-from aioserve.models.computed import GroupedRows, HeldLinear
+from aioserve.models.computed import Code, GroupedRows, HeldLinear
 from aioserve.ops.gpu.backend import CudaBackend
 
 SHAPES = ("4096x4096", "4096x28672", "14336x4096")
 ROWS = (1, 4, 16, 64, 256, 2048)
 CACHES_BYTES = 96 << 20
+
+
+class Form(NamedTuple):
+    bits: int
+    group: int
+    """Inputs that share a scale; 0: all."""
+    has_zeros: bool = False
+    rounds: bool = False
+    """Whether rows become int8, or E4M3."""
+    code: Code = "integers"
+    alike: int = 1
+    """Outputs that share a scale."""
+
+
 FORMS = {
-    "int4/32": (4, 32, False, False),
-    "int4/128+zeros": (4, 128, True, False),
-    "int8/128": (8, 128, False, False),
-    "w4a8/128": (4, 128, False, True),
-    "w8a8": (8, 0, False, True),
+    "int4/32": Form(4, 32),
+    "int4/128+zeros": Form(4, 128, has_zeros=True),
+    "int8/128": Form(8, 128),
+    "w4a8/128": Form(4, 128, rounds=True),
+    "w8a8": Form(8, 0, rounds=True),
+    "fp8/128x128": Form(8, 128, code="e4m3", alike=128),
+    "fp8, fp8 rows": Form(8, 128, rounds=True, code="e4m3", alike=128),
+    "nf4/64": Form(4, 64, code="table"),
 }
-"""Bits, inputs that share a scale (0: all), whether there are zeros, whether rows become int8."""
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -72,16 +89,28 @@ def makers(
 
 
 def random_layer(name: str, inputs: int, outputs: int) -> HeldLinear:
-    bits, group, has_zeros, integers = FORMS[name]
-    random, chunk = np.random.default_rng(0), group or 128
-    chunks = -(-inputs // chunk)
-    shape = -(-inputs // (group or inputs)), outputs
-    values = random.integers(0, 256, (chunks, outputs, chunk * bits // 8), np.uint8)
-    zeros = random.integers(0, 8, shape, np.int8) if has_zeros else None
-    scales = np.full(shape, 0.01, np.float16)
-    values = values if bits == 4 else values.view(np.int8)
+    form, random = FORMS[name], np.random.default_rng(0)
+    chunk, group = form.group or 128, form.group or inputs
+    chunks, groups = -(-inputs // chunk), -(-inputs // group)
+    values = random.integers(0, 256, (chunks, outputs, chunk * form.bits // 8), np.uint8)
+    if form.code == "e4m3":
+        values &= 0xBF  # no NaN
+    elif form.bits == 8:
+        values = values.view(np.int8)
     run = GroupedRows(
-        values, scales, zeros, None, None, bits, chunk, 8 if bits == 4 else 0, integers
+        values,
+        np.full((groups, -(-outputs // form.alike)), 0.01, np.float16),
+        random.integers(0, 8, (groups, outputs), np.int8) if form.has_zeros else None,
+        None,
+        None,
+        form.bits,
+        chunk,
+        -(-group // chunk),
+        8 if form.bits == 4 and form.code == "integers" else 0,
+        form.rounds,
+        form.code,
+        np.linspace(-1, 1, 16, dtype=np.float32) if form.code == "table" else None,
+        form.alike,
     )
     return HeldLinear("bfloat16", inputs, (run,))
 

@@ -33,7 +33,10 @@ def test_every_form_is_timed_at_every_number_of_rows(tmp_path: Path) -> None:
     assert {(row["rows"], row["layer"]) for row in rows} == {
         (rows, layer)
         for rows in (1, 20)
-        for layer in ("bfloat16", "int4/32", "int4/128+zeros", "int8/128", "w4a8/128", "w8a8")
+        for layer in (
+            *("bfloat16", "int4/32", "int4/128+zeros", "int8/128", "w4a8/128", "w8a8"),
+            *("fp8/128x128", "fp8, fp8 rows", "nf4/64"),
+        )
     }
     assert all(row["seconds"] > 0 and row["shape"] == "256x64" for row in rows)
 

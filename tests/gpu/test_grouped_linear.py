@@ -1,24 +1,70 @@
-"""Linear layers of integers at the sizes of real models, where the interpreter says nothing of what
-instructions do: the order of their sums, and whether a row has the same bits in any batch."""
+"""Linear layers of small numbers at the sizes of real models, where the interpreter says nothing of
+what instructions do: the order of their sums, and whether a row has the same bits in any batch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 import torch
 
+from aioserve.models.coded import CodedFloats
+from aioserve.models.computed import HeldLinear
+from aioserve.models.grouped import GroupedIntegers, Scales
+from aioserve.models.quantization.packing import E4M3
+from aioserve.models.stored import Floats
 from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.ops.gpu.grouped_linear import multiplies_e4m3
 from tests.gpu.place import Place
-from tests.ops.gpu.held import exact, held, random_integers
-from tests.ops.grouped_integers import random_rows
+from tests.ops.gpu.held import NF4, exact, held, random_codes, random_integers
+from tests.ops.grouped_integers import parameters, random_rows
+
+
+class Form(NamedTuple):
+    bits: int
+    group: int
+    kind: str = "plain"
+    rounded: bool = False
+    table: Floats | None = None
+    """Of a layer of codes."""
+    scales: Scales = "float32"
+    permuted: bool = False
+
+    def weight(self, outputs: int) -> GroupedIntegers | CodedFloats:
+        if self.table is not None:
+            return random_codes(outputs, 2048, self.group, self.table)
+        weight = random_integers(outputs, 2048, self.group, self.bits, self.kind)
+        if self.scales == "multiples":
+            random, groups = np.random.default_rng(0), 2048 // self.group
+            parts = (parameters(random, outputs, groups, self.group, "multiples") for _ in range(2))
+            weight = replace(weight, scales=next(parts), minimums=-next(parts))
+        if self.permuted:
+            order = np.random.default_rng(0).permutation(2048).astype(np.int32)
+            weight = replace(weight, order=order)
+        return weight
+
+    def held(self, outputs: int, dtype: torch.dtype) -> HeldLinear:
+        weights, rounded = [self.weight(outputs)], self.rounded
+        return held(weights, dtype, rounded_activations=rounded, scales=self.scales)
+
 
 LAYERS = {
-    "int4/32": (4, 32, "plain", False),
-    "int4/128+zeros": (4, 128, "zeros", False),
-    "int4/32+minimums": (4, 32, "minimums", False),
-    "int8/128": (8, 128, "plain", False),
-    "int8/16": (8, 16, "plain", False),
-    "int8, int8 rows": (8, 2048, "plain", True),
-    "int4/128, int8 rows": (4, 128, "plain", True),
+    "int4/32": Form(4, 32),
+    "int4/128+zeros": Form(4, 128, "zeros"),
+    "int4/32+minimums": Form(4, 32, "minimums"),
+    "int4/32+minimums of multiples": Form(4, 32, "minimums", scales="multiples"),
+    "int4/128 permuted": Form(4, 128, "zeros", permuted=True),
+    "int8/128": Form(8, 128),
+    "int8/16": Form(8, 16),
+    "int8, int8 rows": Form(8, 2048, rounded=True),
+    "int4/128, int8 rows": Form(4, 128, rounded=True),
+    "e4m3/128": Form(8, 128, table=E4M3),
+    "e4m3": Form(8, 2048, table=E4M3),
+    "e4m3/128, e4m3 rows": Form(8, 128, rounded=True, table=E4M3),
+    "e4m3, e4m3 rows": Form(8, 2048, rounded=True, table=E4M3),
+    "nf4/64": Form(4, 64, table=NF4),
 }
 ROWS = (1, 7, 16, 17, 32, 33, 64, 65, 257, 600)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -37,34 +83,39 @@ def backend(place: Place) -> CudaBackend:
 def test_a_row_has_the_same_bits_alone_and_among_any_number_and_the_right_ones(
     backend: CudaBackend, dtype: torch.dtype, name: str, outputs: int
 ) -> None:
-    bits, group_size, kind, integers = LAYERS[name]
-    weight = random_integers(outputs, 2048, group_size, bits, kind)
-    layer = backend.linear(
-        held([weight], dtype, rounded_activations=integers), out_dtype=torch.float32
-    )
+    form = LAYERS[name]
+    if "e4m3 rows" in name and not multiplies_e4m3(backend.device):
+        pytest.skip("the card's tensor cores multiply no E4M3")
+    layer = backend.linear(form.held(outputs, dtype), out_dtype=torch.float32)
     x = backend.place(random_rows(max(ROWS), 2048, dtype))
     together = layer(x)
     for rows in ROWS:
         for first in (0, max(ROWS) - rows):
             assert torch.equal(layer(x[first : first + rows]), together[first : first + rows]), rows
-    expected, size = exact(x, weight.dequantized())
+    dense = form.weight(outputs).dequantized()
+    if name == "nf4/64":  # its weights are rounded
+        dense = torch.from_numpy(dense).to(dtype).float().numpy()
+    expected, size = exact(x, dense)
     error = (together.cpu().double() - expected).abs()
-    # Sums in float32; or half a step of each activation, of 127 in the largest of 128 inputs.
-    if integers:
-        steps = x.cpu().double().abs().view(len(x), -1, 128).amax(2) / 254
-        sizes = torch.from_numpy(weight.dequantized()).double().abs().view(outputs, -1, 128).sum(2)
-        assert (error <= 1.001 * steps @ sizes.T + 1e-5 * size).all()
+    sizes = torch.from_numpy(dense).double().abs()
+    rows = x.cpu().double().abs()
+    # Sums in float32; or half a step of each activation, of 127 in the largest of 128 inputs; or
+    # of 8 in each, and sums that may have fewer bits within a chunk.
+    if "int8 rows" in name:
+        steps = rows.view(len(x), -1, 128).amax(2) / 254
+        in_chunks = sizes.view(outputs, -1, 128).sum(2)
+        assert (error <= 1.001 * steps @ in_chunks.T + 1e-5 * size).all()
+    elif "e4m3 rows" in name:
+        steps = rows / 16 + rows.max() / 448 * 2.0**-10
+        assert (error <= steps @ sizes.T + 1e-3 * size).all()
     else:
         assert (error <= 1e-5 * size).all()
 
 
 def test_layers_replay_in_a_graph(backend: CudaBackend) -> None:
-    layers = [
-        backend.linear(
-            held([random_integers(512, 2048, 128, 4, kind)], torch.bfloat16, rounded_activations=on)
-        )
-        for kind, on in (("zeros", False), ("minimums", False), ("plain", True))
-    ]
+    names = "int4/128+zeros", "int4/32+minimums", "int4/128 permuted", "e4m3/128", "nf4/64"
+    names = *names, "int8, int8 rows", "e4m3, e4m3 rows"
+    layers = [backend.linear(LAYERS[name].held(512, torch.bfloat16)) for name in names]
     x = backend.place(random_rows(8, 2048, torch.bfloat16))
     expected = [layer(x) for layer in layers]
     graph = torch.cuda.CUDAGraph()

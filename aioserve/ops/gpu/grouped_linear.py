@@ -26,7 +26,7 @@ from aioserve.ops.gpu.grouped_kernels import (
 )
 from aioserve.ops.linear import Linear
 
-__all__ = ["GroupedLinear", "Tile", "parts_of", "tile_of"]
+__all__ = ["GroupedLinear", "Tile", "multiplies_e4m3", "parts_of", "tile_of"]
 
 _PROGRAMS = 256
 """Programs that keep a device busy: about two for each multiprocessor of an H100 or B200."""
@@ -75,7 +75,7 @@ def parts_of(out_features: int, chunks: int, chunk: int) -> int:
     return max(-(-chunks // wanted), -(-_PART_INPUTS // chunk))
 
 
-def _multiplies_e4m3(device: torch.device) -> bool:
+def multiplies_e4m3(device: torch.device) -> bool:
     """Whether tensor cores of the device do; Triton's interpreter does."""
     is_interpreted = device.type == "cpu"
     return is_interpreted or torch.cuda.get_device_capability(device) >= _E4M3_CAPABILITY
@@ -111,7 +111,7 @@ class _Grouped:
         self._code = rows.code
         self._rounds = rows.rounded_activations and rows.chunk >= MIN_ROUNDED_CHUNK
         if rows.code == "e4m3":
-            self._rounds = self._rounds and _multiplies_e4m3(on)
+            self._rounds = self._rounds and multiplies_e4m3(on)
         self._chunk = rows.chunk
         self._chunks = rows.values.shape[0]
         self._groups = rows.repeat, rows.alike, self._scales.shape[1]
