@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import check, text
 from aioserve.config import (
     ENGINE_DEFAULTS,
     EngineConfig,
@@ -26,6 +25,7 @@ from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import EarlyStopping, beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream
 from aioserve.engine.engine_arguments import DEFAULT_POLICY, EngineArguments
+from aioserve.engine.facts import EngineFacts
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
@@ -48,21 +48,17 @@ from aioserve.engine.prompt_only import (
     token_ids_of,
 )
 from aioserve.engine.prompts import Continuation, Prompt, holds_prompts
-from aioserve.engine.stats import EngineStats, dump_of, stats_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
-from aioserve.errors import EngineState, InvalidRequestError, ModelError
-from aioserve.execution.runner import ModelLimits, ModelSource
+from aioserve.execution.runner import ModelSource
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.messages import Message
-from aioserve.text.output_parsers.registry import tells_tool_parser
-from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
 
-class Engine(EnteredByAsync):
+class Engine(EngineFacts, EnteredByAsync):
     """One model that serves many streams, inside the caller's event loop.
 
         async with Engine("path/to/model") as engine:
@@ -103,16 +99,16 @@ class Engine(EnteredByAsync):
         given: dict[str, Any] = {**options}
         if isinstance(template := given.get("chat_template"), Path):
             given["chat_template"] = str(template)
-        self.config: EngineConfig = EngineConfig(**given)
+        config = EngineConfig(**given)
         arguments = EngineArguments.checked(
             model,
             policy,
             plugins,
             progress,
             capture_progress,
-            chat_template=self.config.chat_template,
+            chat_template=config.chat_template,
         )
-        self._lifecycle = EngineLifecycle(self.config, arguments)
+        super().__init__(config, EngineLifecycle(config, arguments))
 
     # -- lifecycle
 
@@ -434,73 +430,7 @@ class Engine(EnteredByAsync):
         intake = self._lifecycle.usable().intake
         return await token_ids_of(intake, prompt, options, add_special_tokens=add_special_tokens)
 
-    # -- what it knows
-
-    @property
-    def model_name(self) -> str:
-        """What was loaded: a name, a hub id or a path, as it was given."""
-        return self._lifecycle.started().model.name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises `ModelError` for a model that has none."""
-        model = self._lifecycle.started().model
-        if model.tokenizer is None:
-            raise ModelError(f"{model.name} has no tokenizer: {model.why_no_tokenizer}")
-        return model.tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether prompts may be text, and answers have any. Token ids always may be given."""
-        return self._lifecycle.started().model.tokenizer is not None
-
-    @property
-    def limits(self) -> ModelLimits:
-        """Vocabulary, context length and KV pages of the loaded model."""
-        return self._lifecycle.started().model.limits
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether prompts may be lists of messages."""
-        return self._lifecycle.started().model.chat_template is not None
-
-    def template_reads(self, name: str) -> bool:
-        """Whether the chat template has that word, the name of a role or of a variable, anywhere;
-        False where there is no template. Raises `InvalidRequestError` for no str of 1 to 256
-        characters."""
-        name = check(InvalidRequestError, "name", name, text(1, 256))
-        template = self._lifecycle.started().model.chat_template
-        return template is not None and template.reads(name)
-
-    @property
-    def reads_tool_calls(self) -> bool:
-        """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
-        them, and it or the engine's options tell how the model calls them."""
-        template = self._lifecycle.started().model.chat_template
-        if template is None or not template.reads("tools"):
-            return False
-        return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """How requests without parameters are sampled."""
-        return self._lifecycle.started().model.defaults
-
-    @property
-    def state(self) -> EngineState:
-        """Where it is in its life; "failed" where a bug or its device has ended it."""
-        return self._lifecycle.state
-
-    def stats(self) -> EngineStats:
-        """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
-        where they may change in another thread meanwhile."""
-        return stats_of(self._lifecycle.at_rest())
-
-    def dump(self) -> dict[str, Any]:
-        """Everything about the engine's state that helps to debug it, as plain values. Raises
-        `WrongLoopError` as `stats` does."""
-        live = self._lifecycle.at_rest()
-        return {"state": self.state, **dump_of(live)}
+    # -- while it runs
 
     def reset_prefix_cache(self) -> int:
         """Forget the cached prefixes that no request uses; return how many KV pages they had, on

@@ -1,0 +1,91 @@
+"""What an engine tells of its model and of itself. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aioserve.arguments import check, text
+from aioserve.config import EngineConfig
+from aioserve.engine.lifecycle import EngineLifecycle
+from aioserve.engine.stats import EngineStats, dump_of, stats_of
+from aioserve.errors import EngineState, InvalidRequestError, ModelError
+from aioserve.execution.runner import ModelLimits
+from aioserve.request import SamplingParams
+from aioserve.text.output_parsers.registry import tells_tool_parser
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["EngineFacts"]
+
+
+class EngineFacts:
+    """The part of `Engine` that is asked and never waited for."""
+
+    def __init__(self, config: EngineConfig, lifecycle: EngineLifecycle) -> None:
+        self.config: EngineConfig = config
+        self._lifecycle = lifecycle
+
+    @property
+    def model_name(self) -> str:
+        """What was loaded: a name, a hub id or a path, as it was given."""
+        return self._lifecycle.started().model.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `ModelError` for a model that has none."""
+        model = self._lifecycle.started().model
+        if model.tokenizer is None:
+            raise ModelError(f"{model.name} has no tokenizer: {model.why_no_tokenizer}")
+        return model.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text, and answers have any. Token ids always may be given."""
+        return self._lifecycle.started().model.tokenizer is not None
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Vocabulary, context length and KV pages of the loaded model."""
+        return self._lifecycle.started().model.limits
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts may be lists of messages."""
+        return self._lifecycle.started().model.chat_template is not None
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template has that word, the name of a role or of a variable, anywhere;
+        False where there is no template. Raises `InvalidRequestError` for no str of 1 to 256
+        characters."""
+        name = check(InvalidRequestError, "name", name, text(1, 256))
+        template = self._lifecycle.started().model.chat_template
+        return template is not None and template.reads(name)
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
+        them, and it or the engine's options tell how the model calls them."""
+        template = self._lifecycle.started().model.chat_template
+        if template is None or not template.reads("tools"):
+            return False
+        return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """How requests without parameters are sampled."""
+        return self._lifecycle.started().model.defaults
+
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life; "failed" where a bug or its device has ended it."""
+        return self._lifecycle.state
+
+    def stats(self) -> EngineStats:
+        """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
+        where they may change in another thread meanwhile."""
+        return stats_of(self._lifecycle.at_rest())
+
+    def dump(self) -> dict[str, Any]:
+        """Everything about the engine's state that helps to debug it, as plain values. Raises
+        `WrongLoopError` as `stats` does."""
+        live = self._lifecycle.at_rest()
+        return {"state": self.state, **dump_of(live)}
