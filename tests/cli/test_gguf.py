@@ -15,8 +15,7 @@ from aioserve.simulation.machine import machine_of
 from aioserve.simulation.options import TrialOptions
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
-from tests.models.gguf.conversion import convert
-from tests.models.gguf.vocabularies import write_byte_level
+from tests.models.gguf.conversion import convert, with_bytes_vocabulary
 from tests.models.test_weight_memory import held_bytes
 from tests.parity.tiny_models import CONFIGS
 
@@ -24,13 +23,8 @@ from tests.parity.tiny_models import CONFIGS
 @pytest.fixture
 def both(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A directory, and the same model as a file."""
-    directory, file = tmp_path / "hf", tmp_path / "files" / "tiny.gguf"
-    directory.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (directory / name).write_bytes((tiny_model / name).read_bytes())
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "bos_token_id": 1}))
-    write_byte_level(directory)
+    directory = with_bytes_vocabulary(tiny_model, tmp_path / "hf")
+    file = tmp_path / "files" / "tiny.gguf"
     file.parent.mkdir()
     return directory, convert(directory, file)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from tests.cli.command import Run
 from tests.cli.hub import Hub, Repository
 from tests.cli.test_hub import cache, snapshot
-from tests.models.gguf.conversion import convert
-from tests.models.gguf.vocabularies import write_byte_level
+from tests.models.gguf.conversion import convert, with_bytes_vocabulary
 
 pytest.importorskip("huggingface_hub")
 
@@ -24,13 +22,7 @@ MORE = ("x", "--max-tokens", 4, "--temperature", 0)
 @pytest.fixture
 def model(tiny_model: Path, tmp_path: Path) -> bytes:
     """A model in GGUF."""
-    directory = tmp_path / "directory"
-    directory.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (directory / name).write_bytes((tiny_model / name).read_bytes())
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "bos_token_id": 1}))
-    write_byte_level(directory)
+    directory = with_bytes_vocabulary(tiny_model, tmp_path / "directory")
     return convert(directory, tmp_path / "tiny.gguf").read_bytes()
 
 

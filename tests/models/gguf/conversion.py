@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.torch import load_file
 
+from tests.models.gguf.vocabularies import write_byte_level
 from tests.models.gguf.writing import quantized
 
 Array = npt.NDArray[np.float32]
@@ -71,6 +72,16 @@ def convert(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def with_bytes_vocabulary(model: Path, directory: Path) -> Path:
+    """The model again, with a vocabulary that GGUF has."""
+    directory.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "bos_token_id": 1}))
+    (directory / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    write_byte_level(directory)
+    return directory
 
 
 def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
