@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
@@ -33,6 +31,7 @@ from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.test_model import NOT_WRITTEN, WIDE, written
 from tests.models.gguf.vocabularies import TEXT, write_byte_level
 from tests.models.quantization.checking import logits_of
+from tests.models.quantization.copying import fill_the_disk, give_a_tower
 from tests.parity.tiny_models import CONFIGS
 
 HALF_A_STEP_AT_ONE = 2**-24
@@ -135,6 +134,15 @@ def test_settings_of_each_family_are_told(tmp_path: Path, name: str, changed: di
     found, expected = model_files(file).config(), model_files(directory).config()
     assert tell_apart(found, expected) == []
     assert torch.equal(logits_of(file, "reference"), logits_of(directory, "reference"))
+
+
+def test_of_a_model_that_sees_its_language_model_is_written(tmp_path: Path):
+    directory = written("gemma3", tmp_path / "hf", dtype="bfloat16")
+    expected = copied(directory).read_bytes()
+    seeing = shutil.copytree(directory, tmp_path / "seeing")
+    give_a_tower(seeing, {"vision_tower.fc1.weight": torch.randn(6, 4)})
+    assert model_files(seeing).config().architecture == "Gemma3ForConditionalGeneration"
+    assert copied(seeing).read_bytes() == expected
 
 
 @pytest.mark.parametrize("name", NOT_WRITTEN)
@@ -369,14 +377,7 @@ def test_progress_reaches_all_bytes_and_an_interrupted_run_leaves_nothing(
 def test_a_disk_that_fills_up_leaves_nothing(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    pwrite, calls = os.pwrite, iter(range(1000))
-
-    def failing(*args: Any) -> int:
-        if next(calls) == number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(*args)
-
-    monkeypatch.setattr(os, "pwrite", failing)
+    fill_the_disk(monkeypatch, number)
     with pytest.raises(WeightsError, match="can't be written: No space left"):
         copied(model)
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]

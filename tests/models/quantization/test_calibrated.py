@@ -36,6 +36,7 @@ from aioserve.models.stored import Floats, IntegerForm
 from aioserve.ops import Linear
 from aioserve.testing.random_model import write_random_model
 from tests.models.quantization.checking import check_stands_for, logits_of
+from tests.models.quantization.copying import give_a_tower
 from tests.models.quantization.layouts import awq_decoded, gptq_decoded
 from tests.models.quantization.writers import CONFIG
 from tests.parity.tiny_models import ARCHITECTURES, CONFIGS, VOCAB_SIZE, write
@@ -356,17 +357,8 @@ def test_layers_that_can_not_be_stored_so_are_named(tmp_path: Path, name: str):
 def test_towers_for_images_stay_and_are_named(tmp_path: Path, name: str):
     config = CONFIGS["gemma3"] | GROUPS_FIT
     model = write_random_model(tmp_path / "model", config, dtype="float32")
-    text = json.loads((model / "config.json").read_text())
-    said = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": text,
-    }
-    (model / "config.json").write_text(json.dumps(said))
     tower = {"vision_tower.fc1.weight": torch.randn(6, 4), "vision_tower.fc1.bias": torch.randn(6)}
-    tensors = load_file(model / "model.safetensors")
-    named = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
-    save_file(named | tower, model / "model.safetensors")
+    give_a_tower(model, tower)
     windows = windows_of(VOCAB_SIZE, length=20)
     write_quantized_copy(
         model,

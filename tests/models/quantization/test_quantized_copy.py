@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import METHODS, Compressed, method_named
 from aioserve.testing.random_model import write_random_model
 from tests.models.quantization.checking import check_stands_for
+from tests.models.quantization.copying import fill_the_disk, give_a_tower
 from tests.models.quantization.layouts import decoded
 from tests.models.quantization.writers import CONFIG, matrices
 from tests.parity.tiny_models import ARCHITECTURES, write
@@ -171,21 +170,12 @@ def test_settings_and_tokenizer_go_along_and_other_weights_do_not(tmp_path: Path
 
 def test_towers_for_images_stay_and_are_named(tmp_path: Path):
     model = write("gemma3", tmp_path / "model")
-    text = json.loads((model / "config.json").read_text())
-    said = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": text,
-    }
-    (model / "config.json").write_text(json.dumps(said))
     tower = {
         "vision_tower.encoder.fc1.weight": torch.randn(6, 4),
         "vision_tower.encoder.fc1.bias": torch.randn(6),
         "vision_tower.encoder.norm.weight": torch.randn(6),
     }
-    tensors = load_file(model / "model.safetensors")
-    named = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
-    save_file(named | tower, model / "model.safetensors")
+    give_a_tower(model, tower)
     write_quantized_copy(model, tmp_path / "copy", method_named("int8", None))
     copied = tensors_in(tmp_path / "copy")
     assert all(torch.equal(copied[name], tensor) for name, tensor in tower.items())
@@ -275,14 +265,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 def test_a_disk_that_fills_up_leaves_no_half_model(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    pwrite, calls = os.pwrite, iter(range(1000))
-
-    def failing(*args: Any) -> int:
-        if next(calls) == number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(*args)
-
-    monkeypatch.setattr(os, "pwrite", failing)
+    fill_the_disk(monkeypatch, number)
     before = left_in(tmp_path)
     with pytest.raises(WeightsError, match=r"model\.safetensors can't be written: No space left"):
         write_quantized_copy(model, tmp_path / "copy", method_named("int8", None))
