@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -47,7 +48,8 @@ def check_stands_for(model: Path, floats: Path) -> None:
 
 def check_computes(model: Path, floats: Path, quantization: str | None = None) -> None:
     """The reference backend gives the logits of the float model bit for bit. The native one holds
-    the same weights and biases, and its products are as near as activations of 8 bits let them."""
+    the same weights and biases, and its products are as near as activations of 8 bits let them;
+    where activations stay floats they are those of the float model bit for bit, too."""
     assert torch.equal(
         logits_of(model, "reference", quantization=quantization), logits_of(floats, "reference")
     )
@@ -63,12 +65,35 @@ def check_computes(model: Path, floats: Path, quantization: str | None = None) -
         for described, kernel in ours.linears.items():
             exact = NativeLinear.of_packed(theirs.linears[described])
             _check_layer(NativeLinear.of_packed(kernel), exact)
+    for dtype in ("float32", "bfloat16"):
+        _check_in_floats(model, floats, quantization, dtype)
     integers, exact = logits_of(model, quantization=quantization), logits_of(floats)
     error = (integers - exact).abs()
     assert error.square().mean().sqrt() < 0.2 * exact.std()
     best = exact.topk(2).values
     clear = best[:, 0] - best[:, 1] > 2 * error.max()
     assert torch.equal(integers.argmax(1)[clear], exact.argmax(1)[clear])
+
+
+def _check_in_floats(model: Path, floats: Path, quantization: str | None, dtype: str) -> None:
+    formats = msgspec.structs.replace(NATIVE, integer_activations=False)
+    with ExitStack() as stack:
+        ours, theirs = (
+            stack.enter_context(
+                WeightReading(model_files(path), dtype=dtype, formats=formats, quantization=method)
+            ).read()
+            for path, method in ((model, quantization), (floats, None))
+        )
+        for described, kernel in ours.linears.items():
+            layer, exact = (
+                NativeLinear.of_packed(one) for one in (kernel, theirs.linears[described])
+            )
+            every = torch.arange(layer.out_features)
+            assert torch.equal(layer.rows(every), exact.rows(every))
+            x = torch.randn(20, layer.in_features, generator=torch.Generator().manual_seed(7))
+            for rows in (1, 5, 20):
+                some = x[:rows].to(layer.dtype)
+                assert torch.equal(layer(some), exact(some))
 
 
 def _check_layer(layer: NativeLinear, exact: NativeLinear) -> None:
