@@ -117,14 +117,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint says."""
     quantization: Quantization | None = None
     """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
-    scale for 128 inputs, "int4", with a scale for 32, or "fp8", E4M3 with a scale for each output,
-    which is held as floats. The output layer becomes int8. None: weights are what the checkpoint
+    scale for 128 inputs, "int4", with a scale for 32, or "fp8", E4M3 with a scale for each output.
+    The output layer becomes int8. None: weights are what the checkpoint
     stores."""
     activation_quantization: ActivationQuantization = "auto"
     """In which numbers activations meet weights of integers. "auto" is what the backend computes:
     on a CPU integers of 8 bits, with a scale for each row and group of inputs (dynamic
     quantization). "none": floats (weight-only quantization, W4A16); such weights become floats of
-    `dtype` while they are loaded, and take their memory."""
+    `dtype` on the way into a product, and take the memory of their integers."""
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None
