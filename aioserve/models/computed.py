@@ -53,9 +53,9 @@ NATIVE = ComputedFormats(
 PLAIN_FLOATS = ComputedFormats(dtypes=_DTYPES, packed=False)
 CUDA = ComputedFormats(dtypes=_DTYPES, packed=False, integer_bits=(4, 8), coded_floats=True)
 
-Code = Literal["integers", "e4m3", "table"]
-"""What the values of rows are: integers, floats of E4M3, or codes of 4 bits for numbers in a
-table."""
+Code = Literal["integers", "chosen", "e4m3", "table"]
+"""What the values of rows are: integers, codes of 4 bits for integers in a table, floats of E4M3,
+or codes of 4 bits for floats in a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class GroupedRows:
 
         (value - offset - zeros[g, o]) * scales[g, o // alike] + minimums[g, o]    integers
         float32(value) * scales[g, o // alike]                                     e4m3
-        table[value] * scales[g, o // alike]                                       table
+        table[value] * scales[g, o // alike]                                       chosen, table
 
     values: uint8 [chunks, out, chunk / 2], two of 4 bits in a byte, the first one in its lower
         half; or [chunks, out, chunk], int8, or uint8 that are the bits of E4M3. Values behind the

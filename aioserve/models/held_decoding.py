@@ -124,9 +124,9 @@ class HeldDecoding(Decoding):
         has_minimums = any(first.minimums is not None for first in firsts)
         outputs = sum(part.out_features for part in parts)
         chunks = _Chunks.of(parts[0].in_features, form.group_size)
-        # Numbers of a table are what 8 bits hold.
-        bits = self._formats.held_bits(form.bits if form.table is None else 8) or 8
-        offset = 8 if bits == 4 and not has_minimums else 0
+        bits = self._formats.held_bits(form.bits) or 8
+        places = None if form.table is None else _places(form.table)
+        offset = 8 if bits == 4 and not has_minimums and places is None else 0
         kind = np.uint8 if bits == 4 else np.int8
         values = np.empty((chunks.count, outputs, chunks.chunk * bits // 8), kind)
         unit_groups = _UNIT_INPUTS // form.group_size if form.scales == "multiples" else 0
@@ -138,7 +138,9 @@ class HeldDecoding(Decoding):
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
             rows, at = integer_rows(part, first, end), slice(top + first, top + end)
             stored, own_zeros, least = rows.values, rows.zeros, rows.minimums
-            if bits == 4:
+            if places is not None:
+                stored = places[stored.view(np.uint8)]
+            elif bits == 4:
                 stored, own_zeros, least = _from_zero_on(part, rows, offset)
             in_chunks = chunks.of_rows(stored)
             values[:, at] = _in_halves(in_chunks) if bits == 4 else in_chunks
@@ -159,7 +161,9 @@ class HeldDecoding(Decoding):
             chunks.chunk,
             chunks.repeat,
             offset,
-            form.integer_activations and self._formats.integer_activations,
+            form.integer_activations and self._formats.integer_activations and places is None,
+            "integers" if places is None else "chosen",
+            None if form.table is None else np.array(form.table, np.float32),
             order=integer_rows(parts[0], 0, 1).order if form.permuted else None,
             scale_units=scales.units,
             minimum_units=None if minimums is None else minimums.units,
@@ -198,6 +202,13 @@ class HeldDecoding(Decoding):
             None if form.table is None else np.array(form.table, np.float32),
             alike,
         )
+
+
+def _places(table: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Where a table has an integer, by the bits of int8: uint8 [256]."""
+    places = np.zeros(256, np.uint8)
+    places[np.array(table)] = np.arange(len(table))  # negative ones from the end
+    return places
 
 
 def _alike(parts: Sequence[StoredLinear]) -> int:

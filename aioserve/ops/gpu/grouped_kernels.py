@@ -16,8 +16,9 @@ it for CPUs,
     t = fma(scale, p, minimum * sum of x)          scale * p without minimums
     y = fma(scale of x, t, y)
 
-Codes of 4 bits for numbers in a table become the weight itself in registers, rounded to x's dtype,
-and tensor cores go on from the sums of the chunks before:
+Codes of 4 bits for integers in a table become these, and the rest is as above. Codes for floats in
+a table become the weight itself in registers, rounded to x's dtype, and tensor cores go on from the
+sums of the chunks before:
 
     y = y + sum of round(table[q] * scale) * x
 
@@ -133,7 +134,7 @@ def linear_kernel(
     x_scales  float32 [rows, chunks], with ROUNDED
     x_sums    float32, or int32 of integers: [rows, chunks], where they are needed
     values    [chunks, out_features, bytes]; the value is less by OFFSET
-    table     float32 [16], with CODE "table"
+    table     float32 [16], with CODE "table" or "chosen"
     scales    [groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs
     zeros, minimums             [groups, out_features]
     scale_units, minimum_units  float32 [units, out_features], a unit being UNIT_CHUNKS, where
@@ -202,6 +203,8 @@ def linear_kernel(
         else:
             if CODE == "e4m3":
                 exact = _e4m3(q)
+            elif CODE == "chosen":
+                exact = tl.load(table + q.to(tl.int32))
             else:
                 exact = q.to(tl.float32)
                 if HAS_ZEROS:
@@ -350,7 +353,7 @@ def rows_kernel(
     if UNIT_CHUNKS:
         unit += (chunk // UNIT_CHUNKS).to(tl.int64) * out_features
         scale *= tl.load(scale_units + unit)
-    if CODE == "table":
+    if CODE == "table" or CODE == "chosen":
         exact = tl.load(table + found.to(tl.int32))
     elif CODE == "e4m3":
         exact = _e4m3(found)

@@ -96,6 +96,7 @@ LAYERS = (
     (Layer(BF16, 8, 32, scales=F32, code="e4m3", rounded=True), (16,)),
     (Layer(BF16, 4, 64, scales=F32, code="table"), (16, 64)),
     (Layer(FP32, 4, 64, scales=F32, code="table"), (64,)),
+    (Layer(BF16, 4, 32, code="chosen"), (16, 64)),
     (Layer(BF16, 4, 32, "minimums", scales=I8), (16, 64)),
     (Layer(BF16, 8, 16, scales=I8), (64,)),
 )

@@ -311,13 +311,30 @@ def test_five_and_six_bits_are_held_in_eight(backend: CudaBackend, bits: int, ki
     check(made(backend.place(x)), x, weight)
 
 
-def test_numbers_of_a_table_are_held_in_eight_bits(backend: CudaBackend) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_integers_of_a_table_are_held_in_four_bits_and_exact(
+    backend: CudaBackend, dtype: torch.dtype
+) -> None:
     table = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
     plain = random_integers(40, 96, 32, 8)
     values = np.array(table, np.int8)[plain.values.view(np.uint8) & 15]
     weight = GroupedIntegers(values, plain.scales, None, None, 32, 4, table)
-    x = random_rows(3, 96, torch.float32)
-    check(layer(backend, weight, torch.float32)(backend.place(x)), x, weight)
+    made = layer(backend, weight, dtype, out_dtype=torch.float32)
+    x = random_rows(3, 96, dtype)
+    check(made(backend.place(x)), x, weight)
+    assert made.num_bytes == 40 * (48 + 3 * 2) + 64
+    ids = torch.arange(40)
+    expected = torch.from_numpy(weight.dequantized()).to(dtype)
+    assert torch.equal(made.rows(backend.place(ids)).cpu(), expected)
+    # Integers of 8 bits with the same scales have the same bits.
+    eight = layer(
+        backend,
+        GroupedIntegers(values, plain.scales, None, None, 32, 8),
+        dtype,
+        None,
+        torch.float32,
+    )
+    assert torch.equal(eight(backend.place(x)), made(backend.place(x)))
 
 
 def test_rows_stay_floats_where_no_activation_may_be_rounded() -> None:
