@@ -1,5 +1,6 @@
 """Packed linear layers against `torch.nn.functional.linear` and against oneDNN's packed layout; or,
-with `--integers`, weights of integers against the packed weight of floats.
+with `--integers`, weights of integers against the packed weight of floats; or, with `--codes`,
+weights of few bits that become floats on the way.
 
 The contestants take turns within one process, and the best of many turns counts, since whatever
 else the machine does only ever makes a turn slower. Before each turn there is a pause, because
@@ -13,10 +14,12 @@ exceed the caches and walks through them, as a decode step walks through its lay
                takes part where this build of torch has it.
     int4 x     native's time / that of integers of 4 bits in groups of 32; above 1 integers are
                faster. `+min`: with minimums. Beside it their own GB/s.
+    fp8 x      the same of E4M3 in groups of 128; nf4: 4 bits that choose a float, in groups of 64.
 
     python benchmarks/linear.py --threads 1
     python benchmarks/linear.py --dtype float32 --rows 1 32 --shapes 512x1024 1024x151936 --streamed
     python benchmarks/linear.py --integers --rows 1 2 4 8 16 64 256 --shapes 2048x2048 8192x8192
+    python benchmarks/linear.py --codes --rows 1 4 16 64 256 --shapes 2048x2048 --streamed
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops import backend_named
-from aioserve.ops.native_grouped import GroupedWeight
+from aioserve.ops.native_grouped import CodedWeight, GroupedWeight
 
 Layer = Callable[[Tensor], Tensor]
 Makers = dict[str, Callable[[Tensor], Layer]]
@@ -43,6 +46,7 @@ SHAPES = ["512x1024", "512x512", "512x3072", "1536x512", "512x8192", "1024x4096"
 ROWS = [1, 4, 32, 128, 512, 2048]
 CACHES_BYTES = 96 * 2**20
 PAUSE_SECONDS = 0.005
+NUMBERS = np.linspace(-1, 1, 16, dtype=np.float32)
 
 
 def main() -> None:
@@ -52,8 +56,13 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     cpu = _native.cpu_info()
     print(f"{options.dtype}, {options.threads} threads, {cpu['isa']}, torch {torch.__version__}")
-    makers = integer_contestants(options.group_size) if options.integers else contestants()
-    print_head(makers, options.integers)
+    few_bits = options.integers or options.codes
+    makers = contestants()
+    if options.integers:
+        makers = integer_contestants(options.group_size)
+    if options.codes:
+        makers = integer_contestants(options.group_size, in_floats=True) | coded_contestants()
+    print_head(makers, few_bits)
     with torch.inference_mode():
         for shape in options.shapes:
             in_features, out_features = map(int, shape.split("x"))
@@ -66,7 +75,7 @@ def main() -> None:
                 x = torch.randn(rows, in_features).to(dtype)
                 best = race(layers, x, options.seconds)
                 print_row(shape, rows, weight, best)
-                if options.integers:
+                if few_bits:
                     print_integers(layers, best)
                 else:
                     print_peers(makers, best)
@@ -88,7 +97,22 @@ def onednn_layer(weight: Tensor) -> Layer:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
-def integer_contestants(group_size: int) -> Makers:
+def coded_contestants() -> Makers:
+    return {"fp8": partial(random_codes, 128, None), "nf4": partial(random_codes, 64, NUMBERS)}
+
+
+def random_codes(group_size: int, numbers: Any, like: Tensor) -> Layer:
+    out_features, in_features = like.shape
+    weight = CodedWeight(
+        out_features, in_features, group_size=group_size, numbers=numbers, dtype=like.dtype
+    )
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 127 if numbers is None else 16, (out_features, in_features), np.int8)
+    weight.set_rows(0, codes, np.full((out_features, weight.native.groups), 0.01, np.float32))
+    return weight.linear()
+
+
+def integer_contestants(group_size: int, *, in_floats: bool = False) -> Makers:
     makers: Makers = {"native": backend_named("native").linear}
     for bits, has_minimums in (
         (8, False),
@@ -99,11 +123,13 @@ def integer_contestants(group_size: int) -> Makers:
         (4, True),
     ):
         name = f"int{bits}{'+min' if has_minimums else ''}"
-        makers[name] = partial(random_integers, group_size, bits, has_minimums)
+        makers[name] = partial(random_integers, group_size, bits, has_minimums, in_floats)
     return makers
 
 
-def random_integers(group_size: int, bits: int, has_minimums: bool, like: Tensor) -> Layer:
+def random_integers(
+    group_size: int, bits: int, has_minimums: bool, in_floats: bool, like: Tensor
+) -> Layer:
     out_features, in_features = like.shape
     weight = GroupedWeight(
         out_features,
@@ -111,6 +137,7 @@ def random_integers(group_size: int, bits: int, has_minimums: bool, like: Tensor
         group_size=group_size,
         bits=bits,
         has_minimums=has_minimums,
+        in_floats=in_floats,
         dtype=like.dtype,
     )
     random = np.random.default_rng(0)
@@ -176,6 +203,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=_native.cpu_info()["threads"])
     parser.add_argument("--streamed", action="store_true", help="weights from memory, not caches")
     parser.add_argument("--integers", action="store_true", help="against weights of integers")
+    parser.add_argument("--codes", action="store_true", help="against what is decoded on the way")
     parser.add_argument("--group-size", type=int, default=32, help="of those integers")
     parser.add_argument("--seconds", type=float, default=1.0, help="per line")
     return parser.parse_args()

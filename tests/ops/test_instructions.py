@@ -20,6 +20,9 @@ INSTRUCTIONS = {
     "avx512, 8 bits": r"vpmaddwd \S*%zmm",
     "avx2, 8 bits": r"vpmaddwd \S*%ymm",
     "avx512_bf16": r"vdpbf16ps \S*%zmm",
+    "avx512_bf16, decoded": r"vcvtne2ps2bf16 \S*%zmm",
+    "avx512, decoded": r"vpermps \S*%zmm",
+    "avx2, decoded": r"vcvtph2ps \S*%xmm\S*,%ymm",
     "amx_bf16": "tdpbf16ps",
     "amx_int8": "tdpbsud",
 }
