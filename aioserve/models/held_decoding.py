@@ -61,7 +61,7 @@ class _GroupNumbers:
             self.units = np.zeros((-(-groups // unit_groups), outputs), np.float32)
 
     def set(self, part: StoredLinear, at: slice, numbers: Floats) -> None:
-        """Those of some outputs of the part."""
+        """Fill in some outputs of the part, [groups, outputs]."""
         if self.units is None:
             self._numbers[:, at] = numbers
             return

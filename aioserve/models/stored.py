@@ -181,7 +181,7 @@ class CodeForm(msgspec.Struct, frozen=True):
     scales: Scales = "float32"
     """What scales are."""
     alike: int = 1
-    """So many neighbouring outputs, counted from the weight's first, have the same scales."""
+    """Number of neighbouring outputs that share scales, counted from the weight's first."""
     float_activations: bool = False
     """Whether the checkpoint means rows that are multiplied to become E4M3, too."""
 
