@@ -17,6 +17,7 @@ from torch import Tensor
 from aioserve.errors import WeightsError
 from aioserve.models.coded import CodedFloats
 from aioserve.models.computed import CUDA, FloatRows, GroupedRows
+from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.quantization.packing import E4M3, e4m3_bits
@@ -295,6 +296,28 @@ def test_scales_that_are_multiples_take_a_byte_and_give_the_same_bits(
         [stored(weight, scales="multiples")], []
     )
     assert sizes == (20, run.num_bytes)
+
+
+K_QUANTS = [form for form in FORMATS.values() if form.scales == "multiples"]
+
+
+@pytest.mark.parametrize("form", K_QUANTS, ids=[form.name for form in K_QUANTS])
+def test_any_blocks_of_k_quants_have_such_scales(backend: CudaBackend, form: GGUFFormat) -> None:
+    random = np.random.default_rng(form.number)
+    content = random.integers(0, 256, (6, form.bytes_per_row(512)), np.uint8)
+    blocks = content.view(form.block)
+    for name in {"d", "dmin"} & set(form.block.names or ()):
+        blocks[name] = (random.normal(size=blocks.shape) * 0.01).astype(np.float16)
+        blocks[name][0, 0] = 0
+        blocks[name][1, 0] = np.float16(6e-8)
+    weight = decoded(form, content)
+    assert isinstance(weight, GroupedIntegers)
+    joined = held([weight], torch.float32, scales="multiples")
+    (run,) = joined.runs
+    assert isinstance(run, GroupedRows)
+    assert run.scales.dtype == np.int8
+    found = backend.linear(joined).rows(backend.place(torch.arange(6))).cpu().numpy()
+    assert np.array_equal(found, weight.dequantized())
 
 
 def test_scales_that_are_no_multiples_are_refused_by_name() -> None:

@@ -18,7 +18,10 @@ from aioserve.models.quantization.storing import method_named
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.ops import Backend
 from aioserve.ops.gpu.backend import CudaBackend
+from tests.models.quantization.blockwise import load_in, storing_four_bits
 from tests.models.quantization.compressed import write_mixture
+from tests.models.quantization.test_gptq_awq import write_gptq
+from tests.models.quantization.writers import write_quantized
 from tests.ops.gpu import held as in_memory
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE
@@ -123,6 +126,23 @@ def test_a_checkpoint_says_whether_activations_are_rounded(
         assert 1e-4 < error < 0.1
     else:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["gptq", "nf4"])
+def test_columns_in_another_order_and_codes_give_the_logits_of_their_floats(
+    backend: CudaBackend, method: str, tmp_path: Path
+) -> None:
+    if method == "gptq":
+        model, floats = write_gptq(tmp_path, 4, 16, act_order=True)
+    else:
+        store = storing_four_bits("nf4", 64, double=16)
+        model, floats = write_quantized(tmp_path, load_in(4), store)
+    found, expected = logits_of(model, backend), logits_of(floats, REFERENCE)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    runs = [run for held in read(model).linears.values() for run in held_of(held).runs]
+    assert all(isinstance(run, GroupedRows) and run.bits == 4 for run in runs)
+    if method == "gptq":
+        assert all(isinstance(run, GroupedRows) and run.order is not None for run in runs)
 
 
 def test_layers_of_a_mixture_of_formats_are_joined(backend: CudaBackend, tmp_path: Path) -> None:
