@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, HeldLinear
 from aioserve.models.files import model_files
@@ -14,8 +16,10 @@ from aioserve.models.weight_memory import WeightMemory
 from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.conversion import convert
 from tests.models.gguf.writing import BY_NAME
-from tests.models.quantization.compressed import write_mixture
+from tests.models.quantization.blockwise import load_in, storing_four_bits
+from tests.models.quantization.compressed import float8, storing_blocks, write_mixture
 from tests.models.quantization.test_gptq_awq import write_gptq
+from tests.models.quantization.writers import write_quantized
 from tests.parity.tiny_models import CONFIGS, write
 
 WIDE = {
@@ -66,7 +70,7 @@ def held_bytes(weights: ReadWeights) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "phi3", "qwen2", "qwen3"])
 def test_rounded_and_plain_weights(
     tmp_path: Path, name: str, quantization: str | None, dtype: str
@@ -75,6 +79,7 @@ def test_rounded_and_plain_weights(
     native, _ = check(write(name, tmp_path), dtype=dtype, quantization=quantization)
     names = {one.format for one in native.formats}
     wanted = {None: set(), "int8": {"int8-g128"}, "int4": {"int4-g32", "int8-g128"}}
+    wanted["fp8"] = {"fp8-e4m3", "int8-g128"}
     assert names - set(PLAIN.values()) == wanted[quantization]
 
 
@@ -105,6 +110,30 @@ def test_a_mixture_of_formats_in_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_gptq(tmp_path: Path, bits: int, act_order: bool) -> None:
     check(write_gptq(tmp_path, bits, 32, act_order=act_order)[0])
+
+
+@pytest.mark.parametrize("block", [None, (32, 16), (16, 64)])
+def test_fp8_with_scales_by_tensor_and_by_block(
+    tmp_path: Path, block: tuple[int, int] | None
+) -> None:
+    if block is not None:
+        store = storing_blocks(block, "weight_scale_inv")
+        said = {"quant_method": "fp8", "weight_block_size": list(block)}
+    else:
+        said, store = {"quant_method": "fp8"}, storing_one_scale
+    check(write_quantized(tmp_path, said, store)[0])
+
+
+def storing_one_scale(
+    module: str, weight: np.ndarray
+) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+    narrow, floats = float8(weight, np.full_like(weight, 0.01))
+    return {"weight": narrow, "weight_scale": torch.tensor(0.01)}, floats
+
+
+@pytest.mark.parametrize("double", [0, 16])
+def test_codes_of_bitsandbytes(tmp_path: Path, double: int) -> None:
+    check(write_quantized(tmp_path, load_in(4), storing_four_bits("nf4", 64, double=double))[0])
 
 
 def test_an_embedding_of_two_copies_is_read_once_in_a_step(tmp_path: Path) -> None:
