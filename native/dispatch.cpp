@@ -176,7 +176,7 @@ const linear::TileSet& tiles_in_use(bool bfloat16) {
     return bfloat16 ? *used().bfloat16_tiles : *used().float32_tiles;
 }
 
-const linear::TileSet& integer_tiles_in_use(int storage) {
+const linear::grouped::StorageTiles& integer_tiles_in_use(int storage) {
     return used().integer_tiles->of[storage];
 }
 

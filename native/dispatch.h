@@ -18,12 +18,15 @@ struct TileSet;
 namespace decoded {
 struct Decoding;
 }
+namespace grouped {
+struct StorageTiles;
+}
 }  // namespace linear
 
 // The kernels in use. All throw std::invalid_argument where AIOSERVE_ISA is unknown or unsupported.
 const ops::Kernels& kernels(ops::DType dtype);
 const linear::TileSet& tiles_in_use(bool bfloat16);
-const linear::TileSet& integer_tiles_in_use(int storage);  // `linear::grouped::Storage`
+const linear::grouped::StorageTiles& integer_tiles_in_use(int storage);  // a `Storage`
 const linear::decoded::Decoding& decoding_in_use(bool bfloat16);
 
 // Names from the plainest to the best that this machine supports, and the one in use.

@@ -20,7 +20,7 @@ IN_FEATURES = 96
 def layer(kind: int, out_features: int, dtype: torch.dtype, out: torch.dtype) -> NativeLinear:
     if kind == 0:
         return NativeLinear(random_rows(out_features, IN_FEATURES, dtype) / 10, out_dtype=out)
-    bits, has_minimums = [(8, False), (4, False), (4, True)][kind - 1]
+    bits, has_minimums = [(8, False), (4, False), (4, True), (5, True), (6, False)][kind - 1]
     integers = random_integers(out_features, IN_FEATURES, 8 << kind, bits, has_minimums, seed=kind)
     return integers.weight(dtype, random_rows(1, out_features, dtype, seed=kind)[0]).linear(out)
 
@@ -31,8 +31,8 @@ def outputs(layers: list[NativeLinear], x: Tensor) -> Tensor:
 
 @settings(max_examples=60)
 @given(
-    parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=1, max_size=4),
-    rows=st.integers(0, 70),
+    parts=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 70)), min_size=1, max_size=4),
+    rows=st.integers(0, 140),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     wide=st.booleans(),
 )
@@ -52,7 +52,7 @@ def test_outputs_are_those_of_the_parts(
 def test_integers_have_the_same_outputs_on_every_instruction_set_in_any_number_of_rows(
     isa: str,
 ) -> None:
-    layers = [layer(kind, 30 + kind, torch.bfloat16, torch.float32) for kind in (1, 2, 3)]
+    layers = [layer(kind, 30 + kind, torch.bfloat16, torch.float32) for kind in (1, 2, 3, 4, 5)]
     joined, x = joined_linear(layers, torch.float32), random_rows(257, IN_FEATURES, torch.bfloat16)
     _native.set_isa("portable")
     expected = torch.cat([joined(x[row : row + 1]) for row in range(257)])

@@ -16,7 +16,7 @@ from tests.ops.largest import assert_argmax_is_that_of_the_outputs
 
 
 def layer(in_features: int, out_features: int, dtype: torch.dtype) -> NativeLinear:
-    integers = random_integers(out_features, in_features, 32, 4, True)
+    integers = random_integers(out_features, in_features, 32, 5, True)
     return integers.weight(dtype, random_rows(1, out_features, dtype)[0]).linear()
 
 
@@ -26,7 +26,7 @@ def order_of(in_features: int, seed: int = 0) -> np.ndarray:
 
 @settings(max_examples=40)
 @given(
-    rows=st.integers(0, 70),
+    rows=st.integers(0, 140),
     in_features=st.integers(1, 200),
     out_features=st.integers(1, 100),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),

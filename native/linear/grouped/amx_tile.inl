@@ -247,5 +247,11 @@ constexpr TileSet amx_tiles() {
     return set;
 }
 
+template <Storage S>
+constexpr TileSet kTiles = amx_tiles<S>();
+// Several blocks. One is unpacked group by group, which the first cache holds.
+template <Storage S>
+constexpr StorageTiles kUnpacked = unpacked_from<S>(2 * kTileRows + 1, kTiles<S>, kTiles<k8Bits>);
+
 }  // namespace
 }  // namespace aioserve::linear::grouped

@@ -84,9 +84,37 @@ struct RowGroup {
 };
 static_assert(sizeof(RowGroup) == kRowChunkBytes);
 
+constexpr bool is_made(const WeightShape& weight) {
+    return weight.kind == kMultiples || weight.has_zero_points;
+}
+
+// Of panels once they are unpacked: the same unsigned integers in 8 bits, and float32 instead of scales
+// or minimums that are products.
+constexpr WeightShape unpacked(WeightShape weight) {
+    if (is_made(weight)) {
+        weight.kind = kFloat32;
+        weight.has_zero_points = false;
+        weight.span = 1;
+        weight.header_bytes = (weight.has_minimums ? 2 : 1) * kPanelColumns * 4;
+    }
+    const int spans = (weight.groups + weight.span - 1) / weight.span;
+    weight.panel_bytes = static_cast<std::size_t>(spans) * weight.header_bytes +
+                         static_cast<std::size_t>(weight.steps) * kStepPanelBytes;
+    return weight;
+}
+
+// The tiles of a storage. Tasks of at least `unpacked_rows` rows unpack their panels, which `unpacked`
+// multiplies.
+struct StorageTiles {
+    const TileSet* kept;
+    int unpacked_rows;
+    const TileSet* unpacked;
+    void (*unpack)(const WeightShape& kept, const char* panel, char* to);  // null: they never are
+};
+
 // What an instruction set publishes.
 struct IntegerTiles {
-    TileSet of[kStorages];  // in their order
+    StorageTiles of[kStorages];  // in their order
 };
 
 }  // namespace aioserve::linear::grouped

@@ -16,10 +16,6 @@ struct Generic {
     static void store(Vec sum, bf16* y, int64_t columns) { store_some(sum, y, columns); }
 };
 
-inline bool is_made(const WeightShape& weight) {
-    return weight.kind == kMultiples || weight.has_zero_points;
-}
-
 // Of the groups of a span, the scales and minimums of some columns: where they lie as numbers of KIND
 // or, where they are products, as float32 in memory of the tile's own.
 template <int KIND, int VECTORS>
@@ -39,6 +35,14 @@ class Parameters {
     __attribute__((always_inline)) Vec scale(int group, int v) const { return number(0, group, v); }
     __attribute__((always_inline)) Vec minimum(int group, int v) const {
         return number(1, group, v);
+    }
+
+    // The first `count` of both, as numbers of KIND. Returns what lies behind them.
+    char* write(int group, int count, char* to) const {
+        constexpr int kBytes = kCount * number_bytes(KIND);
+        for (int which = 0; which < count; ++which, to += kBytes)
+            __builtin_memcpy(to, numbers_[which] + group * kBytes, kBytes);
+        return to;
     }
 
   private:
@@ -376,6 +380,40 @@ constexpr TileSet tiles() {
                 .end = nullptr};
     add_tiles<P, S, MAX_ROWS>(set);
     return set;
+}
+
+// As `unpacked` says that it lies then.
+template <Storage S>
+void unpack_panel(const WeightShape& kept, const char* panel, char* to) {
+    const Ints table = Ints::repeat_16(kept.table);
+    const int units = kept.group_size / kUnit;
+    const int parameters = kept.has_minimums ? 2 : 1;
+    Parameters<kFloat32, kVectors> made;
+    for (int group = 0, in_span = 0; group < kept.groups; ++group) {
+        if (in_span == 0) {
+            if (is_made(kept)) {
+                made.read(kept, panel, 0);
+            } else {
+                __builtin_memcpy(to, panel, static_cast<std::size_t>(kept.header_bytes));
+                to += kept.header_bytes;
+            }
+            panel += kept.header_bytes;
+        }
+        if (is_made(kept)) to = made.write(in_span, parameters, to);
+        for (int unit = 0; unit < units; ++unit) {
+            unpack_unit<S, kVectors>(panel, table, to);
+            panel += unit_bytes(S);
+            to += unit_bytes(k8Bits);
+        }
+        if (++in_span == kept.span) in_span = 0;
+    }
+}
+
+constexpr StorageTiles never_unpacked(const TileSet& kept) { return {&kept, 0, nullptr, nullptr}; }
+
+template <Storage S>
+constexpr StorageTiles unpacked_from(int rows, const TileSet& kept, const TileSet& unpacked) {
+    return {&kept, rows, &unpacked, unpack_panel<S>};
 }
 
 }  // namespace

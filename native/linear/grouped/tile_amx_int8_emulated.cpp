@@ -4,7 +4,7 @@
 #include "linear/grouped/amx_tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAmxInt8Emulated = {{amx_tiles<k8Bits>(), amx_tiles<k6Bits>(),
-    amx_tiles<k5Bits>(), amx_tiles<k4Bits>(),
-    amx_tiles<kTable>()}};
+extern constexpr IntegerTiles kAmxInt8Emulated = {{never_unpacked(kTiles<k8Bits>), kUnpacked<k6Bits>,
+                                                   kUnpacked<k5Bits>, kUnpacked<k4Bits>,
+                                                   kUnpacked<kTable>}};
 }  // namespace aioserve::linear::grouped

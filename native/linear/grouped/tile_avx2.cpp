@@ -16,9 +16,24 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx2 = {{tiles<Pairs, k8Bits, 5>(), tiles<Pairs, k6Bits, 5>(),
-    tiles<FewBits, k5Bits, 6>(), tiles<FewBits, k4Bits, 6>(),
-    tiles<Pairs, kTable, 5>()}};
+namespace {
+
+constexpr int kUnpackedRows = 32;
+
+template <Storage S>
+constexpr TileSet kPairs = tiles<Pairs, S, 5>();
+template <Storage S>
+constexpr TileSet kFewBits = tiles<FewBits, S, 6>();
+template <Storage S>
+constexpr StorageTiles kUnpacked = unpacked_from<S>(kUnpackedRows, kPairs<S>, kPairs<k8Bits>);
+constexpr StorageTiles k5BitsTiles =
+    unpacked_from<k5Bits>(kUnpackedRows, kFewBits<k5Bits>, kFewBits<k8Bits>);
+
+}  // namespace
+
+extern constexpr IntegerTiles kAvx2 = {{never_unpacked(kPairs<k8Bits>), kUnpacked<k6Bits>,
+                                        k5BitsTiles, never_unpacked(kFewBits<k4Bits>),
+                                        kUnpacked<kTable>}};
 }  // namespace aioserve::linear::grouped
 
 #endif

@@ -17,11 +17,21 @@ constexpr int vectors_at_once(int) { return 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kAvx512Vnni = {{tiles<Dot, k8Bits, 6, 8>(),
-    tiles<Dot, k6Bits, 6, 8>(),
-    tiles<Dot, k5Bits, 6, 8>(),
-    tiles<Dot, k4Bits, 6, 8>(),
-    tiles<Dot, kTable, 6, 8>()}};
+namespace {
+
+// Of 5 and 6 bits. The products hide what 4 bits take.
+constexpr int kUnpackedRows = 64;
+
+template <Storage S>
+constexpr TileSet kTiles = tiles<Dot, S, 6, 8>();
+template <Storage S>
+constexpr StorageTiles kUnpacked = unpacked_from<S>(kUnpackedRows, kTiles<S>, kTiles<k8Bits>);
+
+}  // namespace
+
+extern constexpr IntegerTiles kAvx512Vnni = {{never_unpacked(kTiles<k8Bits>), kUnpacked<k6Bits>,
+                                              kUnpacked<k5Bits>, never_unpacked(kTiles<k4Bits>),
+                                              never_unpacked(kTiles<kTable>)}};
 }  // namespace aioserve::linear::grouped
 
 #endif

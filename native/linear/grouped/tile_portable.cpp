@@ -14,9 +14,18 @@ constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : 2; }
 #include "linear/grouped/tile.inl"
 
 namespace aioserve::linear::grouped {
-extern constexpr IntegerTiles kPortable = {{tiles<Pairs, k8Bits, 3>(),
-    tiles<Pairs, k6Bits, 3>(),
-    tiles<Pairs, k5Bits, 3>(),
-    tiles<Pairs, k4Bits, 3>(),
-    tiles<Pairs, kTable, 3>()}};
+namespace {
+
+constexpr int kUnpackedRows = 16;
+
+template <Storage S>
+constexpr TileSet kTiles = tiles<Pairs, S, 3>();
+template <Storage S>
+constexpr StorageTiles kUnpacked = unpacked_from<S>(kUnpackedRows, kTiles<S>, kTiles<k8Bits>);
+
+}  // namespace
+
+extern constexpr IntegerTiles kPortable = {{never_unpacked(kTiles<k8Bits>), kUnpacked<k6Bits>,
+                                            kUnpacked<k5Bits>, never_unpacked(kTiles<k4Bits>),
+                                            kUnpacked<kTable>}};
 }  // namespace aioserve::linear::grouped

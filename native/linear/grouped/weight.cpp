@@ -109,6 +109,7 @@ GroupedWeight::GroupedWeight(int64_t out_features, int64_t in_features, const In
                              bool bfloat16, bool in_floats)
     : PanelKernel(out_features, shape_of(out_features, in_features, form, bfloat16, in_floats)),
       storage_(storage_of(form)),
+      unpacked_shape_(unpacked(shape())),
       codes_(codes_of(shape(), form)),
       group_size_(form.group_size) {}
 
@@ -239,8 +240,11 @@ void GroupedWeight::row(int64_t id, char* out) const {
                      bfloat16() ? weights::Stored::bfloat16 : weights::Stored::float32, out);
 }
 
-PanelLayout GroupedWeight::layout(int64_t) const {
-    return {&shape(), &integer_tiles_in_use(storage_), nullptr};
+PanelLayout GroupedWeight::layout(int64_t rows) const {
+    const StorageTiles& tiles = integer_tiles_in_use(storage_);
+    if (tiles.unpack && rows >= tiles.unpacked_rows)
+        return {&unpacked_shape_, tiles.unpacked, tiles.unpack};
+    return {&shape(), tiles.kept, nullptr};
 }
 
 }  // namespace aioserve::linear

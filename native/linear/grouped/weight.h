@@ -72,6 +72,7 @@ class GroupedWeight : public PanelKernel {
     void set_row(int64_t id, const int8_t* values);
 
     grouped::Storage storage_;
+    WeightShape unpacked_shape_;
     std::array<int16_t, 256> codes_;  // of values as bytes: what is stored, or -1
     int64_t group_size_;  // as given; that of the panels is a part of it
 };
