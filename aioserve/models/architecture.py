@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.models.rope import RopeConfig
 
 __all__ = [
+    "GATED",
     "MLP",
+    "UNGATED",
     "Architecture",
     "Attention",
     "Heads",
@@ -24,12 +26,19 @@ __all__ = [
     "Linear",
     "Norm",
     "Tensor",
+    "by_heads",
     "conv1d",
     "layer_norm",
     "linear",
     "rms_norm",
     "tensors_of",
 ]
+
+
+GATED = ("silu", "gelu_tanh")
+"""Activations of an MLP with a gate."""
+UNGATED = ("gelu_tanh", "gelu", "relu_squared")
+"""Activations of an MLP without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,9 @@ class Tensor:
     """As Hugging Face's files store it."""
     transposed: bool = False
     """Whether these files store a weight [N, K] as [K, N]."""
+    turns: tuple[int, int] | None = None
+    """(parts, rows): these files store so many rows of each part in turn, as GPT-NeoX does with the
+    queries, keys and values of each head. Here the parts follow one another, whole."""
 
     @property
     def rows(self) -> int:
@@ -68,19 +80,20 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMS norm, or a LayerNorm where it has a bias."""
+    """An RMS norm or a LayerNorm."""
 
     weight: Tensor
     bias: Tensor | None
     eps: float
     weight_offset: float = 0.0
-    """Added to the weights of an RMS norm: 1.0 for Gemma."""
+    """Added to the weights: 1.0 for Gemma and Nemotron."""
+    centered: bool = False
+    """Whether the mean is taken away first: a LayerNorm, which may have a bias."""
 
     def __post_init__(self) -> None:
-        if self.bias is not None and self.weight_offset:
+        if self.bias is not None and not self.centered:
             raise UnsupportedModelError(
-                f"{self.weight.name}: a LayerNorm adds nothing to its weights, got "
-                f"weight_offset={self.weight_offset}"
+                f"{self.weight.name}: an RMS norm has no bias, got {self.bias.name}"
             )
 
 
@@ -107,7 +120,8 @@ class Attention:
     qkv: Linear
     """Queries, keys, values: [query_size + 2 * kv_size, hidden]."""
     query_norm: Norm | None = None
-    """Norm of each query head before the rotation. Key heads have one too, or neither has any."""
+    """Norm of each query head before the rotation, or of all together where it has as many weights.
+    Keys have one alike, or neither has any."""
     key_norm: Norm | None = None
     output: Linear
     scale: float
@@ -120,14 +134,21 @@ class Attention:
 
     def __post_init__(self) -> None:
         norms = self.query_norm, self.key_norm
-        alike = {
-            None if norm is None else (norm.weight.shape, norm.bias, norm.eps, norm.weight_offset)
-            for norm in norms
-        }
-        if len(alike) > 1 or any(norm is not None and norm.bias is not None for norm in norms):
+        sizes = {None if norm is None else (norm.eps, norm.weight_offset) for norm in norms}
+        rows = tuple(0 if norm is None else norm.weight.rows for norm in norms)
+        heads = self.heads
+        implemented = (0, 0), (heads.dim, heads.dim), (heads.query_size, heads.kv_size)
+        centered = any(norm is not None and norm.centered for norm in norms)
+        if len(sizes) > 1 or centered or rows not in implemented:
             raise UnsupportedModelError(
                 f"query and key heads must have RMS norms alike, or none, got {norms}"
             )
+
+    @property
+    def norms_of_all_heads(self) -> bool:
+        """Whether the norms are each of all heads together."""
+        norm = self.query_norm
+        return norm is not None and norm.weight.rows == self.heads.query_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +159,11 @@ class MLP:
     """The up projection, stacked behind the gate where there is one."""
     down: Linear
     activation: str
-    """silu (with a gate) or gelu_tanh."""
+    """silu or gelu_tanh with a gate; gelu_tanh, gelu or relu_squared without one."""
     gated: bool = True
 
     def __post_init__(self) -> None:
-        implemented = ("silu", "gelu_tanh") if self.gated else ("gelu_tanh",)
+        implemented = GATED if self.gated else UNGATED
         if self.activation not in implemented:
             raise UnsupportedModelError(
                 f"the activation of an MLP with gated={self.gated} must be "
@@ -152,14 +173,20 @@ class MLP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """x += post_norm(attention(norm(x))), then the same with the MLP."""
+    """x += scale * post_norm(attention(norm(x))), then the same with the MLP."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """None: attention reads x itself."""
     attention: Attention
     attention_post_norm: Norm | None = None
-    mlp_norm: Norm
+    mlp_norm: Norm | None
+    """None: the MLP reads x itself, or what attention reads where they are parallel."""
     mlp: MLP
     mlp_post_norm: Norm | None = None
+    residual_scale: float = 1.0
+    """Factor on what is added to x."""
+    parallel: bool = False
+    """Whether the MLP's x is that before attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +208,8 @@ class Architecture:
     """The output head is the embedding, and its tensor may be absent."""
     final_soft_cap: float = 0.0
     """Cap of logits: with c > 0 they become c * tanh(logit / c)."""
+    logit_scale: float = 1.0
+    """Factor on logits, before the cap."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """(prefix found in some checkpoints, prefix here)."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
@@ -252,9 +281,21 @@ def conv1d(name: str, inputs: int, outputs: int) -> Linear:
     return Linear((weight,), (Tensor(f"{name}.bias", (outputs,)),))
 
 
+def by_heads(described: Linear, head_dim: int) -> Linear:
+    """A projection of queries, keys and values of which files have each head's together."""
+
+    def in_turns(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(tensor, turns=(3, head_dim)) for tensor in tensors)
+
+    return Linear(in_turns(described.weights), in_turns(described.biases))
+
+
 def rms_norm(name: str, size: int, eps: float, weight_offset: float = 0.0) -> Norm:
     return Norm(Tensor(f"{name}.weight", (size,)), None, eps, weight_offset)
 
 
-def layer_norm(name: str, size: int, eps: float) -> Norm:
-    return Norm(Tensor(f"{name}.weight", (size,)), Tensor(f"{name}.bias", (size,)), eps)
+def layer_norm(
+    name: str, size: int, eps: float, weight_offset: float = 0.0, *, bias: bool = True
+) -> Norm:
+    biases = Tensor(f"{name}.bias", (size,)) if bias else None
+    return Norm(Tensor(f"{name}.weight", (size,)), biases, eps, weight_offset, centered=True)

@@ -110,10 +110,12 @@ class DecoderConfig(Architecture):
         source: str = "config.json",
         generation: Mapping[str, Any] | None = None,
         generation_source: str = "generation_config.json",
+        read_as: str | None = None,
     ) -> DecoderConfig:
-        """Read parsed files; the sources are their names in messages."""
+        """Read parsed files; the sources are their names in messages. `read_as`: "llama" for an
+        architecture that isn't supported by itself."""
         whole = Fields(config, source)
-        name, text, architecture = read_family(whole)
+        name, text, architecture = read_family(whole, read_as)
         quantization = read_scheme(whole, text)
         eos_token_ids = text.token_ids("eos_token_id")
         defaults = NOTHING_SAID

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aioserve.models import architecture
-from aioserve.models.blocks import DecoderLayer, Norm
+from aioserve.models.blocks import DecoderLayer, Norm, ResidualStream
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rotary import RotaryTable
 from aioserve.models.weight_memory import WeightMemory
@@ -160,27 +160,15 @@ class Decoder:
             ops.scale(residual, self._embedding_scale)
         if weights.positions is not None:
             ops.add_positions(residual, weights.positions)
-        layers = weights.layers
-        x = layers[0].attention_norm(ops, residual)
-        for index, layer in enumerate(layers):
-            if index + 1 < len(layers):
-                following = layers[index + 1].attention_norm
-                x = layer.attention(ops, x)
-            else:
-                # Every key and value is written: from here on only rows with logits matter.
-                following = weights.final_norm
-                x = layer.attention(ops, x, logit_rows_only=True)
-                residual = ops.logit_rows(residual)
-            if layer.attention_post_norm is not None:
-                x = layer.attention_post_norm(ops, x)
-            x = layer.mlp(ops, layer.mlp_norm(ops, x, residual))
-            if layer.mlp_post_norm is not None:
-                x = layer.mlp_post_norm(ops, x)
-            x = following(ops, x, residual)
-        return x
+        stream = ResidualStream(ops, residual)
+        for layer in weights.layers:
+            layer(stream, logit_rows_only=layer is weights.layers[-1])
+        return stream.normed(weights.final_norm)
 
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:
         logits = ops.linear(hidden, self._weights.head)
+        if self.config.logit_scale != 1.0:
+            ops.scale(logits, self.config.logit_scale)
         if self.config.final_soft_cap:
             ops.soft_cap(logits, self.config.final_soft_cap)
         return logits

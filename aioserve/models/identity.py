@@ -40,7 +40,7 @@ def computation_digest(architecture: Architecture, max_model_len: int) -> bytes:
     the longest context that is served."""
     whole = hashlib.sha256(b"aioserve computation 1")
     ropes = {layer.attention.rope for layer in architecture.layers}
-    if any(rope is not None and rope.kind == "longrope" for rope in ropes):
+    if any(rope is not None and rope.depends_on_longest_context for rope in ropes):
         whole.update(b"%d" % max_model_len)
     for field in fields(Architecture):
         if field.name not in ("prefixes", "ignored", "max_position_embeddings"):

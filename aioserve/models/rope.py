@@ -15,13 +15,14 @@ from aioserve.models.fields import MOST_INTEGER, Fields
 
 __all__ = ["RopeConfig", "longrope_scale", "positions_served", "read_rope"]
 
-_KINDS = ("default", "linear", "llama3", "longrope", "yarn")
+_KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 _KNOWN_KEYS = frozenset(
     {
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
         "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor",
         "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
         "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+        "max_position_embeddings", "llama_4_scaling_beta",
     }
 )  # fmt: skip
 
@@ -33,8 +34,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    """default, linear (Gemma 3), llama3 (Llama 3.1), longrope (Phi-3, arXiv 2402.13753) or yarn
-    (arXiv 2309.00071)."""
+    """default, linear (Gemma 3), dynamic (NTK-aware, with a base that follows the longest context),
+    llama3 (Llama 3.1), longrope (Phi-3, arXiv 2402.13753) or yarn (arXiv 2309.00071)."""
     theta: float
     rotary_dim: int
     """The first `rotary_dim` dimensions of each head are rotated; even, at most the head's."""
@@ -42,7 +43,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
-    """Longest context of the pretraining (llama3, longrope, yarn)."""
+    """Longest context of the pretraining (dynamic, llama3, longrope, yarn)."""
     short_factor: tuple[float, ...] = ()
     """longrope, serving at most `original_max_positions`: one divisor per frequency."""
     long_factor: tuple[float, ...] = ()
@@ -55,6 +56,16 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """yarn: pairs that turn less often are slowed down by all of `factor`."""
     truncate: bool = True
     """yarn: the pairs between which it blends are rounded to whole ones."""
+    interleaved: bool = False
+    """Dimensions 2 i and 2 i + 1 are a pair; else i and i + rotary_dim / 2."""
+    query_beta: float = 0.0
+    """With b > 0 queries at position p are multiplied by
+    1 + b * log(1 + floor(p / original_max_positions)) (Llama 4's scaling of attention)."""
+
+    @property
+    def depends_on_longest_context(self) -> bool:
+        """Whether angles follow from the longest context that is served, too."""
+        return self.kind in ("longrope", "dynamic")
 
 
 def read_rope(
@@ -66,31 +77,40 @@ def read_rope(
     theta_field: str = "rope_theta",
     default_theta: float = 10_000.0,
     scaled: bool = True,
-    partial: bool = False,
+    partial: float | None = None,
+    partial_field: str = "partial_rotary_factor",
     default_original: int | None = None,
+    interleaved: bool = False,
+    scales_queries: bool = False,
 ) -> RopeConfig:
     """The rope of the layers of `layer_type`, or of all layers.
 
     Old configs hold the base in `theta_field`; `scaled` says whether their `rope_scaling` applies
-    to these layers. `partial`: the family honours `partial_rotary_factor`.
+    to these layers. `partial`: the part of each head that the family rotates where the config
+    doesn't say, in `partial_field` as old configs spell it; None: it rotates whole heads.
+    `scales_queries`: the family honours `llama_4_scaling_beta`.
     """
     rope = _select(config, layer_type, scaled)
     for name in rope.values:
         if name not in _KNOWN_KEYS:
             rope.unsupported(name, "an unknown rotary parameter")
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if partial and kind in ("su", "yarn"):
+    if rope.has("llama_4_scaling_beta") and not (scales_queries and kind == "yarn"):
+        rope.unsupported("llama_4_scaling_beta", "Ministral 3 scales queries, with a yarn rope")
+    if default_original is not None and kind in ("su", "yarn"):
         kind = "longrope"  # what early Phi-3 configs called it
     if kind not in _KINDS:
         name = "rope_type" if rope.has("rope_type") else "type"
         rope.unsupported(name, f"the rope types are {', '.join(_KINDS)}")
     theta = rope.number("rope_theta", config.number(theta_field, default_theta))
-    rotary_dim = _rotary_dim(config, rope, head_dim, partial)
-    found = RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim)
+    rotary_dim = _rotary_dim(config, rope, head_dim, partial, partial_field)
+    found = RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, interleaved=interleaved)
     if kind == "default":
         return found
     if kind == "linear":
         return replace(found, factor=rope.number("factor"))
+    if kind == "dynamic":
+        return _dynamic(config, rope, found)
     original = _original_max_positions(config, rope, default_original or max_positions)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
@@ -111,16 +131,29 @@ def read_rope(
 def positions_served(config: Fields, max_positions: int) -> int:
     """The longest context of a model: `max_positions`, as its config says, or the product of factor
     and original length where it has a yarn rope that reaches further, as configs that were extended
-    by hand have."""
+    by hand have. A dynamic rope takes `max_positions` for the original length."""
     for name in ("rope_scaling", "rope_parameters"):
         if not config.has(name):
             continue
         rope = config.nested(name)
         original = "original_max_position_embeddings"
-        if "yarn" in (rope.values.get("rope_type"), rope.values.get("type")) and rope.has(original):
+        kinds = rope.values.get("rope_type"), rope.values.get("type")
+        if "dynamic" in kinds:
+            return min(int(max_positions * rope.number("factor", least=1.0)), MOST_INTEGER)
+        if "yarn" in kinds and rope.has(original):
             reach = rope.integer(original, least=2) * rope.number("factor", 1.0)
             return max(max_positions, min(int(reach), MOST_INTEGER))
     return max_positions
+
+
+def _dynamic(config: Fields, rope: Fields, found: RopeConfig) -> RopeConfig:
+    if found.rotary_dim < 4:
+        rope.unsupported("rope_type", "a dynamic rope needs heads that rotate 4 dimensions or more")
+    return replace(
+        found,
+        factor=rope.number("factor", least=1.0),
+        original_max_positions=config.integer("max_position_embeddings", least=2),
+    )
 
 
 def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
@@ -142,6 +175,7 @@ def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
         beta_fast=fast,
         beta_slow=slow,
         truncate=rope.flag("truncate", True),
+        query_beta=rope.number("llama_4_scaling_beta", 0.0, least=0.0),
     )
 
 
@@ -191,15 +225,19 @@ def _select(config: Fields, layer_type: str | None, scaled: bool) -> Fields:
     return rope
 
 
-def _rotary_dim(config: Fields, rope: Fields, head_dim: int, partial: bool) -> int:
-    holder = rope if rope.has("partial_rotary_factor") else config
-    fraction = holder.number("partial_rotary_factor", 1.0)
-    if fraction != 1.0 and not partial:
-        holder.unsupported("partial_rotary_factor", "this architecture rotates whole heads")
+def _rotary_dim(
+    config: Fields, rope: Fields, head_dim: int, partial: float | None, field: str
+) -> int:
+    holder = config
+    if rope.has("partial_rotary_factor"):
+        holder, field = rope, "partial_rotary_factor"
+    fraction = holder.number(field, 1.0 if partial is None else partial)
+    if fraction != 1.0 and partial is None:
+        holder.unsupported(field, "this architecture rotates whole heads")
     rotary_dim = int(head_dim * fraction)
     if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
         holder.invalid(
-            "partial_rotary_factor",
+            field,
             f"such that an even number of each head's {head_dim} dimensions is rotated",
         )
     return rotary_dim

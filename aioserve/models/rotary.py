@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from msgspec.structs import replace
 
 from aioserve.models.rope import RopeConfig
 from aioserve.ops.backend import Rotation
@@ -20,13 +21,13 @@ class RotaryTable:
     It holds at least as many rows as the last `cover` asked for.
     """
 
-    __slots__ = ("_device", "_frequencies", "_limit", "_scale", "rotation")
+    __slots__ = ("_config", "_device", "_frequencies", "_limit", "rotation")
 
     def __init__(
         self, config: RopeConfig, max_positions: int, device: torch.device | str = "cpu"
     ) -> None:
         self._frequencies = inverse_frequencies(config, max_positions)
-        self._scale = config.attention_factor
+        self._config = config
         self._limit = max_positions
         self._device = device
         self.rotation: Rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
@@ -43,17 +44,24 @@ class RotaryTable:
     def _compute(self, num_positions: int) -> Rotation:
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = positions[:, None] * self._frequencies
-        tables = angles.cos() * self._scale, angles.sin() * self._scale
-        return Rotation(*(table.to(self._device) for table in tables))
+        scale, scales = self._config.attention_factor, None
+        if self._config.query_beta:
+            blocks = (positions / self._config.original_max_positions).floor()
+            scales = (1 + self._config.query_beta * torch.log1p(blocks)).to(self._device)
+        cos, sin = ((table * scale).to(self._device) for table in (angles.cos(), angles.sin()))
+        return Rotation(cos, sin, self._config.interleaved, scales)
 
 
 def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
     """float32 `[rotary_dim / 2]`: the angle that each pair of dimensions turns per position.
 
-    longrope has two sets, for contexts within and beyond the pretraining's. transformers switches
-    when a context crosses that length, which makes the keys cached until then wrong. Here the
-    longest context to be served decides once, so a token's key never depends on what follows it.
+    longrope has two sets, for contexts within and beyond the pretraining's, and dynamic a base for
+    each length beyond it. transformers switches when a context crosses that length, which makes the
+    keys cached until then wrong. Here the longest context to be served decides once, so a token's
+    key never depends on what follows it.
     """
+    if config.kind == "dynamic":
+        config = _stretched(config, max_positions)
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     wavelengths = config.theta**exponents
     if config.kind == "longrope":
@@ -68,6 +76,14 @@ def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
     if config.kind == "yarn":
         return _yarn(frequencies, config)
     return frequencies
+
+
+def _stretched(config: RopeConfig, max_positions: int) -> RopeConfig:
+    """The base that slows the slowest pair down as `linear` would, and the fastest not at all."""
+    length = max(max_positions / config.original_max_positions, 1.0)
+    stretch = config.factor * length - (config.factor - 1)
+    exponent = config.rotary_dim / (config.rotary_dim - 2)
+    return replace(config, theta=config.theta * stretch**exponent)
 
 
 def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:

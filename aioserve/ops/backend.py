@@ -15,12 +15,14 @@ from torch.nn import functional
 from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
+    Activation,
     AttentionKind,
     HeadNorms,
     KVLayer,
     LayerNorm,
     RMSNorm,
     Rotation,
+    check_columns,
     check_norm,
     check_rows,
     check_tensor,
@@ -151,6 +153,14 @@ class Backend(RowOps[Tensor]):
         check_tensor("x", x, x.dtype, (len(ids), table.shape[1]), self.device)
         x.add_(functional.embedding(ids, table))
 
+    def add(self, x: Tensor, y: Tensor) -> None:
+        check_tensor("y", y, x.dtype, x.shape, self.device)
+        x.add_(y)
+
+    def norm_columns(self, x: Tensor, norm: RMSNorm, first: int) -> None:
+        columns = check_columns(x, norm, first, self.device)
+        columns.copy_(self.rms_norm(columns, norm))
+
     def scale(self, x: Tensor, factor: float) -> None:
         check_tensor("x", x, x.dtype, x.shape, self.device)
         x.mul_(factor)
@@ -161,8 +171,8 @@ class Backend(RowOps[Tensor]):
     ) -> None:
         """Normalise and rotate queries in place; write normalised, rotated keys and values to `at`.
 
-        Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX. A
-        rotation of fewer than D dimensions turns the first ones of each head.
+        Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX, or
+        interleaved. A rotation of fewer than D dimensions turns the first ones of each head.
 
         Args:
             qkv: `[T, (Hq + 2 * Hk) * D]`: the heads of queries, keys and values, one after the
@@ -188,9 +198,11 @@ class Backend(RowOps[Tensor]):
             `[T, Hq * D]`, contiguous; with `logit_rows_only` `[S, Hq * D]`.
         """
 
-    def gelu_tanh(self, x: Tensor) -> Tensor:
+    def activated(self, x: Tensor, kind: Activation) -> Tensor:
         check_rows("x", x, self.device, "[T, I]")
-        return functional.gelu(x, approximate="tanh")
+        if kind == "relu_squared":
+            return functional.relu(x).square_()
+        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         check_tensor("logits", logits, torch.float32, logits.shape, self.device)
@@ -214,6 +226,12 @@ class TensorOps(LayerOps[Tensor]):
 
     def add_positions(self, x: Tensor, table: Tensor) -> None:
         self._backend.add_rows(x, table, self._batch.positions)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        self._backend.add(x, y)
+
+    def norm_columns(self, x: Tensor, norm: RMSNorm, first: int) -> None:
+        self._backend.norm_columns(x, norm, first)
 
     def scale(self, x: Tensor, factor: float) -> None:
         self._backend.scale(x, factor)
@@ -243,8 +261,8 @@ class TensorOps(LayerOps[Tensor]):
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         return self._backend.gated(gate_up, gelu=gelu)
 
-    def gelu_tanh(self, x: Tensor) -> Tensor:
-        return self._backend.gelu_tanh(x)
+    def activated(self, x: Tensor, kind: Activation) -> Tensor:
+        return self._backend.activated(x, kind)
 
     def logit_rows(self, x: Tensor) -> Tensor:
         return x[self._batch.logit_rows]

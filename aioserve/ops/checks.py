@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from aioserve.ops.batch import Batch, HostBatch
 from aioserve.ops.kv_cache import KVCache
 
 __all__ = [
+    "ACTIVATIONS",
+    "Activation",
     "AttentionKind",
     "HeadNorms",
     "KVLayer",
@@ -26,6 +28,7 @@ __all__ = [
     "RMSNorm",
     "Rotation",
     "check_batch",
+    "check_columns",
     "check_copies",
     "check_gate_up",
     "check_head_norms",
@@ -40,11 +43,24 @@ __all__ = [
 Kind = TypeVar("Kind")
 
 
+Activation = Literal["gelu_tanh", "gelu", "relu_squared"]
+"""What a layer without a gate does to each number: gelu in its tanh approximation, gelu by the
+error function (Hendrycks and Gimpel, "Gaussian error linear units", 2016), or `max(x, 0) ** 2` (So
+et al., "Primer", 2021)."""
+
+ACTIVATIONS: tuple[Activation, ...] = ("gelu_tanh", "gelu", "relu_squared")
+"""In the order of `aioserve::ops::Activation`."""
+
+
 class Rotation(NamedTuple):
     """Tables of a rotary embedding: float32 `[positions, R / 2]` each, rows indexed by position."""
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool = False
+    """Whether dimensions 2 i and 2 i + 1 turn together; else i and i + R / 2."""
+    query_scale: Tensor | None = None
+    """Factors on rotated queries, float32 `[positions]`; None: none."""
 
 
 class RMSNorm(NamedTuple):
@@ -146,6 +162,15 @@ def check_norm(
     return rows, size
 
 
+def check_columns(x: Tensor, norm: RMSNorm, first: int, device: torch.device) -> Tensor:
+    """Check that x `[T, N]` has the columns of a norm from `first` on; return them."""
+    check_rows("x", x, device, "[T, N]")
+    end = first + norm.weight.shape[0]
+    if not 0 <= first < end <= x.shape[1]:
+        raise ValueError(f"first must leave columns {first} to {end} within {x.shape[1]}")
+    return x[:, first:end]
+
+
 def check_gate_up(gate_up: Tensor, device: torch.device) -> None:
     check_rows("gate_up", gate_up, device, "[T, 2 * I]")
     if gate_up.shape[1] % 2:
@@ -182,8 +207,10 @@ def check_rotation(rotation: Rotation, head_dim: int, device: torch.device) -> t
     shape = rotation.cos.shape
     if len(shape) != 2:
         raise ValueError(f"cos must have shape [positions, R / 2], got {tuple(shape)}")
-    for name, table in zip(("cos", "sin"), rotation, strict=True):
+    for name, table in (("cos", rotation.cos), ("sin", rotation.sin)):
         check_tensor(name, table, torch.float32, shape, device)
+    if rotation.query_scale is not None:
+        check_tensor("query_scale", rotation.query_scale, torch.float32, shape[:1], device)
     positions, half = shape
     if 2 * half > head_dim:
         raise ValueError(f"cos must have at most {head_dim // 2} columns, got {half}")

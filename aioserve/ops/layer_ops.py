@@ -13,7 +13,14 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from aioserve.ops.batch import Batch, Drawn, SampleRows
-from aioserve.ops.checks import AttentionKind, HeadNorms, LayerNorm, RMSNorm, Rotation
+from aioserve.ops.checks import (
+    Activation,
+    AttentionKind,
+    HeadNorms,
+    LayerNorm,
+    RMSNorm,
+    Rotation,
+)
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
@@ -40,6 +47,10 @@ class RowOps(ABC, Generic[X]):
     """
 
     @abstractmethod
+    def add(self, x: X, y: X) -> None:
+        """x += y in place, both `[T, H]`."""
+
+    @abstractmethod
     def scale(self, x: X, factor: float) -> None:
         """x *= factor in place, x `[T, H]`."""
 
@@ -52,6 +63,11 @@ class RowOps(ABC, Generic[X]):
         """
 
     @abstractmethod
+    def norm_columns(self, x: X, norm: RMSNorm, first: int) -> None:
+        """The norm of each row's columns from `first` on, as many as it has weights, in their
+        place: x `[T, N]`."""
+
+    @abstractmethod
     def layer_norm(self, x: X, norm: LayerNorm, residual: X | None = None) -> X:
         """The norm of each row of x `[T, H]`; with a residual, as `rms_norm` has one."""
 
@@ -61,8 +77,8 @@ class RowOps(ABC, Generic[X]):
         is `gelu` in its tanh approximation, or silu."""
 
     @abstractmethod
-    def gelu_tanh(self, x: X) -> X:
-        """`gelu(x)`, the tanh approximation, of `[T, I]`."""
+    def activated(self, x: X, kind: Activation) -> X:
+        """The activation of each number of `[T, I]`."""
 
     @abstractmethod
     def soft_cap(self, logits: X, cap: float) -> None:

@@ -31,6 +31,8 @@ from aioserve.ops.backend import (
 )
 from aioserve.ops.batch import Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
+    ACTIVATIONS,
+    Activation,
     check_gate_up,
     check_head_norms,
     check_norm,
@@ -49,6 +51,7 @@ from aioserve.ops.native_types import (
     NativeBatch,
     NativeKVCache,
     NativeLinear,
+    address,
     is_bfloat16,
     own_arrays,
     own_pages,
@@ -146,11 +149,13 @@ class NativeBackend(Backend):
     ) -> None:
         q_heads = check_qkv(qkv, at, CPU)
         head_dim, dtype = at.kv.head_dim, qkv.dtype
-        cos_at = sin_at = max_positions = half = q_norm_at = k_norm_at = 0
+        cos_at = sin_at = scale_at = max_positions = half = q_norm_at = k_norm_at = 0
+        interleaved = False
         eps = weight_offset = 0.0
         if rotation is not None:
             max_positions, half = check_rotation(rotation, head_dim, CPU)
             cos_at, sin_at = rotation.cos.data_ptr(), rotation.sin.data_ptr()
+            interleaved, scale_at = rotation.interleaved, address(rotation.query_scale)
         if norms is not None:
             check_head_norms(norms, head_dim, dtype, CPU)
             q_norm_at, k_norm_at = norms.query.data_ptr(), norms.key.data_ptr()
@@ -166,6 +171,8 @@ class NativeBackend(Backend):
             sin_at,
             max_positions,
             half,
+            interleaved,
+            scale_at,
             q_norm_at,
             k_norm_at,
             eps,
@@ -230,11 +237,12 @@ class NativeBackend(Backend):
         check_tensor("logits", logits, torch.float32, logits.shape, CPU)
         _native.soft_cap(logits.data_ptr(), cap, logits.numel())
 
-    def gelu_tanh(self, x: Tensor) -> Tensor:
+    def activated(self, x: Tensor, kind: Activation) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)
         check_rows("x", x, CPU, "[T, I]")
         out = torch.empty(x.shape, dtype=x.dtype)
-        _native.gelu(x.data_ptr(), out.data_ptr(), bfloat16, *x.shape, x.stride(0))
+        sizes = *x.shape, x.stride(0)
+        _native.activation(x.data_ptr(), out.data_ptr(), ACTIVATIONS.index(kind), bfloat16, *sizes)
         return out
 
     def record(

@@ -16,6 +16,8 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.batch import Batch, Drawn, SampleRows
 from aioserve.ops.checks import (
+    ACTIVATIONS,
+    Activation,
     AttentionKind,
     HeadNorms,
     LayerNorm,
@@ -29,7 +31,7 @@ from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
 from aioserve.ops.native_sampler import NativeSampler
-from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear, own_pages
+from aioserve.ops.native_types import CPU, address, is_bfloat16, own_arrays, own_linear, own_pages
 
 __all__ = ["NativeProgram"]
 
@@ -123,7 +125,7 @@ class NativeProgram(StepProgram):
         rotation = source.rotation
         positions, _ = check_rotation(rotation, self._head_dim, CPU)
         tables = rotation.cos.data_ptr(), rotation.sin.data_ptr()
-        self._program.set_rotation(index, *tables, positions)
+        self._program.set_rotation(index, *tables, address(rotation.query_scale), positions)
         self._rotations[index] = (source, rotation)
 
 
@@ -150,6 +152,14 @@ class _RecordedOps(LayerOps[Value]):
     def add_positions(self, x: Value, table: Tensor) -> None:
         at = self._vector("table", table, (table.shape[0], x.columns))
         self.program.add_positions(x.index, at, table.shape[0])
+
+    def add(self, x: Value, y: Value) -> None:
+        self.program.add(x.index, y.index)
+
+    def norm_columns(self, x: Value, norm: RMSNorm, first: int) -> None:
+        size = norm.weight.shape[0]
+        at = self._vector("weight", norm.weight, (size,))
+        self.program.norm_columns(x.index, first, size, at, norm.eps, norm.weight_offset)
 
     def scale(self, x: Value, factor: float) -> None:
         self.program.scale(x.index, factor)
@@ -193,7 +203,7 @@ class _RecordedOps(LayerOps[Value]):
                 return i
         _, half = check_rotation(source.rotation, self._head_dim, CPU)
         self.rotations.append(source)
-        return self.program.add_rotation(half)
+        return self.program.add_rotation(half, source.rotation.interleaved)
 
     def paged_attention(
         self, qkv: Value, layer: int, kind: AttentionKind, *, logit_rows_only: bool
@@ -205,8 +215,8 @@ class _RecordedOps(LayerOps[Value]):
     def gated(self, gate_up: Value, *, gelu: bool) -> Value:
         return Value(self.program.gated(gate_up.index, gelu), gate_up.columns // 2)
 
-    def gelu_tanh(self, x: Value) -> Value:
-        return Value(self.program.gelu(x.index), x.columns)
+    def activated(self, x: Value, kind: Activation) -> Value:
+        return Value(self.program.activation(x.index, ACTIVATIONS.index(kind)), x.columns)
 
     def logit_rows(self, x: Value) -> Value:
         return Value(self.program.logit_rows(x.index), x.columns)

@@ -23,6 +23,7 @@ __all__ = [
     "NativeBatch",
     "NativeKVCache",
     "NativeLinear",
+    "address",
     "is_bfloat16",
     "own_arrays",
     "own_linear",
@@ -34,6 +35,11 @@ CPU = torch.device("cpu")
 MAX_HEAD_DIM = 256
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers are; 0: there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @dataclass(slots=True, frozen=True)

@@ -190,8 +190,11 @@ class ReferenceBackend(Backend):
                 raise ValueError(
                     f"batch: positions go to {batch.end_position - 1}, but cos has {rows} rows"
                 )
-            angles = rotation.cos[batch.positions.long()], rotation.sin[batch.positions.long()]
+            at_positions = batch.positions.long()
+            angles = rotation.cos[at_positions], rotation.sin[at_positions], rotation.interleaved
             new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
+            if rotation.query_scale is not None:
+                new_q = new_q * rotation.query_scale[at_positions, None, None]
         q.copy_(new_q)
         pages, offsets = batch.token_pages, batch.token_offsets
         k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
@@ -259,12 +262,18 @@ def _own_batch(at: KVLayer) -> ReferenceBatch:
     return batch
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R of D dimensions, pairing `i` with `i + R / 2`; x `[T, H, D]` wide."""
-    half = cos.shape[-1]
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first R of D dimensions, pairing `i` with `i + R / 2`, or `2 i` with `2 i + 1`
+    where they are interleaved; x `[T, H, D]` wide."""
+    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     cos, sin = cos[:, None, :], sin[:, None, :]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+    if interleaved:
+        first, second = turned[..., ::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    pairs = first * cos - second * sin, second * cos + first * sin
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat([turned, rest], dim=-1)
 
 
 def _kept(

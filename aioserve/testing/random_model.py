@@ -94,7 +94,8 @@ def _distributions(
 ) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
     """(name, shape, mean, standard deviation) of each tensor."""
     norm_mean = 1.0 - config.final_norm.weight_offset
-    head = 2.0 * config.hidden_size**-0.5  # logits with a deviation of about 2
+    # Logits with a deviation of about 2.
+    head = 2.0 * config.hidden_size**-0.5 / config.logit_scale
     embedding = 1.0 / config.embedding_scale
     if config.tie_word_embeddings:
         embedding = min(embedding, head)

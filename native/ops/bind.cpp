@@ -44,6 +44,7 @@ void bind_rms_norm(Address x, Address residual, Address weight, Address out, boo
               .residual = at(residual),
               .weight = at(weight),
               .out = at(out),
+              .out_stride = size,
               .size = size,
               .eps = eps,
               .weight_offset = weight_offset},
@@ -71,10 +72,11 @@ void bind_layer_norm(Address x, Address residual, Address weight, Address bias, 
     });
 }
 
-void bind_gelu(Address x, Address out, bool bfloat16, int64_t rows, int64_t size, int64_t stride) {
-    const GeluArgs args{.x = at(x), .stride = stride, .out = at(out), .size = size};
+void bind_activation(Address x, Address out, int kind, bool bfloat16, int64_t rows, int64_t size,
+                     int64_t stride) {
+    const ActivationArgs args{.x = at(x), .stride = stride, .out = at(out), .size = size};
     aioserve::run_now([&](aioserve::Phases& phases) {
-        append_gelu(phases, args, dtype_of(bfloat16), rows);
+        append_activation(phases, args, static_cast<Activation>(kind), dtype_of(bfloat16), rows);
     });
 }
 
@@ -151,8 +153,9 @@ void make_pages(KVPages* self, Address storage, int64_t layers, int64_t num_page
 
 void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
                           int64_t row_stride, int64_t q_heads, Address cos, Address sin,
-                          int64_t max_positions, int64_t half, Address q_norm, Address k_norm,
-                          float eps, float weight_offset) {
+                          int64_t max_positions, int64_t half, bool interleaved,
+                          Address query_scale, Address q_norm, Address k_norm, float eps,
+                          float weight_offset) {
     rotary_kv_write(held.batch, pages, layer,
                     {.qkv = at(qkv),
                      .row_stride = row_stride,
@@ -161,6 +164,8 @@ void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t l
                      .sin = at<float>(sin),
                      .max_positions = max_positions,
                      .half = half,
+                     .interleaved = interleaved,
+                     .query_scale = at<float>(query_scale),
                      .q_norm = at(q_norm),
                      .k_norm = at(k_norm),
                      .eps = eps,
@@ -234,7 +239,7 @@ void bind_ops(nb::module_& m) {
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("layer_norm", &bind_layer_norm, ReleaseGil());
-    m.def("gelu", &bind_gelu, ReleaseGil());
+    m.def("activation", &bind_activation, ReleaseGil());
     m.def("add_rows", &bind_add_rows, ReleaseGil());
     m.def("scale", &bind_scale, ReleaseGil());
     m.def("soft_cap", &bind_soft_cap, ReleaseGil());

@@ -47,8 +47,9 @@ void append_layer_norm(Phases& phases, const LayerNormArgs& args, DType dtype, i
                       [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows) {
-    const auto kernel = kernels(dtype).gelu_tanh;
+void append_activation(Phases& phases, const ActivationArgs& args, Activation kind, DType dtype,
+                       int64_t rows) {
+    const auto kernel = kernels(dtype).activation[static_cast<int>(kind)];
     phases.add_ranges(rows, kGelu * static_cast<double>(rows * args.size),
                       [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }

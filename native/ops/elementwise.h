@@ -16,7 +16,8 @@ void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64
 void append_scale(Phases& phases, void* x, float factor, DType dtype, int64_t size);
 void append_soft_cap(Phases& phases, float* x, float cap, int64_t size);
 void append_layer_norm(Phases& phases, const LayerNormArgs& args, DType dtype, int64_t rows);
-void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows);
+void append_activation(Phases& phases, const ActivationArgs& args, Activation kind, DType dtype,
+                       int64_t rows);
 // Of each row of x [rows, size]: the first of its largest values, or its first NaN, and its column.
 void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, float* largest,
                     int64_t* columns);

@@ -61,6 +61,8 @@ void append_rotary_kv_write(Phases& phases, const Batch& batch, const KVPages& p
                           .cos = call.cos,
                           .sin = call.sin,
                           .half = call.half,
+                          .interleaved = call.interleaved,
+                          .query_scale = call.query_scale,
                           .positions = batch.positions(),
                           .slots = batch.token_locations(),
                           .k_pages = pages.plane(2 * layer),

@@ -23,6 +23,8 @@ struct RotaryCall {
     const float* sin;
     int64_t max_positions;
     int64_t half;
+    bool interleaved;
+    const float* query_scale;  // [max_positions], or null; only with a rotation
     const void* q_norm;  // [D] or null
     const void* k_norm;
     float eps;

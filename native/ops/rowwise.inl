@@ -38,7 +38,7 @@ static void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
     const Vec offset = Vec::set(args.weight_offset);
     for (int64_t row = begin; row < end; ++row) {
         const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
-        T* out = static_cast<T*>(args.out) + row * size;
+        T* out = static_cast<T*>(args.out) + row * args.out_stride;
         SquareSum squares;
         if (args.residual) {
             T* residual = static_cast<T*>(args.residual) + row * size;
@@ -103,11 +103,31 @@ static void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) {
     }
 }
 
-// One head: read, normalise, rotate, write; `from` and `to` may be the same.
+// Turns the first dimensions of a head x by the angles of one position.
+static inline void rotate_pairs(float* x, const float* cos, const float* sin, int64_t half,
+                                bool interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < half; ++i) {
+            const float first = x[2 * i], second = x[2 * i + 1];
+            x[2 * i] = first * cos[i] - second * sin[i];
+            x[2 * i + 1] = second * cos[i] + first * sin[i];
+        }
+        return;
+    }
+    for (int64_t i = 0; i < half; i += Vec::kWidth) {
+        const int64_t left = half - i;
+        const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
+        const Vec c = load_some(cos + i, left), s = load_some(sin + i, left);
+        store_some(Vec::fma(first, c, Vec::zero() - second * s), x + i, left);
+        store_some(Vec::fma(second, c, first * s), x + half + i, left);
+    }
+}
+
+// One head: read, normalise, rotate, multiply, write; `from` and `to` may be the same.
 template <class T>
 static void rotate_head(const RotaryArgs& args, const T* from, T* to, const T* weight,
-                        const float* cos, const float* sin) {
-    const int64_t dim = args.head_dim, half = args.half;
+                        const float* cos, const float* sin, float factor) {
+    const int64_t dim = args.head_dim;
     float x[kMaxHeadDim + Vec::kWidth];
     SquareSum squares;
     for (int64_t i = 0; i < dim; i += Vec::kWidth) {
@@ -123,14 +143,9 @@ static void rotate_head(const RotaryArgs& args, const T* from, T* to, const T* w
             (Vec::load(x + i) * scale * factor).store(x + i);
         }
     }
-    for (int64_t i = 0; cos && i < half; i += Vec::kWidth) {
-        const int64_t left = half - i;
-        const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
-        const Vec c = load_some(cos + i, left), s = load_some(sin + i, left);
-        store_some(Vec::fma(first, c, Vec::zero() - second * s), x + i, left);
-        store_some(Vec::fma(second, c, first * s), x + half + i, left);
-    }
-    for (int64_t i = 0; i < dim; i += Vec::kWidth) store_some(Vec::load(x + i), to + i, dim - i);
+    if (cos) rotate_pairs(x, cos, sin, args.half, args.interleaved);
+    for (int64_t i = 0; i < dim; i += Vec::kWidth)
+        store_some(Vec::load(x + i) * Vec::set(factor), to + i, dim - i);
 }
 
 // A token's key, a step in every column of its page.
@@ -167,10 +182,11 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
             sin = args.sin + args.positions[token] * args.half;
         }
         T* q = static_cast<T*>(args.q) + token * args.q_token_stride;
+        const float factor = args.query_scale ? args.query_scale[args.positions[token]] : 1.0f;
         if (cos || args.q_norm) {
             for (int64_t head = 0; head < args.q_heads; ++head) {
                 T* row = q + head * args.q_head_stride;
-                rotate_head<T>(args, row, row, static_cast<const T*>(args.q_norm), cos, sin);
+                rotate_head<T>(args, row, row, static_cast<const T*>(args.q_norm), cos, sin, factor);
             }
         }
         const int64_t page = args.slots[token] / args.page_size;
@@ -181,7 +197,7 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
             const int64_t at = (page * args.kv_heads + head) * steps * args.page_size;
             T key[kMaxHeadDim + 1];
             rotate_head<T>(args, k + head * args.k_head_stride, key,
-                           static_cast<const T*>(args.k_norm), cos, sin);
+                           static_cast<const T*>(args.k_norm), cos, sin, 1.0f);
             if (dim < steps * kPerStep) key[dim] = T{};
             write_key(key, steps, static_cast<uint32_t*>(args.k_pages) + at + offset,
                       args.page_size);
@@ -218,14 +234,25 @@ static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
     }
 }
 
-template <class T>
-static void gelu_tanh(const GeluArgs& args, int64_t begin, int64_t end) {
+// Gelu itself is x erfc(-x / sqrt(2)) / 2, of which no part cancels as max(x, 0) less the tail. Past 14
+// the tail is nothing, and infinity would make no number of it.
+template <Activation Kind>
+static inline Vec activated_alone(Vec x) {
+    if constexpr (Kind == Activation::gelu_tanh) return activated<true>(x);
+    const Vec positive = Vec::max(Vec::zero(), x);
+    if constexpr (Kind == Activation::relu_squared) return positive * positive;
+    const Vec size = Vec::zero() - Vec::max(Vec::set(-14.0f), Vec::zero() - Vec::abs(x));
+    return positive - Vec::set(0.5f) * size * erfc_positive(Vec::set(0.7071067812f) * size);
+}
+
+template <class T, Activation Kind>
+static void activation(const ActivationArgs& args, int64_t begin, int64_t end) {
     const int64_t size = args.size;
     for (int64_t row = begin; row < end; ++row) {
         const T* x = static_cast<const T*>(args.x) + row * args.stride;
         T* out = static_cast<T*>(args.out) + row * size;
         for (int64_t i = 0; i < size; i += Vec::kWidth)
-            store_some(activated<true>(load_some(x + i, size - i)), out + i, size - i);
+            store_some(activated_alone<Kind>(load_some(x + i, size - i)), out + i, size - i);
     }
 }
 
@@ -234,7 +261,7 @@ static void add_rows(const AddRowsArgs& args, int64_t begin, int64_t end) {
     const int64_t size = args.size;
     for (int64_t row = begin; row < end; ++row) {
         T* x = static_cast<T*>(args.x) + row * size;
-        const T* more = static_cast<const T*>(args.table) + args.ids[row] * size;
+        const T* more = static_cast<const T*>(args.table) + (args.ids ? args.ids[row] : row) * size;
         for (int64_t i = 0; i < size; i += Vec::kWidth) {
             const int64_t left = size - i;
             store_some(load_some(x + i, left) + load_some(more + i, left), x + i, left);

@@ -79,7 +79,8 @@ struct RmsNormArgs {
     int64_t x_stride;
     void* residual;  // [T, size] contiguous, or null: then x itself is normalised
     const void* weight;
-    void* out;  // [T, size] contiguous
+    void* out;  // [T, size], which may be x itself
+    int64_t out_stride;
     int64_t size;
     float eps;
     float weight_offset;
@@ -107,6 +108,8 @@ struct RotaryArgs {
     const float* cos;  // [max_positions, half], or null for no rotation
     const float* sin;
     int64_t half;
+    bool interleaved;          // dimensions 2 i and 2 i + 1 are a pair, or else i and i + half
+    const float* query_scale;  // [max_positions]: factors on queries, or null
     const int32_t* positions;
     const int64_t* slots;
     void* k_pages;  // of this layer, as in KVPages
@@ -125,14 +128,18 @@ struct GatedArgs {
     int64_t size;
 };
 
-struct GeluArgs {
+// What a layer does to each number where it has no gate.
+enum class Activation : int { gelu_tanh, gelu, relu_squared };
+constexpr int kNumActivations = 3;
+
+struct ActivationArgs {
     const void* x;  // [T, size], rows dense
     int64_t stride;
     void* out;  // [T, size] contiguous
     int64_t size;
 };
 
-// x[row] += table[ids[row]], in place.
+// x[row] += table[ids[row]], or table[row] where ids are null; in place.
 struct AddRowsArgs {
     void* x;            // [T, size] contiguous
     const void* table;  // [rows, size] contiguous
@@ -199,7 +206,7 @@ struct Kernels {
     void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
     void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
     void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
-    void (*gelu_tanh)(const GeluArgs&, int64_t begin, int64_t end);
+    void (*activation[kNumActivations])(const ActivationArgs&, int64_t begin, int64_t end);
     void (*add_rows)(const AddRowsArgs&, int64_t begin, int64_t end);
     // Elements [begin, end) of x become x * factor.
     void (*scale)(void* x, float factor, int64_t begin, int64_t end);

@@ -45,8 +45,18 @@ ValueId layer_norm(Program& self, ValueId x, ValueId residual, Address weight, A
     return self.layer_norm(x, residual, at(weight), at(bias), eps);
 }
 
-void set_rotation(Program& self, int index, Address cos, Address sin, int64_t max_positions) {
-    self.set_rotation(index, at<float>(cos), at<float>(sin), max_positions);
+void norm_columns(Program& self, ValueId x, int64_t first, int64_t size, Address weight, float eps,
+                  float weight_offset) {
+    self.norm_columns(x, first, size, at(weight), eps, weight_offset);
+}
+
+ValueId activation(Program& self, ValueId x, int kind) {
+    return self.activation(x, static_cast<aioserve::ops::Activation>(kind));
+}
+
+void set_rotation(Program& self, int index, Address cos, Address sin, Address query_scale,
+                  int64_t max_positions) {
+    self.set_rotation(index, at<float>(cos), at<float>(sin), at<float>(query_scale), max_positions);
 }
 
 void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int rotation, Address q_norm,
@@ -78,16 +88,18 @@ void bind_program(nb::module_& m) {
         .def("embedding", &embedding)
         .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
         .def("add_positions", &add_positions)
+        .def("add", &Program::add)
         .def("scale", &Program::scale)
         .def("linear", &Program::linear, nb::keep_alive<1, 3>())
         .def("rms_norm", &rms_norm)
+        .def("norm_columns", &norm_columns)
         .def("layer_norm", &layer_norm)
         .def("add_rotation", &Program::add_rotation)
         .def("set_rotation", &set_rotation)
         .def("rotary_kv_write", &rotary_kv_write)
         .def("attention", &Program::attention)
         .def("gated", &Program::gated)
-        .def("gelu", &Program::gelu)
+        .def("activation", &activation)
         .def("logit_rows", &Program::logit_rows)
         .def("soft_cap", &Program::soft_cap)
         .def("finish", &Program::finish)

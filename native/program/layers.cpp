@@ -58,8 +58,8 @@ struct MoveGated {
     }
 };
 
-struct MoveGelu {
-    void operator()(ops::GeluArgs& args, int64_t row, int64_t element) const {
+struct MoveActivation {
+    void operator()(ops::ActivationArgs& args, int64_t row, int64_t element) const {
         args.x = moved(args.x, row * args.stride * element);
     }
 };
@@ -90,8 +90,21 @@ void AddPositions::append(const Frame& frame) const {
                     frame.dtype, frame.rows(x));
 }
 
+void Add::append(const Frame& frame) const {
+    const ValueId x = reads[0];
+    ops::append_add_rows(frame.phases,
+                         {.x = frame.at(x),
+                          .table = frame.at(reads[1]),
+                          .ids = nullptr,
+                          .size = frame.values[x].columns},
+                         frame.dtype, frame.rows(x));
+}
+
 void Scale::append(const Frame& frame) const {
-    ops::append_scale(frame.phases, frame.at(reads[0]), factor, frame.dtype, elements(frame, reads[0]));
+    const ValueId x = reads[0];
+    const bool wide = frame.values[x].row_bytes == 4 * frame.values[x].columns;
+    const ops::DType dtype = wide ? ops::DType::float32 : frame.dtype;
+    ops::append_scale(frame.phases, frame.at(x), factor, dtype, elements(frame, x));
 }
 
 void SoftCap::append(const Frame& frame) const {
@@ -116,9 +129,26 @@ ops::RmsNormArgs RmsNorm::args(const Frame& frame) const {
             .residual = residual == kNoValue ? nullptr : frame.at(residual),
             .weight = weight,
             .out = frame.at(out),
+            .out_stride = size,
             .size = size,
             .eps = eps,
             .weight_offset = offset};
+}
+
+void ColumnsNorm::append(const Frame& frame) const {
+    const Value& x = frame.values[reads[0]];
+    char* const at = frame.at<char>(reads[0]) + first * (x.row_bytes / x.columns);
+    append_rms_norm(frame.phases,
+                    {.x = at,
+                     .x_stride = x.columns,
+                     .residual = nullptr,
+                     .weight = weight,
+                     .out = at,
+                     .out_stride = x.columns,
+                     .size = size,
+                     .eps = eps,
+                     .weight_offset = offset},
+                    frame.dtype, frame.rows(reads[0]));
 }
 
 void RmsNorm::append(const Frame& frame) const {
@@ -171,17 +201,18 @@ linear::RowSource Gated::row_source(const Frame& frame) const {
     return one_row(frame, args(frame), gelu ? table.gelu_tanh_mul : table.silu_mul, MoveGated());
 }
 
-ops::GeluArgs Gelu::args(const Frame& frame) const {
+ops::ActivationArgs Activation::args(const Frame& frame) const {
     const int64_t size = frame.values[writes[0]].columns;
     return {.x = frame.at(reads[0]), .stride = size, .out = frame.at(writes[0]), .size = size};
 }
 
-void Gelu::append(const Frame& frame) const {
-    append_gelu(frame.phases, args(frame), frame.dtype, frame.rows(reads[0]));
+void Activation::append(const Frame& frame) const {
+    append_activation(frame.phases, args(frame), function, frame.dtype, frame.rows(reads[0]));
 }
 
-linear::RowSource Gelu::row_source(const Frame& frame) const {
-    return one_row(frame, args(frame), kernels(frame.dtype).gelu_tanh, MoveGelu());
+linear::RowSource Activation::row_source(const Frame& frame) const {
+    const auto kernel = kernels(frame.dtype).activation[static_cast<int>(function)];
+    return one_row(frame, args(frame), kernel, MoveActivation());
 }
 
 // The packed rows, and for the arg-max what is left of it between its phases.
@@ -225,6 +256,8 @@ void RotaryKvWrite::append(const Frame& frame) const {
                             .sin = table.sin,
                             .max_positions = table.max_positions,
                             .half = table.half,
+                            .interleaved = table.interleaved,
+                            .query_scale = table.query_scale,
                             .q_norm = q_norm,
                             .k_norm = k_norm,
                             .eps = eps,

@@ -31,6 +31,12 @@ struct AddPositions : Op {
     const void* table;
 };
 
+// x += y.
+struct Add : Op {
+    Add(ValueId x, ValueId y) : Op(Kind::rowwise, {x, y}, {}) {}
+    void append(const Frame& frame) const override;
+};
+
 struct Scale : Op {
     Scale(ValueId x, float factor_) : Op(Kind::rowwise, {x}, {}), factor(factor_) {}
     void append(const Frame& frame) const override;
@@ -60,6 +66,18 @@ struct RmsNorm : Op {
     float eps, offset;
 };
 
+// The norm of some columns of x, in their place.
+struct ColumnsNorm : Op {
+    ColumnsNorm(ValueId x, int64_t first_, int64_t size_, const void* weight_, float eps_,
+                float offset_)
+        : Op(Kind::rowwise, {x}, {}), first(first_), size(size_), weight(weight_), eps(eps_),
+          offset(offset_) {}
+    void append(const Frame& frame) const override;
+    int64_t first, size;
+    const void* weight;
+    float eps, offset;
+};
+
 struct LayerNorm : Op {
     LayerNorm(ValueId x_, ValueId residual_, ValueId out_, const void* weight_, const void* bias_,
               float eps_);
@@ -83,12 +101,14 @@ struct Gated : Op {
     bool gelu;
 };
 
-struct Gelu : Op {
-    Gelu(ValueId x_, ValueId out_) : Op(Kind::rowwise, {x_}, {out_}) {}
+struct Activation : Op {
+    Activation(ValueId x_, ValueId out_, ops::Activation kind_)
+        : Op(Kind::rowwise, {x_}, {out_}), function(kind_) {}
     void append(const Frame& frame) const override;
     bool is_row_source() const override { return true; }
     linear::RowSource row_source(const Frame& frame) const override;
-    ops::GeluArgs args(const Frame& frame) const;
+    ops::ActivationArgs args(const Frame& frame) const;
+    ops::Activation function;
 };
 
 struct Linear : Op {

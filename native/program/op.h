@@ -30,8 +30,10 @@ constexpr int kNumKinds = 3;
 struct Rotation {
     const float* cos = nullptr;
     const float* sin = nullptr;
+    const float* query_scale = nullptr;
     int64_t max_positions = 0;
     int64_t half = 0;
+    bool interleaved = false;
 };
 
 // One step, in memory that outlives the run.

@@ -69,6 +69,13 @@ void Program::add_positions(ValueId x, const void* table, int64_t positions) {
     ops_.push_back(std::make_unique<AddPositions>(x, table));
 }
 
+void Program::add(ValueId x, ValueId y) {
+    if (check(x).columns != check(y).columns || check(x).logit_rows_only != check(y).logit_rows_only)
+        refuse("adds a value of " + std::to_string(check(y).columns) + " columns to one of " +
+               std::to_string(check(x).columns) + ", of the same rows");
+    ops_.push_back(std::make_unique<Add>(x, y));
+}
+
 void Program::scale(ValueId x, float factor) {
     check(x);
     ops_.push_back(std::make_unique<Scale>(x, factor));
@@ -91,6 +98,14 @@ ValueId Program::rms_norm(ValueId x, ValueId residual, const void* weight, float
     return out;
 }
 
+void Program::norm_columns(ValueId x, int64_t first, int64_t size, const void* weight, float eps,
+                           float weight_offset) {
+    if (first < 0 || size < 1 || first + size > check(x).columns)
+        refuse("has no columns " + std::to_string(first) + " to " + std::to_string(first + size) +
+               " in a value of " + std::to_string(check(x).columns));
+    ops_.push_back(std::make_unique<ColumnsNorm>(x, first, size, weight, eps, weight_offset));
+}
+
 ValueId Program::layer_norm(ValueId x, ValueId residual, const void* weight, const void* bias,
                             float eps) {
     const ValueId out = add_value(check(x).logit_rows_only, check(x).columns);
@@ -98,15 +113,17 @@ ValueId Program::layer_norm(ValueId x, ValueId residual, const void* weight, con
     return out;
 }
 
-int Program::add_rotation(int64_t half) {
-    rotations_.push_back({.half = half});
+int Program::add_rotation(int64_t half, bool interleaved) {
+    rotations_.push_back({.half = half, .interleaved = interleaved});
     return static_cast<int>(rotations_.size() - 1);
 }
 
-void Program::set_rotation(int index, const float* cos, const float* sin, int64_t max_positions) {
+void Program::set_rotation(int index, const float* cos, const float* sin, const float* query_scale,
+                           int64_t max_positions) {
     Rotation& rotation = rotations_.at(index);
     rotation.cos = cos;
     rotation.sin = sin;
+    rotation.query_scale = query_scale;
     rotation.max_positions = max_positions;
 }
 
@@ -144,9 +161,9 @@ ValueId Program::gated(ValueId gate_up, bool gelu) {
     return out;
 }
 
-ValueId Program::gelu(ValueId x) {
+ValueId Program::activation(ValueId x, ops::Activation kind) {
     const ValueId out = add_value(check(x).logit_rows_only, check(x).columns);
-    ops_.push_back(std::make_unique<Gelu>(x, out));
+    ops_.push_back(std::make_unique<Activation>(x, out, kind));
     return out;
 }
 

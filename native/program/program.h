@@ -28,16 +28,21 @@ class Program {
     ValueId embedding(const void* table, int64_t vocab, int64_t columns);
     ValueId packed_embedding(const linear::LinearKernel& table, int64_t vocab, int64_t columns);
     void add_positions(ValueId x, const void* table, int64_t positions);
+    void add(ValueId x, ValueId y);
     void scale(ValueId x, float factor);
     ValueId linear(ValueId x, const linear::LinearKernel& weight, int64_t in_features,
                    int64_t out_features, bool float32);
     // `residual`: added to in place first, unless kNoValue.
     ValueId rms_norm(ValueId x, ValueId residual, const void* weight, float eps,
                      float weight_offset);
+    // Of `size` columns of x from `first` on, in their place.
+    void norm_columns(ValueId x, int64_t first, int64_t size, const void* weight, float eps,
+                      float weight_offset);
     ValueId layer_norm(ValueId x, ValueId residual, const void* weight, const void* bias,
                        float eps);
-    int add_rotation(int64_t half);
-    void set_rotation(int index, const float* cos, const float* sin, int64_t max_positions);
+    int add_rotation(int64_t half, bool interleaved);
+    void set_rotation(int index, const float* cos, const float* sin, const float* query_scale,
+                      int64_t max_positions);
     struct HeadNorms {
         const void* query;
         const void* key;
@@ -48,7 +53,7 @@ class Program {
     ValueId attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
                       bool logit_rows_only);
     ValueId gated(ValueId gate_up, bool gelu);
-    ValueId gelu(ValueId x);
+    ValueId activation(ValueId x, ops::Activation kind);
     ValueId logit_rows(ValueId x);
     void soft_cap(ValueId x, float cap);
 

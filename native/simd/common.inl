@@ -73,14 +73,33 @@ inline Vec tanh(Vec x) {
     return Vec::copy_sign(e / (e + Vec::set(2.0f)), x);
 }
 
-// 1 + exp(-x), the divisor of a sigmoid gate.
-inline Vec one_plus_exp_minus(Vec x) {
-    // Below -87 the exponential leaves float32; a quotient is nothing there either way.
+// exp(-x). Below -87 it leaves float32, and stays what it is there.
+inline Vec exp_minus(Vec x) {
     const Vec y = Vec::max(Vec::set(-87.0f), x);
     const Vec log2e = Vec::set(-1.442695041f);
     const Vec n = Vec::round(y * log2e);
     const Vec r = Vec::fma(y, Vec::set(-1.92596299e-8f), Vec::fma(y, log2e, Vec::zero() - n));
-    return Vec::set(1.0f) + exp2_split(n, r);
+    return exp2_split(n, r);
+}
+
+// The divisor of a sigmoid gate: a quotient is nothing below -87 either way.
+inline Vec one_plus_exp_minus(Vec x) { return Vec::set(1.0f) + exp_minus(x); }
+
+// erfc(x) for x >= 0, within about 1e-6 of itself: t exp(-x^2 + p(t)) with t = 1 / (1 + x / 2), after
+// Press et al., "Numerical Recipes in C", 1992, section 6.2.
+inline Vec erfc_positive(Vec x) {
+    const Vec one = Vec::set(1.0f);
+    const Vec t = one / Vec::fma(Vec::set(0.5f), x, one);
+    Vec p = Vec::fma(Vec::set(0.17087277f), t, Vec::set(-0.82215223f));
+    p = Vec::fma(p, t, Vec::set(1.48851587f));
+    p = Vec::fma(p, t, Vec::set(-1.13520398f));
+    p = Vec::fma(p, t, Vec::set(0.27886807f));
+    p = Vec::fma(p, t, Vec::set(-0.18628806f));
+    p = Vec::fma(p, t, Vec::set(0.09678418f));
+    p = Vec::fma(p, t, Vec::set(0.37409196f));
+    p = Vec::fma(p, t, Vec::set(1.00002368f));
+    p = Vec::fma(p, t, Vec::set(-1.26551223f));
+    return t * exp_minus(Vec::fma(x, x, Vec::zero() - p));
 }
 
 }  // namespace

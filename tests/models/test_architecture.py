@@ -12,10 +12,11 @@ from aioserve.models.config import DecoderConfig
 from tests.parity.tiny_models import CONFIGS
 
 QWEN3 = DecoderConfig.from_dict(CONFIGS["qwen3"]).layers[0]
+OLMO2 = DecoderConfig.from_dict(CONFIGS["olmo2"]).layers[0]
 GPT2 = DecoderConfig.from_dict(CONFIGS["gpt2"]).layers[0]
 
 
-@pytest.mark.parametrize(("gated", "activation"), [(True, "relu"), (False, "silu"), (True, "")])
+@pytest.mark.parametrize(("gated", "activation"), [(True, "gelu"), (False, "silu"), (True, "")])
 def test_an_mlp_with_another_activation_is_refused(gated: bool, activation: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"gated={gated} must be .*got '{activation}'"):
         replace(QWEN3.mlp, gated=gated, activation=activation)
@@ -36,6 +37,15 @@ def test_head_norms_that_are_not_alike_are_refused() -> None:
             replace(attention, **norms)
 
 
-def test_a_layer_norm_with_an_offset_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"weight_offset=1\.0"):
-        replace(GPT2.mlp_norm, weight_offset=1.0)
+def test_an_rms_norm_with_a_bias_is_refused() -> None:
+    assert GPT2.mlp_norm is not None
+    with pytest.raises(UnsupportedModelError, match=r"an RMS norm has no bias, got .*ln_2\.bias"):
+        replace(GPT2.mlp_norm, centered=False)
+
+
+def test_norms_of_all_heads_are_as_long_as_their_projections() -> None:
+    attention = OLMO2.attention
+    assert attention.norms_of_all_heads
+    assert not QWEN3.attention.norms_of_all_heads
+    with pytest.raises(UnsupportedModelError, match="must have RMS norms alike, or none"):
+        replace(attention, key_norm=rms_norm("k", attention.heads.query_size, 1e-5))

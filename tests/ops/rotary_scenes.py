@@ -17,9 +17,13 @@ from tests.ops.scenarios import REFERENCE, Heads, Scenario, Step, lay_out, rando
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 
-def tables(backend: Backend, rows: int, half: int) -> Rotation:
+def tables(
+    backend: Backend, rows: int, half: int, *, interleaved: bool = False, scaled: bool = False
+) -> Rotation:
     angles = torch.arange(rows)[:, None] * 0.7 ** torch.arange(half)
-    return Rotation(backend.place(angles.cos()), backend.place(angles.sin()))
+    scales = backend.place(1 + torch.arange(rows) / 50) if scaled else None
+    placed = backend.place(angles.cos()), backend.place(angles.sin())
+    return Rotation(*placed, interleaved, scales)
 
 
 def write(
@@ -30,6 +34,8 @@ def write(
     half: int | None,
     norms: bool,
     *,
+    interleaved: bool = False,
+    scaled: bool = False,
     wide: bool = False,
 ) -> Step:
     """What a backend leaves of its queries, and in its pages."""
@@ -40,7 +46,8 @@ def write(
         query, key = (random(heads.dim, dtype=scenario.q.dtype, seed=seed) for seed in (8, 9))
         query, key = (backend.place(weight.to(rows.dtype)) for weight in (query, key))
         given = HeadNorms(query, key, 1e-6, 1.0)
-    rotation = tables(backend, 100, half) if half else None
+    kind = {"interleaved": interleaved, "scaled": scaled}
+    rotation = tables(backend, 100, half, **kind) if half else None
     before = rows[:, step.q_size :].clone()
     backend.rotary_kv_write(rows, step.at, rotation, given)
     assert torch.equal(rows[:, step.q_size :], before)
@@ -55,12 +62,15 @@ def check(
     half: int | None,
     norms: bool,
     dtype: torch.dtype,
+    interleaved: bool = False,
+    scaled: bool = False,
     atol: float = 1e-5,
 ) -> None:
     """Queries and pages agree with the reference, and other locations keep their bits."""
     qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
-    step = write(backend, scenario, qkv, heads, half, norms)
-    exact = write(REFERENCE, scenario, qkv, heads, half, norms, wide=True)
+    kind = {"interleaved": interleaved, "scaled": scaled}
+    step = write(backend, scenario, qkv, heads, half, norms, **kind)
+    exact = write(REFERENCE, scenario, qkv, heads, half, norms, wide=True, **kind)
     storage = contents(step.kv).cpu()
     rtol = RELATIVE[dtype]
     torch.testing.assert_close(step.q.double(), exact.q, rtol=rtol, atol=atol)
@@ -132,6 +142,9 @@ def check_arguments_that_do_not_fit(backend: Backend) -> None:
         backend.rotary_kv_write(rows, at, Rotation(fifty.cos.double(), fifty.sin.double()), None)
     with pytest.raises(ValueError, match=r"sin must be .* of shape \(50, 8\)"):
         backend.rotary_kv_write(rows, at, Rotation(fifty.cos, tables(backend, 50, 7).sin), None)
+    scales = tables(backend, 49, 8, scaled=True).query_scale
+    with pytest.raises(ValueError, match=r"query_scale must be .* of shape \(50,\)"):
+        backend.rotary_kv_write(rows, at, fifty._replace(query_scale=scales), None)
     with pytest.raises(ValueError, match=r"norms.query must be contiguous, of shape \(16,\)"):
         backend.rotary_kv_write(rows, at, None, norms(random(15), random(16)))
     with pytest.raises(TypeError, match=r"norms.key must be torch.float32, got torch.bfloat16"):

@@ -66,7 +66,11 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "add layer norm": lambda ops, w, x, y: ops.layer_norm(x, LayerNorm(w.weight, None, 1e-5), y),
     "silu": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=False),
     "gelu gate": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=True),
-    "gelu": lambda ops, w, x, _: ops.gelu_tanh(x),
+    "gelu": lambda ops, w, x, _: ops.activated(x, "gelu_tanh"),
+    "gelu by erf": lambda ops, w, x, _: ops.activated(x, "gelu"),
+    "relu squared": lambda ops, w, x, _: ops.activated(x, "relu_squared"),
+    "norm columns": lambda ops, w, x, _: ops.norm_columns(x, RMSNorm(w.weight[:10], 1e-5, 1.0), 3),
+    "add value": lambda ops, w, x, y: ops.add(x, y),
     "scale": lambda ops, w, x, _: ops.scale(x, 0.5),
     "positions": lambda ops, w, x, _: ops.add_positions(x, w.positions),
     "embed": lambda ops, w, x, _: ops.embed(w.embedding),
@@ -100,6 +104,7 @@ def forward(steps: list[tuple[str, int, int]], weights: Layers, cap: float) -> F
             x = ops.rms_norm(x, RMSNorm(weights.weight, 1e-6), row)
         logits = ops.linear(x, weights.head)
         if cap:
+            ops.scale(logits, 0.3)
             ops.soft_cap(logits, cap)
         return logits
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops import Backend
 from aioserve.ops.backend import LayerNorm, RMSNorm
+from aioserve.ops.checks import ACTIVATIONS, Activation
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, REFERENCE, random
 
 SHAPES = [(1, 16), (3, 37), (33, 515), (200, 1024)]
@@ -70,6 +71,46 @@ def test_gated_activations_agree(
     got = NATIVE.gated(gate_up, gelu=gelu)
     assert got.dtype == dtype
     close(got, REFERENCE.gated(gate_up.double(), gelu=gelu))
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@dtypes
+def test_activations_without_a_gate_agree(
+    isa: str, dtype: torch.dtype, shape: tuple[int, int], kind: Activation
+) -> None:
+    x = 3 * random(*shape, dtype=dtype)
+    got = NATIVE.activated(x, kind)
+    assert got.dtype == dtype
+    close(got, REFERENCE.activated(x.double(), kind))
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_without_a_gate_keep_their_limits(isa: str, kind: Activation) -> None:
+    x = torch.tensor([[-1e4, -88.0, -0.0, 1e-30, 88.0, 1e4, float("inf"), float("nan")]])
+    got = NATIVE.activated(x, kind)[0]
+    assert got[:2].abs().max() < 1e-30
+    assert got[2] == 0
+    factors = torch.tensor([0.5, 1, 1, 1])
+    expected = x[0, 3:7].square() if kind == "relu_squared" else x[0, 3:7] * factors
+    torch.testing.assert_close(got[3:7], expected)
+    assert got[7].isnan()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@dtypes
+def test_the_norm_of_some_columns_leaves_the_others(
+    isa: str, dtype: torch.dtype, offset: float
+) -> None:
+    x, weight = random(5, 60, dtype=dtype), random(37, dtype=dtype, seed=1)
+    norm = RMSNorm(weight, 1e-5, offset)
+    expected = x.clone()
+    expected[:, 11:48] = NATIVE.rms_norm(x[:, 11:48].contiguous(), norm)
+    NATIVE.norm_columns(x, norm, 11)
+    assert torch.equal(x, expected)
+    for first in (-1, 24):
+        with pytest.raises(ValueError, match="first must leave columns"):
+            NATIVE.norm_columns(x, norm, first)
 
 
 @gates

@@ -110,6 +110,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         rope_scaling=_LONGROPE,
         original_max_position_embeddings=64,
     ),
+    "olmo2": _config("Olmo2ForCausalLM", "olmo2", attention_bias=True, tie_word_embeddings=True),
+    "olmo3": _config(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {**_YARN, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -126,8 +137,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Name -> config.json, in the spelling of transformers 4."""
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
-"""One name for each family."""
+ARCHITECTURES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", 
+    "gpt2",
+)  # fmt: skip
+"""One name for each kind of decoder that differs in more than names."""
 
 
 def write(name: str, directory: Path, *, dtype: str = "float32", seed: int = 0) -> Path:

@@ -13,64 +13,67 @@ from collections.abc import Callable, Sequence
 from aioserve.errors import UnsupportedModelError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
-from aioserve.models.families.gemma import gemma2, gemma3, gemma3_conditional, text_config
+from aioserve.models.families import gemma, mistral
 from aioserve.models.families.gpt2 import gpt2
-from aioserve.models.families.llama import llama, mistral, phi3
+from aioserve.models.families.llama import llama, phi3
+from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.fields import Fields
 
-__all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "read_family"]
+__all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "is_described", "read_family"]
 
-_FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
-    "GPT2LMHeadModel": gpt2,
-    "Gemma2ForCausalLM": gemma2,
-    "Gemma3ForCausalLM": gemma3,
-    "Gemma3ForConditionalGeneration": gemma3_conditional,
-    "LlamaForCausalLM": llama,
-    "MistralForCausalLM": mistral,
-    "Phi3ForCausalLM": phi3,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
+Family = Callable[[Fields], Architecture]
+
+_FAMILIES: dict[str, tuple[str, Family]] = {
+    "GPT2LMHeadModel": ("gpt2", gpt2),
+    "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
+    "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
+    "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),
+    "LlamaForCausalLM": ("llama", llama),
+    "MistralForCausalLM": ("mistral", mistral.mistral),
+    "Olmo2ForCausalLM": ("olmo2", olmo2),
+    "Olmo3ForCausalLM": ("olmo3", olmo3),
+    "Phi3ForCausalLM": ("phi3", phi3),
+    "Qwen2ForCausalLM": ("qwen2", qwen2),
+    "Qwen3ForCausalLM": ("qwen3", qwen3),
 }
-_BY_MODEL_TYPE = {
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+"""Name in `architectures` -> model_type, and what reads the family."""
+_BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
+_TEXTS: dict[str, Callable[[Fields], Fields]] = {
+    "Gemma3ForConditionalGeneration": gemma.text_config,
 }
 
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
-SEEING = ("Gemma3ForConditionalGeneration",)
+SEEING = tuple(_TEXTS)
 """Architectures among `SUPPORTED_ARCHITECTURES` that take images as well. Their text decoder alone
 is served."""
 
 
-def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
+_READ_AS = {"llama": "LlamaForCausalLM"}
+"""Architectures that others may be read as, by the option's value."""
+
+
+def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields, Architecture]:
     """The architecture's name, the fields that describe its text decoder, and what that is.
 
+    `read_as`: "llama" for a model that isn't described here; None: what `config` says that it is.
     Raises `UnsupportedModelError` and `ModelError`.
     """
-    name = _name(config)
-    text = text_config(config) if name in SEEING else config
+    name = _name(config) if read_as is None else _name_read_as(config, read_as)
+    text = _TEXTS[name](config) if name in _TEXTS else config
     if config.has("is_encoder_decoder") and config.flag("is_encoder_decoder", False):
         config.unsupported("is_encoder_decoder", "only decoders can be served")
-    return name, text, _FAMILIES[name](text)
+    _, family = _FAMILIES[name]
+    return name, text, family(text)
+
+
+def is_described(config: Fields) -> bool:
+    """Whether there is a family of the architecture that `config` names. Raises `ModelError`."""
+    return _said_name(config) in _FAMILIES
 
 
 def _name(config: Fields) -> str:
-    names = config.values.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        config.invalid("architectures", "a list of strings")
-    if names:
-        name = names[0]
-    else:
-        model_type = config.text("model_type", "")
-        name = _BY_MODEL_TYPE.get(model_type, f"model_type {shown(model_type)}")
+    name = _said_name(config)
     if name not in _FAMILIES:
         name = name if len(name) <= 100 else shown(name)
         raise UnsupportedModelError(
@@ -78,6 +81,26 @@ def _name(config: Fields) -> str:
             f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     return name
+
+
+def _name_read_as(config: Fields, read_as: str) -> str:
+    name, said = _READ_AS[read_as], _said_name(config)
+    if said in _FAMILIES and said != name:
+        raise UnsupportedModelError(
+            f"{config.source}: architecture={read_as!r} is for models that are not supported by "
+            f"themselves, and {said} is"
+        )
+    return name
+
+
+def _said_name(config: Fields) -> str:
+    names = config.values.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        config.invalid("architectures", "a list of strings")
+    if names:
+        return names[0]
+    model_type = config.text("model_type", "")
+    return _BY_MODEL_TYPE.get(model_type, f"model_type {shown(model_type)}")
 
 
 _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
@@ -91,7 +114,17 @@ _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
         (),
         "an encoder; embeddings and scores are made by decoders here",
     ),
-    (re.compile("Mamba|Rwkv|Zamba"), (), "a model with a recurrent state"),
+    (
+        re.compile("Mamba|Rwkv|Zamba|Jamba|Bamba|FalconH1|NemotronH|Qwen3Next|Lfm2|RecurrentGemma"),
+        ("mamba_d_state", "linear_num_value_heads", "conv_L_cache"),
+        "a model with a recurrent state in some layers, which is not implemented",
+    ),
+    (
+        re.compile("Gemma3n"),
+        (),
+        "a model with embeddings in each layer and several residual streams, which are not "
+        "implemented",
+    ),
     (re.compile("T5|Bart|Whisper|Marian|EncoderDecoder"), (), "an encoder with a decoder"),
     (
         re.compile("VL|Llava|Vision|Audio"),

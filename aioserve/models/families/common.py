@@ -1,13 +1,15 @@
 """Parts that families share: sizes, activations and windows as config.json spells them, and Llama's
-decoder, which is that of all but GPT-2 with small changes."""
+decoder, which is that of most families with changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from aioserve.models.architecture import (
+    GATED,
     MLP,
     Architecture,
     Attention,
@@ -15,6 +17,7 @@ from aioserve.models.architecture import (
     Layer,
     Norm,
     Tensor,
+    by_heads,
     linear,
     rms_norm,
 )
@@ -23,13 +26,19 @@ from aioserve.models.rope import RopeConfig, positions_served
 
 __all__ = [
     "LEAST_POSITIONS",
+    "LLAMA_NAMES",
     "MOST_LAYERS",
+    "BlockNorms",
+    "Names",
     "Shape",
     "activation",
+    "beside_towers",
     "layer_types",
     "llama_like",
+    "nested_text",
     "read_shape",
     "same_windows",
+    "sliding_but_each",
     "windows",
 ]
 
@@ -43,6 +52,8 @@ _ACTIVATIONS = {
     "swish": "silu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu_squared",
 }
 
 
@@ -63,6 +74,7 @@ def read_shape(
     *,
     default_kv_heads: int | None = None,
     default_head_dim: int | None = None,
+    eps_field: str = "rms_norm_eps",
     default_eps: float = 1e-6,
     tied: bool = False,
 ) -> Shape:
@@ -82,93 +94,148 @@ def read_shape(
         max_positions=positions_served(
             config, config.integer("max_position_embeddings", least=LEAST_POSITIONS)
         ),
-        eps=config.number("rms_norm_eps", default_eps),
+        eps=config.number(eps_field, default_eps),
         tied=config.flag("tie_word_embeddings", tied),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNorms:
+    """Names of a layer's norms, before and behind its two blocks; None where there is none."""
+
+    attention: str | None
+    attention_post: str | None
+    mlp: str | None
+    mlp_post: str | None
+
+
+BEFORE = BlockNorms("input_layernorm", None, "post_attention_layernorm", None)
+"""Norms of Llama's layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of a checkpoint's tensors, where families differ in them."""
+
+    root: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Three projections, or one of all."""
+    by_heads: bool = False
+    """Whether the one has each head's query, key and value together."""
+    output: str = "o_proj"
+    mlp: str = "mlp"
+    up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Gate and up, or one of both; the up projection alone where there is no gate."""
+    down: str = "down_proj"
+    norms: BlockNorms = BEFORE
+
+
+LLAMA_NAMES = Names()
 
 
 def llama_like(
     shape: Shape,
     *,
     activation: str,
-    ropes: Sequence[RopeConfig],
+    ropes: Sequence[RopeConfig | None],
     windows: Sequence[int],
+    names: Names = LLAMA_NAMES,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    fused: bool = False,
-    head_norms: bool = False,
-    block_norms: bool = False,
-    norm_offset: float = 0.0,
+    gated: bool = True,
+    head_norms: Literal["each", "all"] | None = None,
+    norm_of: Callable[[str, int, float], Norm] = rms_norm,
     scale: float | None = None,
     attention_cap: float = 0.0,
+    residual_scale: float = 1.0,
+    parallel: bool = False,
     **other: Any,
 ) -> Architecture:
     """Llama's decoder, and what other families change in it.
 
     Args:
-        ropes, windows: of each layer; window 0 for none.
-        fused: one projection makes queries, keys and values, and one gate and up.
-        head_norms: RMS norms of each query and key head.
-        block_norms: norms behind attention and MLP as well.
-        norm_offset: is added to the weights of all norms.
+        ropes, windows: of each layer; rope None for a layer without, window 0 for none.
+        gated: whether the MLP has a gate.
+        head_norms: RMS norms of each query and key head, or of all together; None: none.
+        norm_of: makes a norm of its name, its size and its epsilon.
         scale: of scores; None for 1 / sqrt(head_dim).
+        residual_scale, parallel: as `Layer` has them.
         other: more of the architecture's fields.
     """
     hidden, inner, heads = shape.hidden, shape.inner, shape.heads
-    qkv = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
-    gate_up = {"gate_proj": inner, "up_proj": inner}
-    if fused:
-        qkv, gate_up = {"qkv_proj": sum(qkv.values())}, {"gate_up_proj": 2 * inner}
+    qkv_sizes = [heads.query_size, heads.kv_size, heads.kv_size]
+    up_size = 2 * inner if gated else inner
+    qkv = _projections(names.qkv, qkv_sizes)
+    up = _projections(names.up, [up_size // len(names.up)] * len(names.up))
 
-    def norm(name: str, size: int = hidden) -> Norm:
-        return rms_norm(name, size, shape.eps, norm_offset)
+    def norm(name: str) -> Norm:
+        return norm_of(name, hidden, shape.eps)
 
-    def layer(at: str, rope: RopeConfig, window: int) -> Layer:
-        attention = f"{at}.self_attn"
-        # Where there are more norms, this name is that of the one behind attention.
-        before_mlp = "pre_feedforward" if block_norms else "post_attention"
+    def block_norm(at: str, name: str | None) -> Norm | None:
+        return None if name is None else norm(f"{at}.{name}")
+
+    def head_norm(name: str, num_heads: int) -> Norm | None:
+        if head_norms is None:
+            return None
+        return norm_of(name, heads.dim * (1 if head_norms == "each" else num_heads), shape.eps)
+
+    def layer(at: str, rope: RopeConfig | None, window: int) -> Layer:
+        attention, mlp = f"{at}.{names.attention}", f"{at}.{names.mlp}"
+        projected = linear(attention, hidden, qkv_bias, **qkv)
         return Layer(
-            attention_norm=norm(f"{at}.input_layernorm"),
+            attention_norm=block_norm(at, names.norms.attention),
             attention=Attention(
                 heads=heads,
-                qkv=linear(attention, hidden, qkv_bias, **qkv),
-                query_norm=norm(f"{attention}.q_norm", heads.dim) if head_norms else None,
-                key_norm=norm(f"{attention}.k_norm", heads.dim) if head_norms else None,
-                output=linear(attention, heads.query_size, output_bias, o_proj=hidden),
+                qkv=by_heads(projected, heads.dim) if names.by_heads else projected,
+                query_norm=head_norm(f"{attention}.q_norm", heads.query),
+                key_norm=head_norm(f"{attention}.k_norm", heads.kv),
+                output=linear(attention, heads.query_size, output_bias, **{names.output: hidden}),
                 scale=heads.dim**-0.5 if scale is None else scale,
                 rope=rope,
                 window=window,
                 soft_cap=attention_cap,
             ),
-            attention_post_norm=norm(f"{at}.post_attention_layernorm") if block_norms else None,
-            mlp_norm=norm(f"{at}.{before_mlp}_layernorm"),
+            attention_post_norm=block_norm(at, names.norms.attention_post),
+            mlp_norm=block_norm(at, names.norms.mlp),
             mlp=MLP(
-                up=linear(f"{at}.mlp", hidden, mlp_bias, **gate_up),
-                down=linear(f"{at}.mlp", inner, mlp_bias, down_proj=hidden),
+                up=linear(mlp, hidden, mlp_bias, **up),
+                down=linear(mlp, inner, mlp_bias, **{names.down: hidden}),
                 activation=activation,
+                gated=gated,
             ),
-            mlp_post_norm=norm(f"{at}.post_feedforward_layernorm") if block_norms else None,
+            mlp_post_norm=block_norm(at, names.norms.mlp_post),
+            residual_scale=residual_scale,
+            parallel=parallel,
         )
 
     return Architecture(
         vocab_size=shape.vocab,
         hidden_size=hidden,
         max_position_embeddings=shape.max_positions,
-        embedding=Tensor("model.embed_tokens.weight", (shape.vocab, hidden)),
+        embedding=Tensor(f"{names.root}.{names.embedding}.weight", (shape.vocab, hidden)),
         layers=tuple(
-            layer(f"model.layers.{i}", rope, window)
+            layer(f"{names.root}.layers.{i}", rope, window)
             for i, (rope, window) in enumerate(zip(ropes, windows, strict=True))
         ),
-        final_norm=norm("model.norm"),
-        head=Tensor("lm_head.weight", (shape.vocab, hidden)),
+        final_norm=norm(f"{names.root}.{names.final_norm}"),
+        head=Tensor(f"{names.head}.weight", (shape.vocab, hidden)),
         tie_word_embeddings=shape.tied,
         **other,
     )
 
 
+def _projections(names: Sequence[str], sizes: Sequence[int]) -> dict[str, int]:
+    """Outputs of each projection: those of all where one makes them all."""
+    return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
+
+
 def activation(
-    config: Fields, name: str, default: str, implemented: tuple[str, ...] = ("silu", "gelu_tanh")
+    config: Fields, name: str, default: str, implemented: tuple[str, ...] = GATED
 ) -> str:
     found = _ACTIVATIONS.get(config.text(name, default))
     if found not in implemented:
@@ -200,6 +267,37 @@ def layer_types(config: Fields, default: list[str]) -> list[str]:
         if kind not in ("full_attention", "sliding_attention"):
             config.unsupported("layer_types", "layers are full_attention or sliding_attention")
     return kinds
+
+
+def sliding_but_each(pattern: int, num_layers: int) -> list[str]:
+    """Every `pattern`-th layer sees everything, the others slide."""
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[(layer + 1) % pattern > 0] for layer in range(num_layers)]
+
+
+def nested_text(config: Fields, **defaults: int) -> Fields:
+    """The fields of an image-and-text checkpoint that describe its language model, with the
+    defaults of that model's config class."""
+    text = config.nested("text_config")
+    present = {name: value for name, value in text.values.items() if value is not None}
+    for name in ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
+        if config.has(name):
+            present.setdefault(name, config.values[name])
+    return Fields({**defaults, **present}, config.source, "text_config.")
+
+
+def beside_towers(text: Architecture) -> Architecture:
+    """A language model as image-and-text checkpoints store it; images are not served."""
+    towers = r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\."
+    return replace(
+        text,
+        prefixes=(
+            ("model.language_model.", "model."),
+            ("language_model.model.", "model."),
+            ("language_model.lm_head.", "lm_head."),
+        ),
+        ignored=re.compile(towers),
+    )
 
 
 def windows(config: Fields, kinds: list[str]) -> list[int]:

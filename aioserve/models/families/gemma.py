@@ -7,17 +7,21 @@ rotary base of its own for the sliding layers.
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from aioserve.models.architecture import Architecture
+from aioserve.models.architecture import Architecture, rms_norm
 from aioserve.models.families.common import (
+    BlockNorms,
+    Names,
     Shape,
     activation,
+    beside_towers,
     layer_types,
     llama_like,
+    nested_text,
     read_shape,
+    sliding_but_each,
     windows,
 )
 from aioserve.models.fields import Fields
@@ -26,10 +30,20 @@ from aioserve.models.rope import RopeConfig, read_rope
 __all__ = ["gemma2", "gemma3", "gemma3_conditional", "text_config"]
 
 
+_NAMES = Names(
+    norms=BlockNorms(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+)
+
+
 def gemma2(config: Fields) -> Architecture:
     shape = _shape(config)
     rope = read_rope(config, shape.heads.dim, shape.max_positions)
-    kinds = layer_types(config, _sliding_but_each(2, shape.num_layers))
+    kinds = layer_types(config, sliding_but_each(2, shape.num_layers))
     return _gemma(
         config,
         shape,
@@ -45,7 +59,7 @@ def gemma3(config: Fields) -> Architecture:
     if config.has("attn_logit_softcapping"):
         config.unsupported("attn_logit_softcapping", "Gemma 3 attends without a soft cap")
     pattern = config.integer("sliding_window_pattern", 6)
-    kinds = layer_types(config, _sliding_but_each(pattern, shape.num_layers))
+    kinds = layer_types(config, sliding_but_each(pattern, shape.num_layers))
     sliding = read_rope(
         config,
         shape.heads.dim,
@@ -67,37 +81,29 @@ def gemma3(config: Fields) -> Architecture:
         kinds,
         ropes={"sliding_attention": sliding, "full_attention": full},
         final_soft_cap=_soft_cap(config, "final_logit_softcapping", 0.0),
-        head_norms=True,
+        head_norms="each",
     )
 
 
 def gemma3_conditional(config: Fields) -> Architecture:
     """The language model inside Gemma 3's image-and-text checkpoints; images are not served."""
-    towers = r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\."
-    return replace(
-        gemma3(config),
-        prefixes=(
-            ("model.language_model.", "model."),
-            ("language_model.model.", "model."),
-            ("language_model.lm_head.", "lm_head."),
-        ),
-        ignored=re.compile(towers),
-    )
+    return beside_towers(gemma3(config))
 
 
 def text_config(config: Fields) -> Fields:
     """The fields of an image-and-text checkpoint that describe its language model."""
-    text = config.nested("text_config")
-    defaults = {
-        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
-        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "head_dim": 256, "max_position_embeddings": 131_072, "eos_token_id": 1,
-    }  # fmt: skip
-    present = {name: value for name, value in text.values.items() if value is not None}
-    for name in ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
-        if config.has(name):
-            present.setdefault(name, config.values[name])
-    return Fields({**defaults, **present}, config.source, "text_config.")
+    return nested_text(
+        config,
+        vocab_size=262_208,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=131_072,
+        eos_token_id=1,
+    )
 
 
 def _gemma(
@@ -113,8 +119,8 @@ def _gemma(
         windows=layer_windows,
         qkv_bias=bias,
         output_bias=bias,
-        block_norms=True,
-        norm_offset=1.0,
+        names=_NAMES,
+        norm_of=partial(rms_norm, weight_offset=1.0),
         scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
         embedding_scale=shape.hidden**0.5,
         **other,
@@ -133,9 +139,3 @@ def _soft_cap(config: Fields, name: str, absent: float) -> float:
     if name in config.values and config.values[name] is None:
         return 0.0
     return config.number(name, absent) if config.has(name) or absent else 0.0
-
-
-def _sliding_but_each(pattern: int, num_layers: int) -> list[str]:
-    """Every `pattern`-th layer sees everything, the others slide."""
-    kinds = ("full_attention", "sliding_attention")
-    return [kinds[(layer + 1) % pattern > 0] for layer in range(num_layers)]

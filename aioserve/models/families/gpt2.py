@@ -9,6 +9,7 @@ import re
 
 from aioserve.models.architecture import (
     MLP,
+    UNGATED,
     Architecture,
     Attention,
     Heads,
@@ -36,7 +37,7 @@ def gpt2(config: Fields) -> Architecture:
     num_positions = config.integer("n_positions", 1024, least=LEAST_POSITIONS)
     vocab = config.integer("vocab_size")
     eps = config.number("layer_norm_epsilon", 1e-5)
-    gelu = activation(config, "activation_function", "gelu_new", ("gelu_tanh",))
+    gelu = activation(config, "activation_function", "gelu_new", UNGATED)
     scale = heads.dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
 
     def layer(at: str) -> Layer:

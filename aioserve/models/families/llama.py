@@ -2,19 +2,25 @@
 families that are Llama with a few fields changed.
 
 Llama is pre-normalised with RMS norms, and has rotary positions, grouped heads since version 2, and
-a gated MLP. Mistral (Jiang et al., "Mistral 7B", 2023) has a sliding window in every layer. Phi-3
-(Abdin et al., "Phi-3 technical report", 2024) has fused projections in the checkpoint, a partial
-rotation, and long contexts by LongRoPE (Ding et al., 2024).
+a gated MLP; Yi, Falcon 3 and DeepSeek's dense models are Llama by name. Phi-3 and 4 (Abdin et al.,
+"Phi-3 technical report", 2024; "Phi-4 technical report", 2024) have fused projections in the
+checkpoint, a partial rotation, and long contexts by LongRoPE (Ding et al., 2024).
 """
 
 from __future__ import annotations
 
 from aioserve.models.architecture import Architecture
-from aioserve.models.families.common import activation, llama_like, read_shape, same_windows
+from aioserve.models.families.common import (
+    Names,
+    activation,
+    llama_like,
+    read_shape,
+    same_windows,
+)
 from aioserve.models.fields import Fields
 from aioserve.models.rope import read_rope
 
-__all__ = ["ORIGINAL_POSITIONS_OF_PHI3", "llama", "mistral", "phi3"]
+__all__ = ["ORIGINAL_POSITIONS_OF_PHI3", "llama", "phi3"]
 
 ORIGINAL_POSITIONS_OF_PHI3 = 4096
 """Context of the pretraining, where a config doesn't say it."""
@@ -36,21 +42,14 @@ def llama(config: Fields) -> Architecture:
     )
 
 
-def mistral(config: Fields) -> Architecture:
-    shape = read_shape(config, default_kv_heads=8)
-    rope = read_rope(config, shape.heads.dim, shape.max_positions)
-    windows = same_windows(config, shape.num_layers, absent=4096)
-    gate = activation(config, "hidden_act", "silu")
-    return llama_like(shape, activation=gate, ropes=[rope] * shape.num_layers, windows=windows)
-
-
 def phi3(config: Fields) -> Architecture:
     shape = read_shape(config, default_eps=1e-5)
     head_dim, positions = shape.heads.dim, shape.max_positions
     original = ORIGINAL_POSITIONS_OF_PHI3
-    rope = read_rope(config, head_dim, positions, partial=True, default_original=original)
+    rope = read_rope(config, head_dim, positions, partial=1.0, default_original=original)
     windows = same_windows(config, shape.num_layers, absent=None)
     gate = activation(config, "hidden_act", "silu")
+    names = Names(qkv=("qkv_proj",), up=("gate_up_proj",))
     return llama_like(
-        shape, activation=gate, ropes=[rope] * shape.num_layers, windows=windows, fused=True
+        shape, activation=gate, ropes=[rope] * shape.num_layers, windows=windows, names=names
     )

@@ -6,6 +6,8 @@ sliding windows in the upper layers where config.json asks for them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from aioserve.models.architecture import Architecture
 from aioserve.models.families.common import (
     Shape,
@@ -30,10 +32,10 @@ def qwen2(config: Fields) -> Architecture:
 def qwen3(config: Fields) -> Architecture:
     shape = read_shape(config, default_head_dim=128)
     bias = config.flag("attention_bias", False)
-    return _qwen(config, shape, head_norms=True, qkv_bias=bias, output_bias=bias)
+    return _qwen(config, shape, head_norms="each", qkv_bias=bias, output_bias=bias)
 
 
-def _qwen(config: Fields, shape: Shape, **other: bool) -> Architecture:
+def _qwen(config: Fields, shape: Shape, **other: Any) -> Architecture:
     rope = read_rope(config, shape.heads.dim, shape.max_positions)
     layer_windows = _windows(config, shape.num_layers)
     gate = activation(config, "hidden_act", "silu")

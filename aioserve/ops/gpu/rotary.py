@@ -50,6 +50,7 @@ def rotary_kernel(
     v_pages,
     cos,
     sin,
+    query_scale,
     query_norm,
     key_norm,
     row_stride,
@@ -60,6 +61,9 @@ def rotary_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    STEP: tl.constexpr,
+    APART: tl.constexpr,
+    SCALED: tl.constexpr,
     NORMS: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_TILE: tl.constexpr,
@@ -67,8 +71,8 @@ def rotary_kernel(
 ):
     """Program (token, HEADS of its heads): queries first, then keys, then values.
 
-    HALF pairs of dims are turned, dim i with i + HALF; those behind them are the rest. Each dim is
-    read by the program that writes it, and by no other.
+    HALF pairs of dims are turned, dim i * STEP with i * STEP + APART; those behind them are the
+    rest. Each dim is read by the program that writes it, and by no other.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -86,10 +90,11 @@ def rotary_kernel(
 
     if HALF > 0:
         pair = tl.arange(0, HALF_TILE)
+        dims = pair * STEP
         paired = here[:, None] & (pair < HALF)[None, :]
-        at = qkv + q_at[:, None] + pair[None, :]
+        at = qkv + q_at[:, None] + dims[None, :]
         first = tl.load(at, mask=paired, other=0.0).to(tl.float32)
-        second = tl.load(at + HALF, mask=paired, other=0.0).to(tl.float32)
+        second = tl.load(at + APART, mask=paired, other=0.0).to(tl.float32)
     if REST_TILE > 0:
         rest_dims = 2 * HALF + tl.arange(0, REST_TILE)
         in_rest = here[:, None] & (rest_dims < HEAD_DIM)[None, :]
@@ -109,8 +114,8 @@ def rotary_kernel(
     if HALF > 0:
         if NORMS:
             in_pair = pair < HALF
-            low = _factors(query_norm, key_norm, is_query, pair, in_pair, weight_offset)
-            high = _factors(query_norm, key_norm, is_query, pair + HALF, in_pair, weight_offset)
+            low = _factors(query_norm, key_norm, is_query, dims, in_pair, weight_offset)
+            high = _factors(query_norm, key_norm, is_query, dims + APART, in_pair, weight_offset)
             first = tl.where(plain, first, first * scale * low)
             second = tl.where(plain, second, second * scale * high)
         position = tl.load(positions + token).to(tl.int64)
@@ -118,16 +123,23 @@ def rotary_kernel(
         s = tl.load(sin + position * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
         turned = tl.where(is_value[:, None], first, first * c - second * s)
         second = tl.where(is_value[:, None], second, second * c + first * s)
-        _place(qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, turned, pair, paired)
+        if SCALED:
+            factor = tl.where(is_query, tl.load(query_scale + position), 1.0)[:, None]
+            turned *= factor
+            second *= factor
+        _place(qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, turned, dims, paired)
         _place(
-            qkv, k_pages, v_pages, q_at + HALF, kv_at + HALF, is_query, is_key, is_value,
-            second, pair, paired,
+            qkv, k_pages, v_pages, q_at + APART, kv_at + APART, is_query, is_key, is_value,
+            second, dims, paired,
         )  # fmt: skip
     if REST_TILE > 0:
         if NORMS:
             held = rest_dims < HEAD_DIM
             factors = _factors(query_norm, key_norm, is_query, rest_dims, held, weight_offset)
             rest = tl.where(plain, rest, rest * scale * factors)
+        if SCALED:
+            at_position = tl.load(positions + token).to(tl.int64)
+            rest *= tl.where(is_query, tl.load(query_scale + at_position), 1.0)[:, None]
         _place(
             qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, rest, rest_dims, in_rest
         )
@@ -148,7 +160,9 @@ def rotary_kv_write(
     rest = head_dim - 2 * half
     k_pages, v_pages = kv.layer(layer)
     # What a kernel is compiled not to read may be anything.
-    cos, sin = (qkv, qkv) if rotation is None else rotation
+    cos, sin = (qkv, qkv) if rotation is None else rotation[:2]
+    query_scale = None if rotation is None else rotation.query_scale
+    interleaved = rotation is not None and rotation.interleaved
     rotary_kernel[(tokens, triton.cdiv(q_heads + 2 * kv.num_kv_heads, HEADS))](
         qkv,
         batch.positions,
@@ -157,6 +171,7 @@ def rotary_kv_write(
         v_pages,
         cos,
         sin,
+        qkv if query_scale is None else query_scale,
         qkv if norms is None else norms.query,
         qkv if norms is None else norms.key,
         qkv.stride(0),
@@ -167,6 +182,9 @@ def rotary_kv_write(
         HEAD_DIM=head_dim,
         PAGE_SIZE=kv.page_size,
         HALF=half,
+        STEP=2 if interleaved else 1,
+        APART=1 if interleaved else half,
+        SCALED=query_scale is not None,
         NORMS=norms is not None,
         HEADS=HEADS,
         HALF_TILE=triton.next_power_of_2(half) if half else 0,

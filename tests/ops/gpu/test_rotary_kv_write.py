@@ -50,7 +50,8 @@ def test_any_shape_agrees(data: st.DataObject, page_size: int, dtype: torch.dtyp
     heads = Heads(kv_heads * data.draw(st.integers(1, 5)), kv_heads, dim)
     half = data.draw(st.integers(1, dim // 2) | st.none())
     scenario = lay_out(MIXED, heads, page_size=page_size, dtype=dtype)
-    check(gpu(), scenario, heads, half=half, norms=data.draw(st.booleans()), dtype=dtype)
+    drawn = {name: data.draw(st.booleans(), name) for name in ("norms", "interleaved", "scaled")}
+    check(gpu(), scenario, heads, half=half, dtype=dtype, **drawn)
 
 
 @dtypes

@@ -158,8 +158,13 @@ class _Folding:
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
             attention, mlp = layer.attention, layer.mlp
-            found[attention.qkv] = _Place(partial(self._at_norm, layer.attention_norm))
-            found[mlp.up] = _Place(partial(self._at_norm, layer.mlp_norm))
+            shared = layer.parallel and layer.mlp_norm is None
+            for norm, described in (
+                (layer.attention_norm, attention.qkv),
+                (layer.mlp_norm, mlp.up),
+            ):
+                if norm is not None and not shared:
+                    found[described] = _Place(partial(self._at_norm, norm))
             if everywhere:
                 found[attention.output] = _Place(
                     partial(self._at_values, attention), partial(_alike, attention.heads)
