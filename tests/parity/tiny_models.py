@@ -121,6 +121,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         },
     ),
+    "granite": _config(
+        "GraniteForCausalLM",
+        "granite",
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.5,
+        residual_multiplier=1.7,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "granite4": _config(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        layer_types=["attention"] * 3,
+        shared_intermediate_size=72,
+        position_embedding_type="rope",
+        mamba_n_heads=6,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.25,
+        logits_scaling=3.0,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -138,7 +163,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Name -> config.json, in the spelling of transformers 4."""
 
 ARCHITECTURES = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", 
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
     "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""

@@ -15,6 +15,7 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import gemma, mistral
 from aioserve.models.families.gpt2 import gpt2
+from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
 from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
@@ -29,6 +30,8 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
     "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),
+    "GraniteForCausalLM": ("granite", granite),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite_hybrid),
     "LlamaForCausalLM": ("llama", llama),
     "MistralForCausalLM": ("mistral", mistral.mistral),
     "Olmo2ForCausalLM": ("olmo2", olmo2),
