@@ -146,6 +146,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         residual_multiplier=0.25,
         logits_scaling=3.0,
     ),
+    "smollm3": _config(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=9,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -164,7 +174,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "gpt2",
+    "smollm3", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

@@ -19,6 +19,7 @@ from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
 from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
+from aioserve.models.families.smollm import smollm3
 from aioserve.models.fields import Fields
 
 __all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "is_described", "read_family"]
@@ -39,6 +40,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Phi3ForCausalLM": ("phi3", phi3),
     "Qwen2ForCausalLM": ("qwen2", qwen2),
     "Qwen3ForCausalLM": ("qwen3", qwen3),
+    "SmolLM3ForCausalLM": ("smollm3", smollm3),
 }
 """Name in `architectures` -> model_type, and what reads the family."""
 _BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
