@@ -156,6 +156,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mlp_bias=True,
         tie_word_embeddings=True,
     ),
+    "glm": _config(
+        "GlmForCausalLM", "glm", head_dim=16, attention_bias=False, partial_rotary_factor=0.25
+    ),
+    "glm4": _config("Glm4ForCausalLM", "glm4", head_dim=16, tie_word_embeddings=True),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -174,7 +178,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "smollm3", "gpt2",
+    "smollm3", "glm4", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

@@ -14,6 +14,7 @@ from aioserve.errors import UnsupportedModelError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import gemma, mistral
+from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
@@ -31,6 +32,8 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
     "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),
+    "Glm4ForCausalLM": ("glm4", glm4),
+    "GlmForCausalLM": ("glm", glm),
     "GraniteForCausalLM": ("granite", granite),
     "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite_hybrid),
     "LlamaForCausalLM": ("llama", llama),
