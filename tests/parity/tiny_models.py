@@ -160,6 +160,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "GlmForCausalLM", "glm", head_dim=16, attention_bias=False, partial_rotary_factor=0.25
     ),
     "glm4": _config("Glm4ForCausalLM", "glm4", head_dim=16, tie_word_embeddings=True),
+    "ministral": _config(
+        "MinistralForCausalLM",
+        "ministral",
+        head_dim=16,
+        sliding_window=7,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+    "ministral3": _config(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        head_dim=16,
+        rope_parameters={
+            **_YARN,
+            "rope_theta": 5000.0,
+            "llama_4_scaling_beta": 0.6,
+            "max_position_embeddings": MAX_POSITIONS,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+        },
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -178,7 +198,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "smollm3", "glm4", "gpt2",
+    "smollm3", "glm4", "ministral3", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

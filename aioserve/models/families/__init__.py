@@ -37,6 +37,9 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "GraniteForCausalLM": ("granite", granite),
     "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite_hybrid),
     "LlamaForCausalLM": ("llama", llama),
+    "Ministral3ForCausalLM": ("ministral3", mistral.ministral3),
+    "MinistralForCausalLM": ("ministral", mistral.ministral),
+    "Mistral3ForConditionalGeneration": ("mistral3", mistral.mistral3_conditional),
     "MistralForCausalLM": ("mistral", mistral.mistral),
     "Olmo2ForCausalLM": ("olmo2", olmo2),
     "Olmo3ForCausalLM": ("olmo3", olmo3),
@@ -49,6 +52,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
 _BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
 _TEXTS: dict[str, Callable[[Fields], Fields]] = {
     "Gemma3ForConditionalGeneration": gemma.text_config,
+    "Mistral3ForConditionalGeneration": mistral.text_config,
 }
 
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
