@@ -180,6 +180,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 0.5,
         },
     ),
+    "cohere": _config(
+        "CohereForCausalLM",
+        "cohere",
+        layer_norm_eps=1e-4,
+        logit_scale=0.5,
+        tie_word_embeddings=True,
+    ),
+    "cohere2": _config(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        layer_norm_eps=1e-4,
+        logit_scale=0.25,
+        attention_bias=True,
+        sliding_window=9,
+        sliding_window_pattern=2,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -198,7 +214,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "smollm3", "glm4", "ministral3", "gpt2",
+    "smollm3", "glm4", "ministral3", "cohere2", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

@@ -14,6 +14,7 @@ from aioserve.errors import UnsupportedModelError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import gemma, mistral
+from aioserve.models.families.cohere import cohere, cohere2
 from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.granite import granite, granite_hybrid
@@ -28,6 +29,8 @@ __all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "is_described", "read_family"]
 Family = Callable[[Fields], Architecture]
 
 _FAMILIES: dict[str, tuple[str, Family]] = {
+    "Cohere2ForCausalLM": ("cohere2", cohere2),
+    "CohereForCausalLM": ("cohere", cohere),
     "GPT2LMHeadModel": ("gpt2", gpt2),
     "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
     "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
