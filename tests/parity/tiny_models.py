@@ -196,6 +196,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         sliding_window=9,
         sliding_window_pattern=2,
     ),
+    "stablelm": _config(
+        "StableLmForCausalLM", "stablelm", layer_norm_eps=1e-4, partial_rotary_factor=0.5
+    ),
+    "stablelm-parallel": _config(
+        "StableLmForCausalLM",
+        "stablelm",
+        use_parallel_residual=True,
+        use_qkv_bias=True,
+        tie_word_embeddings=True,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -214,7 +224,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "smollm3", "glm4", "ministral3", "cohere2", "gpt2",
+    "smollm3", "glm4", "ministral3", "cohere2", "stablelm-parallel", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

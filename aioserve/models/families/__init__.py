@@ -22,6 +22,7 @@ from aioserve.models.families.llama import llama, phi3
 from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.families.smollm import smollm3
+from aioserve.models.families.stablelm import stablelm
 from aioserve.models.fields import Fields
 
 __all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "is_described", "read_family"]
@@ -50,6 +51,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Qwen2ForCausalLM": ("qwen2", qwen2),
     "Qwen3ForCausalLM": ("qwen3", qwen3),
     "SmolLM3ForCausalLM": ("smollm3", smollm3),
+    "StableLmForCausalLM": ("stablelm", stablelm),
 }
 """Name in `architectures` -> model_type, and what reads the family."""
 _BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
