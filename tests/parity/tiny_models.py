@@ -206,6 +206,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         use_qkv_bias=True,
         tie_word_embeddings=True,
     ),
+    "nemotron": _config(
+        "NemotronForCausalLM",
+        "nemotron",
+        hidden_act="relu2",
+        head_dim=16,
+        norm_eps=1e-4,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -224,7 +233,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "granite",
-    "smollm3", "glm4", "ministral3", "cohere2", "stablelm-parallel", "gpt2",
+    "smollm3", "glm4", "ministral3", "cohere2", "stablelm-parallel", "nemotron", "gpt2",
 )  # fmt: skip
 """One name for each kind of decoder that differs in more than names."""
 

@@ -19,6 +19,7 @@ from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
+from aioserve.models.families.nemotron import nemotron
 from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.families.smollm import smollm3
@@ -45,6 +46,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "MinistralForCausalLM": ("ministral", mistral.ministral),
     "Mistral3ForConditionalGeneration": ("mistral3", mistral.mistral3_conditional),
     "MistralForCausalLM": ("mistral", mistral.mistral),
+    "NemotronForCausalLM": ("nemotron", nemotron),
     "Olmo2ForCausalLM": ("olmo2", olmo2),
     "Olmo3ForCausalLM": ("olmo3", olmo3),
     "Phi3ForCausalLM": ("phi3", phi3),
