@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from aioserve.errors import WeightsError
@@ -18,6 +19,7 @@ from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
 from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
+from aioserve.models.reordered import InTurns
 from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
 from aioserve.models.tensor_names import check_there, expected_tensors, short_name, some_names
@@ -68,7 +70,10 @@ class Checkpoint(StoredWeights):
         return tensor.name in self._weights
 
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
-        return self._weights[tensor.name]
+        stored = self._weights[tensor.name]
+        if tensor.turns is None:
+            return stored
+        return replace(stored, format=InTurns(stored.format, *tensor.turns))
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
         if not os.path.isfile(path):

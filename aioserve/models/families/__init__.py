@@ -20,6 +20,7 @@ from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
 from aioserve.models.families.nemotron import nemotron
+from aioserve.models.families.neox import neox
 from aioserve.models.families.olmo import olmo2, olmo3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.families.smollm import smollm3
@@ -34,6 +35,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Cohere2ForCausalLM": ("cohere2", cohere2),
     "CohereForCausalLM": ("cohere", cohere),
     "GPT2LMHeadModel": ("gpt2", gpt2),
+    "GPTNeoXForCausalLM": ("gpt_neox", neox),
     "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
     "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),

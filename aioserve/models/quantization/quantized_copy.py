@@ -163,6 +163,12 @@ def _linear_weights(model: OpenModel, method: Method) -> dict[str, Tensor]:
         for tensor in described.weights:
             linear = model.weights[tensor]
             name = linear.parts["weight"].name
+            if tensor.turns is not None:
+                raise ConfigError(
+                    f"model must store queries, keys and values one after the other, and stores "
+                    f"{name} head by head: no quantised weights are written for these",
+                    argument="model",
+                )
             if not isinstance(linear.format, Plain) or linear.format.transposed:
                 raise ConfigError(
                     f"model must store the weights of linear layers as [out, in], and stores "

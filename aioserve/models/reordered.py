@@ -1,0 +1,51 @@
+"""Weights whose rows files have in another order than the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
+
+__all__ = ["InTurns"]
+
+
+@dataclass(frozen=True, slots=True)
+class InTurns(Format):
+    """Rows of `parts` parts, `count` rows of each in turn, as `architecture.Tensor.turns` says;
+    read as `inner` stores them."""
+
+    inner: Format
+    parts: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name} in {self.parts} turns of {self.count} rows"
+
+    @property
+    def title(self) -> str:
+        return self.inner.title
+
+    def integers(self, stored: StoredLinear) -> IntegerForm | None:
+        return self.inner.integers(stored)
+
+    def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
+        whole = next(iter(stored.parts.values())).shape[0]
+        part, within = np.divmod(np.arange(first, end), whole // self.parts)
+        turn, row = np.divmod(within, self.count)
+        places = (turn * self.parts + part) * self.count + row
+        low = int(places.min())
+        found = self.inner.rows(stored, low, int(places.max()) + 1)
+        places -= low
+        if not isinstance(found, GroupedIntegers):
+            return found[places]
+        return replace(
+            found,
+            values=found.values[places],
+            scales=found.scales[places],
+            zeros=None if found.zeros is None else found.zeros[places],
+            minimums=None if found.minimums is None else found.minimums[places],
+        )
