@@ -49,6 +49,7 @@ Device = str
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
 ActivationQuantization = Literal["auto", "none"]
+Architecture = Literal["llama"]
 Quantization = Literal["int8", "int4", "fp8"]
 ToolParserName = Literal[
     "auto",
@@ -115,6 +116,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "auto"
     """Type of activations and KV, and of weights that aren't quantised. "auto" is what the
     checkpoint says."""
+    architecture: Architecture | None = None
+    """What a model is computed as whose own architecture isn't supported: "llama", where its
+    tensors are named as Llama's and it differs from Llama in nothing else. None: what its files say
+    that it is."""
     quantization: Quantization | None = None
     """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
     scale for 128 inputs, "int4", with a scale for 32, or "fp8", E4M3 with a scale for each output.
@@ -285,6 +290,7 @@ class EngineOptions(TypedDict, total=False):
     device: Device
     backend: Backend
     dtype: DType
+    architecture: Architecture | None
     quantization: Quantization | None
     activation_quantization: ActivationQuantization
     page_size: int
@@ -330,6 +336,7 @@ _RULES: dict[str, Rule[Any]] = {
     "device": choice(
         "auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
     ),
+    "architecture": optional(choice(*get_args(Architecture))),
     "quantization": optional(choice(*get_args(Quantization))),
     "page_size": choice(*PAGE_SIZES),
     "num_pages": optional(integer(1, MAX_COUNT)),

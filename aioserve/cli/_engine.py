@@ -53,11 +53,14 @@ SIZES = re.compile(r"[0-9]{1,20}(,[0-9]{1,20})*")
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Where the model runs, and in how many bits."""
+    """Where the model runs, as what, and in how many bits."""
 
     device: str = "auto"
     """cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be used,
     else the CPU."""
+    architecture: str | None = None
+    """What a model is computed as whose own architecture isn't supported: llama, where it differs
+    from Llama in nothing but its name."""
     quantization: str | None = None
     """Round the weights of linear layers while they are loaded: int8, int4 or fp8."""
     activation_quantization: str = "auto"
@@ -73,6 +76,7 @@ class DeviceOptions:
         """Options of `Engine`, which checks them. Raises `ConfigError` for sizes that are none."""
         return {
             "device": self.device,
+            "architecture": self.architecture,
             "quantization": self.quantization,
             "activation_quantization": self.activation_quantization,
             "graph_sizes": _sizes(self.graph_sizes),

@@ -72,6 +72,7 @@ def evaluate(
     if reference is not None:
         as_stored = {
             "dtype": reference_dtype or "auto",
+            "architecture": None,
             "quantization": None,
             "activation_quantization": "auto",
         }

@@ -143,7 +143,7 @@ class _Loader:
         self.device = chosen_device(self.config)
         if self.device == "cpu":
             used_backend(self.config.backend)
-        files = model_files(resolve(self.model))
+        files = model_files(resolve(self.model), self.config.architecture)
         if isinstance(files, ModelDirectory) and holds_gguf(files.path):
             logger.warning(
                 "%s: holds .safetensors and GGUF; its .safetensors are read. Give the path of a "

@@ -8,14 +8,17 @@ file. No torch here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aioserve.errors import ModelError, ModelNotFoundError
+from aioserve.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
 from aioserve.models.checkpoint import Checkpoint
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.families import is_described
+from aioserve.models.fields import Fields
 from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.gguf.parts import is_gguf, meant_file
 from aioserve.models.model_files import ModelFiles
@@ -27,7 +30,14 @@ __all__ = ["ModelDirectory", "ModelFiles", "model_files"]
 
 
 class ModelDirectory(ModelFiles):
-    """A directory as Hugging Face has them: JSON files and .safetensors."""
+    """A directory as Hugging Face has them: JSON files and .safetensors.
+
+    `architecture`: "llama" for one that isn't supported by itself; None: what config.json says.
+    """
+
+    def __init__(self, path: Path, architecture: str | None = None) -> None:
+        super().__init__(path)
+        self._architecture = architecture
 
     def config_values(self) -> tuple[Mapping[str, Any], str]:
         file = self.path / "config.json"
@@ -45,12 +55,31 @@ class ModelDirectory(ModelFiles):
         values, source = self.config_values()
         generation = self.path / "generation_config.json"
         there = os.path.lexists(generation)
-        return DecoderConfig.from_dict(
+        read = partial(
+            DecoderConfig.from_dict,
             values,
             source=source,
             generation=read_json_object(generation, MAX_CONFIG_BYTES) if there else None,
             generation_source=str(generation),
         )
+        try:
+            return read(read_as=self._architecture)
+        except UnsupportedModelError as error:
+            if is_described(Fields(values, source)) or not self._has_tensors_of(read, "llama"):
+                raise
+            raise UnsupportedModelError(
+                f"{error}. Its tensors are named as Llama's and have their shapes: "
+                'architecture="llama" (--architecture llama) computes it as Llama, which is right '
+                "where it differs from Llama in nothing else"
+            ) from error
+
+    def _has_tensors_of(self, read: Callable[..., DecoderConfig], architecture: str) -> bool:
+        """Whether the files have what a model of that architecture needs, and nothing else."""
+        try:
+            self.weights(read(read_as=architecture)).close()
+        except ModelError:
+            return False
+        return True
 
     def why_no_tokenizer(self) -> str | None:
         return why_no_tokenizer(self.path)
@@ -68,13 +97,30 @@ class ModelDirectory(ModelFiles):
         return [file.stat().st_size for file in sorted(self.path.glob("*.safetensors"))]
 
 
-def model_files(path: Path | str) -> ModelFiles:
+def model_files(path: Path | str, architecture: str | None = None) -> ModelFiles:
     """The files of the model at `path`: a directory, or a GGUF file, which may be the one that is
-    meant in a directory. Raises `ModelNotFoundError` where nothing is there."""
+    meant in a directory.
+
+    `architecture`: as `ModelDirectory` takes it. Raises `ModelNotFoundError` where nothing is
+    there, and `ConfigError` for the architecture of a GGUF file.
+    """
     path = Path(path)
+    file = _gguf_file(path)
+    if file is None:
+        return ModelDirectory(path, architecture)
+    if architecture is not None:
+        raise ConfigError(
+            f"architecture must be None for a GGUF file, which has names of its own for tensors, "
+            f"got {architecture!r}",
+            argument="architecture",
+            value=architecture,
+        )
+    return GGUFModel(file)
+
+
+def _gguf_file(path: Path) -> Path | None:
     if is_gguf(path):
-        return GGUFModel(path)
+        return path
     if not os.path.isdir(path):
         raise ModelNotFoundError(f"{path}: no such directory")
-    file = None if any(path.glob("*.safetensors*")) else meant_file(path)
-    return ModelDirectory(path) if file is None else GGUFModel(file)
+    return None if any(path.glob("*.safetensors*")) else meant_file(path)
