@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,11 @@ def test_another_value_is_refused():
 async def test_the_engine_computes_it_as_llama(tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     answers = []
-    for model, options in (
+    scenes: list[tuple[Path, dict[str, Any]]] = [
         (write("llama", tmp_path / "llama"), {}),
         (renamed(tmp_path / "other", "llama"), {"architecture": "llama"}),
-    ):
+    ]
+    for model, options in scenes:
         async with Engine(str(model), num_pages=32, **options) as engine:
             answers.append((await engine.generate([5, 6, 7], params)).token_ids)
     assert answers[0] == answers[1]
