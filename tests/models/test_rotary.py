@@ -52,6 +52,23 @@ def test_a_longrope_attention_factor_comes_from_the_config_or_the_ratio(changes)
     torch.testing.assert_close(inverse_frequencies(rope, 1000), frequencies)
 
 
+@pytest.mark.parametrize("longest", [48, 256, 300, 1024])
+def test_dynamic_frequencies_are_those_of_the_longest_context(longest):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    fields = {**CONFIGS["llama"], "rope_scaling": scaling}
+    theirs = LlamaConfig(**{**fields, "rope_scaling": dict(scaling)})
+    expected, factor = ROPE_INIT_FUNCTIONS["dynamic"](theirs, seq_len=longest)
+
+    config = DecoderConfig.from_dict(fields)
+    rope = config.layers[0].attention.rope
+    assert rope is not None
+    assert (config.max_position_embeddings, factor) == (4 * 256, rope.attention_factor)
+    torch.testing.assert_close(inverse_frequencies(rope, longest), expected, rtol=1e-6, atol=0)
+
+
 def test_llama3_frequencies_cross_all_three_bands():
     """As Llama 3.1 ships them, where some pairs are unchanged, some blended, some slowed."""
     from transformers import LlamaConfig

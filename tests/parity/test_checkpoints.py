@@ -69,6 +69,41 @@ def test_the_language_model_of_a_gemma_3_image_checkpoint_gives_the_same_logits(
     assert (logits - expected).abs().max().item() < 1e-4
 
 
+@pytest.mark.parametrize("name", ["mistral", "ministral3"])
+def test_the_language_model_of_a_mistral_3_image_checkpoint_gives_the_same_logits(
+    name, tmp_path, backend
+):
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    torch.manual_seed(0)
+    text = {key: value for key, value in CONFIGS[name].items() if key != "architectures"}
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "image_size": 16,
+        "patch_size": 4,
+    }
+    config = Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    config._attn_implementation = "eager"
+    model = Mistral3ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.15)
+    model.save_pretrained(tmp_path)
+
+    run = PagedRun(load_model(tmp_path, backend=backend))
+
+    logits = run.step({"a": PROMPT})["a"]
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    assert expected.std() > 0.1
+    assert (logits - expected).abs().max().item() < 1e-4
+
+
 @pytest.mark.asyncio
 async def test_a_gemma_3_image_checkpoint_says_that_its_text_alone_is_served(tmp_path, caplog):
     _gemma3_with_vision().save_pretrained(tmp_path)

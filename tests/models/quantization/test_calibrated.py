@@ -192,7 +192,11 @@ def test_scales_change_nothing_but_the_rounding(tmp_path: Path, architecture: st
         scaled = Scaled(Exact(), Random(), windows_of(config.vocab_size, length=20))
         vectors = scaled.encode(OpenModel(model, config, weights), keep)
     changed |= {tensor.name: torch.from_numpy(v).clone() for tensor, v in vectors.items()}
-    assert all(not torch.equal(one, tensors[name].float()) for name, one in changed.items())
+    others = [not torch.equal(one, tensors[name].float()) for name, one in changed.items()]
+    # Not all are where layers read one norm or none, or what comes of no product.
+    first = config.layers[0]
+    own_norms = first.attention_norm is not None and first.mlp_norm is not None
+    assert all(others) if own_norms and first.mlp.gated else any(others)
     shutil.copytree(model, copy)
     save_file(tensors | changed, copy / "model.safetensors")
     torch.testing.assert_close(
