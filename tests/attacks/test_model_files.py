@@ -53,7 +53,10 @@ GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 MAX_SECONDS = 5.0
-FAMILIES = ("llama3", "gemma3", "gpt2", "phi3-longrope", "qwen3-sliding", "mistral")
+FAMILIES = (
+    "llama3", "gemma3", "gpt2", "phi3-longrope", "qwen3-sliding", "mistral", "olmo3", "granite4",
+    "smollm3", "ministral3", "cohere2", "neox",
+)  # fmt: skip
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 NUMBERS = [0, 1, 2, -1, 0.5, 1e-30, 1e30, 1e308, 5e-324, float("nan"), float("inf"), 2**31 - 1]
 DEEP = '{"a": ' * 50_000 + "1" + "}" * 50_000
@@ -191,6 +194,8 @@ MORE_FIELDS = (
     "partial_rotary_factor", "original_max_position_embeddings", "n_inner", "dtype", "torch_dtype",
     "max_window_layers", "use_sliding_window", "query_pre_attn_scalar", "final_logit_softcapping",
     "attn_logit_softcapping", "quantization_config", "is_encoder_decoder", "text_config",
+    "no_rope_layers", "no_rope_layer_interval", "logit_scale", "logits_scaling", "norm_eps",
+    "residual_multiplier", "sliding_window_pattern", "use_parallel_residual", "layer_norm_eps",
 )  # fmt: skip
 
 
