@@ -30,7 +30,7 @@ class InTurns(Format):
         return self.inner.title
 
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
-        return self.inner.integers(stored)
+        return self.inner.integers(replace(stored, format=self.inner))
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         whole = next(iter(stored.parts.values())).shape[0]
@@ -38,10 +38,12 @@ class InTurns(Format):
         turn, row = np.divmod(within, self.count)
         places = (turn * self.parts + part) * self.count + row
         low = int(places.min())
-        found = self.inner.rows(stored, low, int(places.max()) + 1)
+        as_stored = replace(stored, format=self.inner)
+        found = self.inner.rows(as_stored, low, int(places.max()) + 1)
         places -= low
         if not isinstance(found, GroupedIntegers):
-            return found[places]
+            floats = found if isinstance(found, np.ndarray) else found.dequantized()
+            return floats[places]
         return replace(
             found,
             values=found.values[places],

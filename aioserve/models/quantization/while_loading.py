@@ -94,6 +94,13 @@ class QuantizedWhileLoading(StoredWeights):
             if tensor not in stored:
                 continue
             plain = stored[tensor].format
+            if tensor.turns is not None:
+                raise ConfigError(
+                    f"quantization={method!r} must be left out with a model that stores queries, "
+                    f"keys and values head by head, as {tensor.name}",
+                    argument="quantization",
+                    value=method,
+                )
             if not isinstance(plain, Plain):
                 raise ConfigError(
                     f"quantization={method!r} must be left out with a model whose weights are "

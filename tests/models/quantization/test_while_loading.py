@@ -121,6 +121,13 @@ def test_floats_of_eight_bits_are_what_torch_makes_of_them_with_the_largest_as_t
 
 
 @all_methods
+def test_weights_that_are_stored_head_by_head_are_refused_by_name(method: str, tmp_path: Path):
+    model = write("neox", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"head by head, as gpt_neox\..*query_key_value\.weight"):
+        load_model(model, quantization=method)
+
+
+@all_methods
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_model_is_the_float_model_of_its_dequantised_weights(
     name: str, method: str, tmp_path: Path
