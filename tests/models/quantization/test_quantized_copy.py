@@ -84,9 +84,7 @@ def test_a_copy_is_the_float_model_of_its_rounded_weights(tmp_path: Path, name: 
 
 def test_weights_that_are_stored_head_by_head_are_refused_by_name(tmp_path: Path):
     model, copy = write("neox", tmp_path / "model"), tmp_path / "copy"
-    with pytest.raises(
-        ConfigError, match=r"stores gpt_neox\..*\.weight head by head"
-    ):
+    with pytest.raises(ConfigError, match=r"stores gpt_neox\..*\.weight head by head"):
         write_quantized_copy(model, copy, method_named("w8a8", None))
     assert not copy.exists()
 
