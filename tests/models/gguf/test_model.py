@@ -33,7 +33,11 @@ SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
 }
-NAMES = [name for name in CONFIGS if name not in NOT_WRITTEN]
+NAMES = [
+    name
+    for name, config in CONFIGS.items()
+    if name not in NOT_WRITTEN and config["architectures"][0] in ARCHITECTURES
+]
 WIDE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
