@@ -129,7 +129,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """In which numbers activations meet weights of integers. "auto" is what the backend computes:
     on a CPU integers of 8 bits, with a scale for each row and group of inputs (dynamic
     quantization). "none": floats (weight-only quantization, W4A16); such weights become floats of
-    `dtype` on the way into a product, and take the memory of their integers."""
+    `dtype` on the way into a product, and take the memory of their integers; but for GPTQ in the
+    order of activations, which becomes floats while it is loaded."""
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None

@@ -39,7 +39,8 @@ def doctor(model: str | None = None, /, *, digests: bool = False, json: bool = F
             hub id in the local cache.
         digests: Show SHA-256 digests of the model, too, which is all read for them: of its weights
             as they are stored, and of what is computed with them. Two machines whose digests are
-            the same have the same model, whatever its files are called.
+            the same have the same model, whatever its files are called; neither digest tells of
+            the tokenizer or the chat template.
         json: Print JSON instead of a table.
     """
     if digests and model is None:

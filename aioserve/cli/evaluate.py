@@ -34,6 +34,7 @@ def evaluate(
     concurrency: int = 16,
     dtype: str = "auto",
     reference_dtype: str | None = None,
+    reference_architecture: str | None = None,
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     on: DeviceOptions | None = None,
 ) -> None:
@@ -45,8 +46,8 @@ def evaluate(
         text: A file in UTF-8, at most 16 MiB.
         reference: A model with the same tokenizer, to compare with: the ratio of perplexities,
             KL(reference || model) over the whole vocabulary, and at how many tokens both find the
-            same token the most likely one. It is taken as it is stored: --quantization is for
-            MODEL alone.
+            same token the most likely one. It is taken as it is stored: --quantization and
+            --architecture are for MODEL alone.
         context: Tokens of a window, the BOS before it included; 512 when not given, or as many as
             the model takes.
         stride: Tokens from a window to the next; a token has at least context - stride tokens of
@@ -57,13 +58,19 @@ def evaluate(
         concurrency: Windows at once.
         dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         reference_dtype: The same of the reference; auto when not given.
+        reference_architecture: --architecture of the reference.
         json: Also write the result to this file; "-" prints JSON alone.
         on: Where the models run, and the model in how many bits.
     """
     options = Options(context, stride, second_halves, max_tokens, concurrency)
     check(options)
-    if reference is None and reference_dtype is not None:
-        raise ConfigError("reference_dtype goes with --reference", argument="reference_dtype")
+    if reference is None:
+        for name, given in (
+            ("reference_dtype", reference_dtype),
+            ("reference_architecture", reference_architecture),
+        ):
+            if given is not None:
+                raise ConfigError(f"{name} goes with --reference", argument=name)
     if json not in (None, "-"):
         check_output("json", Path(json))
     contents = read_text(text)
@@ -72,7 +79,7 @@ def evaluate(
     if reference is not None:
         as_stored = {
             "dtype": reference_dtype or "auto",
-            "architecture": None,
+            "architecture": reference_architecture,
             "quantization": None,
             "activation_quantization": "auto",
         }

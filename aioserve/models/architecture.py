@@ -199,6 +199,8 @@ class Architecture:
     """Longest context in tokens."""
     embedding: Tensor
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    """Whether the scale is rounded to the model's dtype first: for Gemma."""
     positions: Tensor | None = None
     """Learned position embeddings."""
     layers: tuple[Layer, ...]

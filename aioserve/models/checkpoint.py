@@ -73,7 +73,7 @@ class Checkpoint(StoredWeights):
         stored = self._weights[tensor.name]
         if tensor.turns is None:
             return stored
-        return replace(stored, format=InTurns(stored.format, *tensor.turns))
+        return replace(stored, format=InTurns(stored.format, *tensor.turns, tensor.rows))
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
         if not os.path.isfile(path):

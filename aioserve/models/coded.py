@@ -62,12 +62,13 @@ class CodedFloats:
             )
 
     def is_below(self, limit: np.float32) -> bool:
-        """Whether it is plain at a glance that all weights are numbers below the limit in size."""
+        """Whether it is plain at a glance that all weights and scales are numbers below the limit
+        in size."""
         known = np.isfinite(self.table)
         if not known.all() and not known[self.codes].all():
             return False
-        largest = np.abs(self.table[known]).max(initial=0)
-        return bool(np.abs(self.scales).max() * largest < limit)
+        largest = np.abs(self.table[known]).max(initial=1)
+        return bool(np.abs(self.scales).max() < limit / largest)
 
     def dequantized(self) -> npt.NDArray[np.float32]:
         """The weight, float32 [out, in]."""

@@ -82,8 +82,9 @@ class Decoder:
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights
-        # transformers rounds the scale to the model's dtype before it multiplies.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self._embedding_scale = config.embedding_scale
+        if config.rounds_embedding_scale:
+            self._embedding_scale = torch.tensor(self._embedding_scale, dtype=self.dtype).item()
         self.program: StepProgram | None = None
         """The recorded ops; None where each op is called by itself."""
         if use_program:

@@ -69,8 +69,8 @@ class ModelDirectory(ModelFiles):
                 raise
             raise UnsupportedModelError(
                 f"{error}. Its tensors are named as Llama's and have their shapes: "
-                'architecture="llama" (--architecture llama) computes it as Llama, which is right '
-                "where it differs from Llama in nothing else"
+                'Engine(architecture="llama"), or --architecture llama where it is run, computes '
+                "it as Llama, which is right where it differs from Llama in nothing else"
             ) from error
 
     def _has_tensors_of(self, read: Callable[..., DecoderConfig], architecture: str) -> bool:

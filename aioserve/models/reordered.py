@@ -14,12 +14,13 @@ __all__ = ["InTurns"]
 
 @dataclass(frozen=True, slots=True)
 class InTurns(Format):
-    """Rows of `parts` parts, `count` rows of each in turn, as `architecture.Tensor.turns` says;
+    """All rows of `parts` parts, `count` rows of each in turn, as `architecture.Tensor.turns` says;
     read as `inner` stores them."""
 
     inner: Format
     parts: int
     count: int
+    rows_of_all: int
 
     @property
     def name(self) -> str:
@@ -33,8 +34,7 @@ class InTurns(Format):
         return self.inner.integers(replace(stored, format=self.inner))
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
-        whole = next(iter(stored.parts.values())).shape[0]
-        part, within = np.divmod(np.arange(first, end), whole // self.parts)
+        part, within = np.divmod(np.arange(first, end), self.rows_of_all // self.parts)
         turn, row = np.divmod(within, self.count)
         places = (turn * self.parts + part) * self.count + row
         low = int(places.min())

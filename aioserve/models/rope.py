@@ -159,9 +159,10 @@ def _dynamic(config: Fields, rope: Fields, found: RopeConfig) -> RopeConfig:
 def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
     factor = rope.number("factor")
     scale = _yarn_scale(factor, 1.0)
-    if rope.has("mscale") and rope.has("mscale_all_dim"):
-        all_dims = _yarn_scale(factor, rope.number("mscale_all_dim"))
-        scale = _yarn_scale(factor, rope.number("mscale")) / all_dims
+    mscale = rope.number("mscale", 0.0, least=0.0)
+    all_dims = rope.number("mscale_all_dim", 0.0, least=0.0)
+    if mscale and all_dims:  # 0 says nothing
+        scale = _yarn_scale(factor, mscale) / _yarn_scale(factor, all_dims)
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if fast < slow:
         rope.invalid("beta_fast", f"at least beta_slow {slow:g}")

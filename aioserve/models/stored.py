@@ -300,7 +300,7 @@ class StoredLinear:
         found: list[tuple[str, Floats]] = [("number", rows)] if isinstance(rows, np.ndarray) else []
         if isinstance(rows, CodedFloats) and not rows.is_below(LEAST_UNUSABLE):
             with np.errstate(over="ignore", invalid="ignore"):
-                found = [("number", rows.dequantized())]
+                found = [("scale", rows.scales), ("number", rows.dequantized())]
         elif isinstance(rows, GroupedIntegers):
             found = [("scale", rows.scales)]
             found += [] if rows.minimums is None else [("minimum", rows.minimums)]

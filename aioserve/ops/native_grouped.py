@@ -143,13 +143,15 @@ class CodedWeight(GroupedWeight):
         scales: Literal["float32", "float16", "bfloat16", "multiples"] = "float32",
         dtype: torch.dtype,
     ) -> None:
+        if numbers is not None:
+            _check("numbers", numbers, np.float32, (16,))
         self.dtype = dtype
         self.native = _native.DecodedWeight(
             out_features,
             in_features,
             group_size,
             scales,
-            b"" if numbers is None else np.ascontiguousarray(numbers, np.float32).tobytes(),
+            b"" if numbers is None else numbers.tobytes(),
             is_bfloat16("dtype", dtype),
         )
 

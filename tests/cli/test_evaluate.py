@@ -271,6 +271,7 @@ def test_a_file_that_is_not_there_is_named(aioserve_here: Run, tiny_model: Path)
             "text must have at least 100 tokens for a whole chunk of 100, got 99 tokens",
         ),
         (("--reference-dtype", "float32"), "reference_dtype goes with --reference"),
+        (("--reference-architecture", "llama"), "reference_architecture goes with --reference"),
         (("--dtype", "float8"), "dtype must be one of"),
         (("--json", "nowhere/x.json"), "json: nowhere/x.json can't be written"),
         (("--reference", "nosuch"), "'nosuch' is no model"),

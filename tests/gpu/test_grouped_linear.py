@@ -28,7 +28,7 @@ class Form(NamedTuple):
     kind: str = "plain"
     rounded: bool = False
     table: Floats | None = None
-    """Of a layer of codes."""
+    """What the codes choose from; None: the weight is of integers."""
     scales: Scales = "float32"
     permuted: bool = False
 

@@ -173,6 +173,30 @@ def test_the_text_of_mistrals_image_checkpoints_has_the_defaults_of_its_config_c
     expected = {"mistral": (32_000, 32, 131_072), "ministral3": (131_072, 34, 262_144)}
     sizes = config.vocab_size, config.num_layers, config.max_position_embeddings
     assert sizes == expected[kind]
+    assert {layer.attention.window for layer in config.layers} == {0}  # null: there is none
     assert config.is_text_alone
     with pytest.raises(UnsupportedModelError, match=r"text_config\.model_type = 'pixtral'"):
         DecoderConfig.from_dict({**said, "text_config": {"model_type": "pixtral"}})
+
+
+def test_null_heads_of_a_nested_text_are_as_many_as_those_of_queries():
+    said = {"architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": {"num_attention_heads": 4, "num_key_value_heads": None}}  # fmt: skip
+    assert DecoderConfig.from_dict(said).num_kv_heads == 4
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_whole_checkpoint_says_whether_its_head_is_tied(whole):
+    said = {"architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": whole,
+            "text_config": {"tie_word_embeddings": not whole}}  # fmt: skip
+    assert DecoderConfig.from_dict(said).tie_word_embeddings is whole
+
+
+def test_gpt_neox_20b_is_read():
+    said = {
+        "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu_fast", "hidden_size": 6144,
+        "intermediate_size": 24576, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "num_attention_heads": 64, "num_hidden_layers": 44, "rotary_emb_base": 10000,
+        "rotary_pct": 0.25, "vocab_size": 50432,
+    }  # fmt: skip
+    assert DecoderConfig.from_dict(said).layers[0].mlp.activation == "gelu_tanh"

@@ -12,7 +12,7 @@ from aioserve import ConfigError, Engine, SamplingParams, UnsupportedModelError
 from aioserve.models.files import model_files
 from tests.parity.tiny_models import write
 
-OFFER = r'architecture="llama" \(--architecture llama\)'
+OFFER = r'Engine\(architecture="llama"\), or --architecture llama'
 
 
 def renamed(directory: Path, name: str, architecture: str = "OrcaForCausalLM") -> Path:
@@ -53,6 +53,42 @@ def test_a_setting_of_a_described_model_is_refused_without_an_offer(tmp_path):
     with pytest.raises(UnsupportedModelError, match="hidden_act") as caught:
         model_files(model).config()
     assert "architecture=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sliding_window": 16},
+        {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+        {"no_rope_layers": [1, 1, 0]},
+        {"no_rope_layers": 3},
+        {"logits_scaling": 8.0},
+        {"scale_depth": 1.4},
+        {"attn_logit_softcapping": 50.0},
+        {"use_parallel_residual": True},
+        {"alibi": True},
+        {"position_embedding_type": "alibi"},
+    ],
+    ids=str,
+)
+def test_a_model_that_says_more_than_llama_does_is_refused_by_that_name(tmp_path, more):
+    model = renamed(tmp_path, "llama")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | more))
+    with pytest.raises(UnsupportedModelError, match=f"{next(iter(more))} = "):
+        model_files(model, "llama").config()
+    with pytest.raises(UnsupportedModelError, match="is not supported") as caught:
+        model_files(model).config()
+    assert "architecture=" not in str(caught.value)
+
+
+def test_fields_that_change_nothing_are_none_of_these(tmp_path):
+    model = renamed(tmp_path, "llama")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"sliding_window": 16, "use_sliding_window": False, "residual_multiplier": 1.0}
+    config |= {"use_qk_norm": False, "clip_qkv": None, "no_rope_layers": [1, 1, 1]}
+    (model / "config.json").write_text(json.dumps(config))
+    assert model_files(model, "llama").config().num_layers == 3
 
 
 def test_another_value_is_refused():

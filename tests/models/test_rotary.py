@@ -108,6 +108,8 @@ def test_llama3_frequencies_cross_all_three_bands():
         {"truncate": False},
         {"mscale": 0.7, "mscale_all_dim": 1.2},
         {"mscale": 0.7},
+        {"mscale": 0.7, "mscale_all_dim": 0.0},
+        {"mscale": 0, "mscale_all_dim": 1.2},
         {"original_max_position_embeddings": 40},
     ],
 )

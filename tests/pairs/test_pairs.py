@@ -16,9 +16,10 @@ import torch
 
 from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.conversion import convert
+from tests.models.quantization.blockwise import load_in, storing_four_bits
 from tests.models.quantization.compressed import write_mixture
 from tests.models.quantization.test_gptq_awq import write_gptq
-from tests.models.quantization.writers import CONFIG
+from tests.models.quantization.writers import CONFIG, write_quantized
 from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_model, why_not_of_size
 from tests.pairs.prefix_list import PrefixList
 from tests.pairs.scene import Alone, Seen, features_of, place_of, played, scene_of
@@ -27,7 +28,7 @@ from tests.parity import tiny_models
 OF_INTEGERS = ("quantised", "act-order", "gguf")
 """Layers of integers: beside floats and beside others of integers, with columns in the order of
 activations, and of each number of bits, with minimums and from a table."""
-MODELS = ("llama", "qwen3", "gemma3", "olmo3", "cohere2", *OF_INTEGERS)
+MODELS = ("llama", "qwen3", "gemma3", "olmo3", "cohere2", "nf4", *OF_INTEGERS)
 BITS = {"q": "Q5_0", "k": "Q5_1", "v": "Q4_1", "output": "IQ4_NL"}
 """Formats of GGUF in attention; other layers have 8 bits."""
 PAGE_SIZES = (1, 2, 16)
@@ -77,6 +78,8 @@ def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
             directory, _ = write_mixture(root / name)
         elif name == "act-order":
             directory, _ = write_gptq(root / name, 4, 16, act_order=True)
+        elif name == "nf4":
+            directory, _ = write_quantized(root / name, load_in(4), storing_four_bits("nf4", 64))
         elif name == "gguf":
             directory = write_gguf_of_bytes(root / name)
         else:

@@ -69,7 +69,7 @@ def test_the_language_model_of_a_gemma_3_image_checkpoint_gives_the_same_logits(
     assert (logits - expected).abs().max().item() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["mistral", "ministral3"])
+@pytest.mark.parametrize("name", ["mistral", "mistral-full", "ministral3"])
 def test_the_language_model_of_a_mistral_3_image_checkpoint_gives_the_same_logits(
     name, tmp_path, backend
 ):

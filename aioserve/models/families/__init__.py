@@ -72,6 +72,26 @@ is served."""
 
 _READ_AS = {"llama": "LlamaForCausalLM"}
 """Architectures that others may be read as, by the option's value."""
+_FACTORS = (
+    "scale_emb", "embedding_multiplier", "residual_multiplier", "logit_scale", "logits_scaling",
+    "embedding_scale", "rotary_pct", "partial_rotary_factor",
+)  # fmt: skip
+_SWITCHES = (
+    "use_sliding_window", "use_qk_norm", "qk_norm", "qk_layernorm", "use_parallel_residual",
+    "parallel_attn", "alibi", "norm_head", "use_mrope",
+)  # fmt: skip
+_OTHERS = (
+    "scale_depth", "dim_model_base", "attention_multiplier", "attn_logit_softcapping",
+    "final_logit_softcapping", "query_pre_attn_scalar", "no_rope_layer_interval", "clip_qkv",
+)  # fmt: skip
+_PLAIN: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(_FACTORS, (1, 1.0)),
+    **dict.fromkeys(_SWITCHES, (False,)),
+    **dict.fromkeys(_OTHERS, ()),
+    "position_embedding_type": ("rope", "rotary"),
+    "hidden_activation": ("silu", "swish"),
+}
+"""Fields of other families, and the values with which they change nothing."""
 
 
 def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields, Architecture]:
@@ -111,7 +131,24 @@ def _name_read_as(config: Fields, read_as: str) -> str:
             f"{config.source}: architecture={read_as!r} is for models that are not supported by "
             f"themselves, and {said} is"
         )
+    if said != name:
+        _check_says_nothing_more(config)
     return name
+
+
+def _check_says_nothing_more(config: Fields) -> None:
+    """Raise `UnsupportedModelError` where a model that is to be read as Llama says that it computes
+    something else."""
+    for field, plain in _PLAIN.items():
+        value = config.values.get(field)
+        if value is not None and value not in plain:
+            config.unsupported(field, "Llama has nothing like it")
+    for field, plain in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
+        kinds = config.values.get(field) or []
+        if not isinstance(kinds, list) or any(kind != plain for kind in kinds):
+            config.unsupported(field, f"each layer of Llama is {plain}")
+    if config.has("sliding_window") and config.values.get("use_sliding_window") is not False:
+        config.unsupported("sliding_window", "Llama has no window")
 
 
 def _said_name(config: Fields) -> str:

@@ -52,6 +52,8 @@ _ACTIVATIONS = {
     "swish": "silu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu_squared",
 }
@@ -277,13 +279,16 @@ def sliding_but_each(pattern: int, num_layers: int) -> list[str]:
 
 def nested_text(config: Fields, **defaults: int) -> Fields:
     """The fields of an image-and-text checkpoint that describe its language model, with the
-    defaults of that model's config class."""
+    defaults of that model's config class where a field is absent. Null is what the class makes of
+    it: a window that is null is none."""
     text = config.nested("text_config")
-    present = {name: value for name, value in text.values.items() if value is not None}
-    for name in ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
-        if config.has(name):
-            present.setdefault(name, config.values[name])
-    return Fields({**defaults, **present}, config.source, "text_config.")
+    values = {**defaults, **text.values}
+    for name in ("eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
+        if config.has(name) and not text.has(name):
+            values[name] = config.values[name]
+    if config.has("tie_word_embeddings"):  # the whole model's decides
+        values["tie_word_embeddings"] = config.values["tie_word_embeddings"]
+    return Fields(values, config.source, "text_config.")
 
 
 def beside_towers(text: Architecture) -> Architecture:

@@ -123,6 +123,7 @@ def _gemma(
         norm_of=partial(rms_norm, weight_offset=1.0),
         scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
         embedding_scale=shape.hidden**0.5,
+        rounds_embedding_scale=True,
         **other,
     )
 

@@ -182,7 +182,10 @@ def _codes(tensor: Tensor, parts: Parts, state: str) -> StoredLinear:
         "table": parts.take("weight.quant_map", ("F32",), (16,)),
     }
     kind = state.removeprefix(_STATE)
-    table = tuple(read["table"].read().tolist())
+    numbers = read["table"].read()
+    if not np.isfinite(numbers).all():
+        parts.refuse(f"weight.quant_map must hold finite numbers, got {numbers.tolist()}")
+    table = tuple(numbers.tolist())
     if said.nested_blocksize is None:
         read["scales"] = parts.take("weight.absmax", ("F32",), (blocks,))
         return StoredLinear(Codes4(kind, said.blocksize, table=table), read, rows, columns)

@@ -50,16 +50,17 @@ void DecodedWeight::set_rows(int64_t first, int64_t count, const int8_t* values,
         return std::any_of(numbers, numbers + parameters,
                            [factor](float number) { return is_small(number * factor); });
     };
-    if (are_small(scales, least_number_) || (minimums && are_small(minimums, 1))) has_small_ = true;
     GroupedWeight::set_rows(first, count, values, scales, minimums);
+    if (are_small(scales, least_number_) || (minimums && are_small(minimums, 1))) has_small_ = true;
 }
 
 PanelLayout DecodedWeight::layout(int64_t rows) const {
     const decoded::Decoding& decoding = decoding_in_use(bfloat16());
     const TileSet* few = decoding.few_rows;
-    if (few && rows <= few->max_rows && !has_small_) return {&shape(), few, nullptr};
-    return {&unpacked_, &tiles_in_use(bfloat16()),
-            has_small_ ? decoding.unpack_small : decoding.unpack};
+    const decoded::Unpack unpack = has_small_ ? decoding.unpack_small : decoding.unpack;
+    // Tiles of few rows take small weights as `unpack` does.
+    if (few && rows <= few->max_rows && unpack == decoding.unpack) return {&shape(), few, nullptr};
+    return {&unpacked_, &tiles_in_use(bfloat16()), unpack};
 }
 
 void DecodedWeight::dequantize(const char* header, int in_span, int column,

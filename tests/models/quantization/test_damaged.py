@@ -42,7 +42,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("damage", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), -float("inf"), 1e30, 3e38])
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_a_damaged_scale_is_named(tmp_path: Path, kind: str, damage: float, backend: str):
     said, store, part = WRITTEN[kind]
@@ -114,3 +114,31 @@ def test_a_number_of_eight_bits_that_is_none_is_named(tmp_path: Path):
         WeightsError, match=r"down_proj\..*: row 7 of the weight has the number nan"
     ):
         load_model(model)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_damaged_scale_of_zeros_is_named_too(tmp_path: Path, backend: str):
+    """It changes no weight, but what a kernel makes of it may be more than a float holds."""
+    said, store, part = WRITTEN["fp8"]
+    model, _ = write_quantized(tmp_path, said, store)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    module = "model.layers.1.mlp.up_proj"
+    tensors[f"{module}.weight"].view(torch.uint8)[:32, :32] = 0
+    tensors[f"{module}.{part}"][0, 0] = 2.0**121
+    save_file(tensors, file)
+    with pytest.raises(WeightsError, match=r"row 0 of the weight has the scale 2\.65\S+, must be"):
+        load_model(model, backend=backend_named(backend))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+def test_a_damaged_table_is_named(tmp_path: Path, damage: float, backend: str):
+    said, store, _ = WRITTEN["nf4"]
+    model, _ = write_quantized(tmp_path, said, store)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight.quant_map"][3] = damage
+    save_file(tensors, file)
+    with pytest.raises(WeightsError, match=r"up_proj.*quant_map must hold finite numbers"):
+        load_model(model, backend=backend_named(backend))

@@ -35,7 +35,7 @@ class Layer(NamedTuple):
     """Or zeros, or minimums."""
     rounded: bool = False
     scales: str = F16
-    """Those of int8 are multiples."""
+    """Triton's type of the scales; int8 are multiples."""
     code: str = "integers"
 
     @property

@@ -177,10 +177,14 @@ class _Folding:
         self, norm: architecture.Norm, described: architecture.Linear, scales: Floats
     ) -> None:
         weight, offset = self._vector(norm.weight), np.float32(norm.weight_offset)
-        new = _as_stored((weight + offset) / scales - offset, self._dtype(norm.weight))
+        dtype = self._dtype(norm.weight)
+        new = _as_stored((weight + offset) / scales - offset, dtype)
+        before, after = weight + offset, new + offset
+        if norm.centered:  # a LayerNorm multiplies by the rounded sum
+            before, after = _as_stored(before, dtype), _as_stored(after, dtype)
         # What rounding the norm has changed, the layer's weight makes up for.
-        can = (weight + offset != 0) & (new + offset != 0) & np.isfinite(new)
-        quotients = (weight + offset) / np.where(can, new + offset, 1)
+        can = (before != 0) & (after != 0) & np.isfinite(new)
+        quotients = before / np.where(can, after, 1)
         exact = np.where(can, quotients, 1).astype(np.float32)
         self._vectors[norm.weight] = np.where(can, new, weight)
         if norm.bias is not None:
