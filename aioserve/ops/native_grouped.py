@@ -146,7 +146,7 @@ class CodedWeight(GroupedWeight):
         if numbers is not None:
             _check("numbers", numbers, np.float32, (16,))
         self.dtype = dtype
-        self.native = _native.DecodedWeight(
+        self.native: _native.GroupedWeight = _native.DecodedWeight(
             out_features,
             in_features,
             group_size,

@@ -31,6 +31,8 @@ def op_builds() -> Iterator[OpBuild]:
         (torch.bfloat16, 128, True, 256, 16),
     ):
         yield _rotary_build(dtype, half, norms, dim, page)
+    yield _rotary_build(torch.bfloat16, 64, False, 128, 16, interleaved=True)
+    yield _rotary_build(torch.float16, 32, False, 128, 16, scaled=True)
     yield from _sampling_builds(151_936)
     types = {"token_ids": I64, "token_slots": I64, "last_tokens": I64, "count": "i32"}
     yield fill_kernel, types, {"TILE": 256}, 4, ""
@@ -62,7 +64,16 @@ def _row_builds(dtype: torch.dtype, size: int) -> Iterator[OpBuild]:
         )
 
 
-def _rotary_build(dtype: torch.dtype, half: int, norms: bool, dim: int, page: int) -> OpBuild:
+def _rotary_build(
+    dtype: torch.dtype,
+    half: int,
+    norms: bool,
+    dim: int,
+    page: int,
+    *,
+    interleaved: bool = False,
+    scaled: bool = False,
+) -> OpBuild:
     data, rest = POINTERS[dtype], dim - 2 * half
     heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HEAD_DIM": dim, "PAGE_SIZE": page}
     return (
@@ -72,6 +83,7 @@ def _rotary_build(dtype: torch.dtype, half: int, norms: bool, dim: int, page: in
             "positions": I32,
             "locations": I64,
             **dict.fromkeys(("cos", "sin"), F32 if half else data),
+            "query_scale": F32 if scaled else data,
             "row_stride": "i32:16",
             "eps": "fp32",
             "weight_offset": "fp32",
@@ -79,13 +91,17 @@ def _rotary_build(dtype: torch.dtype, half: int, norms: bool, dim: int, page: in
         {
             **heads,
             "HALF": half,
+            "STEP": 2 if interleaved else 1,
+            "APART": 1 if interleaved else half,
+            "SCALED": scaled,
             "NORMS": norms,
             "HEADS": rotary.HEADS,
             "HALF_TILE": triton.next_power_of_2(half) if half else 0,
             "REST_TILE": triton.next_power_of_2(rest) if rest else 0,
         },
         4,
-        f"{str(dtype).removeprefix('torch.')} {dim}/{page} half {half}{' norms' if norms else ''}",
+        f"{str(dtype).removeprefix('torch.')} {dim}/{page} half {half}{' norms' if norms else ''}"
+        f"{' interleaved' if interleaved else ''}{' scaled' if scaled else ''}",
     )
 
 
