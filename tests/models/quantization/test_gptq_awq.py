@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -383,9 +384,7 @@ def awq_words(numbers: np.ndarray) -> np.ndarray:
     return words.view(np.int32)
 
 
-def write_awq(
-    directory: Path, bits: int, group_size: int, *, has_zeros: bool = True
-) -> tuple[Path, Path]:
+def storing_awq(bits: int, group_size: int, *, has_zeros: bool = True) -> Callable[..., Any]:
     rng = np.random.default_rng(5)
 
     def store(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -397,8 +396,19 @@ def write_awq(
         }
         return {name: torch.from_numpy(part) for name, part in parts.items()}, numbers.floats
 
+    return store
+
+
+def awq_config(bits: int, group_size: int, *, has_zeros: bool = True) -> dict[str, Any]:
     said = {"quant_method": "awq", "bits": bits, "group_size": group_size, "zero_point": has_zeros}
-    return write_quantized(directory, said | {"version": "gemm"}, store)
+    return said | {"version": "gemm"}
+
+
+def write_awq(
+    directory: Path, bits: int, group_size: int, *, has_zeros: bool = True
+) -> tuple[Path, Path]:
+    store = storing_awq(bits, group_size, has_zeros=has_zeros)
+    return write_quantized(directory, awq_config(bits, group_size, has_zeros=has_zeros), store)
 
 
 @pytest.mark.parametrize("has_zeros", [True, False])

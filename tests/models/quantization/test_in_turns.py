@@ -13,7 +13,12 @@ import torch
 from tests.models.quantization.blockwise import load_in, storing_eight_bits, storing_four_bits
 from tests.models.quantization.checking import check_stands_for
 from tests.models.quantization.compressed import config_of, storing, storing_blocks, weights_of
-from tests.models.quantization.test_gptq_awq import awq_words, gptq_config, gptq_parts
+from tests.models.quantization.test_gptq_awq import (
+    awq_config,
+    gptq_config,
+    gptq_parts,
+    storing_awq,
+)
 from tests.models.quantization.writers import numbers_of, write_quantized
 from tests.parity.tiny_models import CONFIGS
 
@@ -25,22 +30,9 @@ def in_gptq(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], n
     return gptq_parts(numbers, version=1), numbers.floats
 
 
-def in_awq(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
-    numbers = numbers_of(weight, 4, 16, symmetric=False, rng=np.random.default_rng(2))
-    parts = {
-        "qweight": awq_words(numbers.values.T),
-        "scales": np.ascontiguousarray(numbers.scales.T.astype(np.float16)),
-        "qzeros": awq_words(numbers.zeros.T),
-    }
-    return {name: torch.from_numpy(part) for name, part in parts.items()}, numbers.floats
-
-
 WRITTEN: dict[str, tuple[dict[str, Any], Store]] = {
     "gptq": (gptq_config(4, 16), in_gptq),
-    "awq": (
-        {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"},
-        in_awq,
-    ),
+    "awq": (awq_config(4, 16), storing_awq(4, 16)),
     "nf4": (load_in(4), storing_four_bits("nf4", 64)),
     "rows": (load_in(8), storing_eight_bits),
     "groups": (config_of("pack-quantized", weights_of(4, 16)), storing(4, 16, packed=True)),
