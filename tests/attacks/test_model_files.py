@@ -324,14 +324,14 @@ def test_a_size_that_the_weights_dont_have_costs_no_time_and_no_memory(
         assert str(directory) in str(caught.value)
 
 
-def test_the_most_layers_that_are_believed_are_compared_with_the_weights_within_seconds(
+def test_the_most_layers_that_are_believed_are_compared_with_the_weights_within_a_second(
     models: dict[str, Path],
 ) -> None:
     config = json.dumps({**read(models["llama3"], CONFIG), "num_hidden_layers": 1024})
     lacking = r"the weights lack model\.layers\.10\..*more tensors"
     with (
         with_file(models["llama3"], CONFIG, config) as directory,
-        computing_at_most(3.0),
+        computing_at_most(1.0),
         pytest.raises(ModelError, match=lacking),
     ):
         load_model(directory)
