@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from tests.attacks.held_loop import slowness
+from tests.attacks.held_loop import collector_at_rest, slowness
 
 __all__ = ["computing_at_most", "seconds_at_best"]
 
@@ -16,11 +16,13 @@ TRIES = 5
 @contextlib.contextmanager
 def computing_at_most(seconds: float) -> Iterator[None]:
     """Holds that the block takes no more processor time of this process than that, or in proportion
-    where the machine is slow at this moment. What waits is ended by the time limit of tests."""
-    began = time.process_time()
-    yield
-    computed = time.process_time() - began
-    assert computed < seconds or computed < seconds * slowness()
+    where the machine is slow at this moment, with the `collector_at_rest`. What waits is ended by
+    the time limit of tests."""
+    with collector_at_rest():
+        began = time.process_time()
+        yield
+        computed = time.process_time() - began
+    assert computed < seconds or computed < seconds * slowness(), f"{computed:.2f} s"
 
 
 def seconds_at_best(call: Callable[[], object], *, enough: float) -> float:

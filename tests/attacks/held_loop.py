@@ -12,9 +12,16 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-__all__ = ["MAX_HELD_SECONDS", "HeldLoop", "assert_loop_is_free", "slowness", "watched_loop"]
+__all__ = [
+    "MAX_HELD_SECONDS",
+    "HeldLoop",
+    "assert_loop_is_free",
+    "collector_at_rest",
+    "slowness",
+    "watched_loop",
+]
 
 MAX_HELD_SECONDS = 0.05
 WAITS_SECONDS = 1.0
@@ -38,25 +45,33 @@ class HeldLoop:
             self.seconds = max(self.seconds, late if late > WAITS_SECONDS else min(late, computed))
 
 
-@contextlib.asynccontextmanager
-async def watched_loop() -> AsyncIterator[HeldLoop]:
-    """Watches the running loop. The collector of garbage waits: what it takes is up to all that ran
-    before."""
-    held = HeldLoop()
+@contextlib.contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """The collector of garbage waits: what it takes is up to all that ran before."""
     gc.collect()
     collects = gc.isenabled()
     gc.disable()
-    watching = asyncio.create_task(held.watch())
     try:
-        await asyncio.sleep(0)
-        yield held
-        await asyncio.sleep(2 * TICK_SECONDS)  # a hold that has just ended is seen
+        yield
     finally:
         if collects:
             gc.enable()
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+
+
+@contextlib.asynccontextmanager
+async def watched_loop() -> AsyncIterator[HeldLoop]:
+    """Watches the running loop, with the `collector_at_rest`."""
+    held = HeldLoop()
+    with collector_at_rest():
+        watching = asyncio.create_task(held.watch())
+        try:
+            await asyncio.sleep(0)
+            yield held
+            await asyncio.sleep(2 * TICK_SECONDS)  # a hold that has just ended is seen
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
 
 
 def slowness() -> float:
