@@ -29,6 +29,7 @@ SCALES_QUERIES = {
         ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters = "),
         ("granite4", {"num_local_experts": 4}, "num_local_experts = 4"),
         ("granite4", {"layer_types": ["mamba"] * 3}, "layer_types = "),
+        ("granite4", {"layer_types": [[], {}, "attention"]}, "layer_types = "),
         ("granite4", {"layer_types": None}, "layer_types = None"),
         ("granite4", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
         ("smollm3", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False},

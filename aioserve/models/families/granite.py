@@ -37,7 +37,8 @@ def granite_hybrid(config: Fields) -> Architecture:
     if config.integer("num_local_experts", 8, least=0):
         config.unsupported("num_local_experts", "experts are not implemented: it must be 0")
     kinds = config.values.get("layer_types", config.values.get("layers_block_type"))
-    if not isinstance(kinds, list) or set(kinds) - {"attention", "full_attention"}:
+    attends = ("attention", "full_attention")
+    if not isinstance(kinds, list) or any(kind not in attends for kind in kinds):
         config.unsupported("layer_types", "layers with a recurrent state are not implemented")
     shape = read_shape(config)
     if len(kinds) != shape.num_layers:
