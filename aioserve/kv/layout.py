@@ -1,0 +1,176 @@
+"""Which layers' keys and values share a page, and how many tokens of each layer are kept.
+
+    page of group 0    some positions of the layers that see everything    kept to the end
+    page of group 1    the same positions of some window layers            kept for the window
+    page of group 2    the same positions of the other window layers       kept for the window
+
+Every page has room for `layers_per_page` layers, so that one pool hands out pages of all groups.
+Values alone, which every folder may use: imports nothing else of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+__all__ = ["GroupKind", "KVGroup", "KVLayout", "LayerKV", "kv_layout"]
+
+GroupKind = Literal["full", "window", "latent"]
+
+MAX_GROUPS = 8
+"""Groups of a model all of whose layers have a window. Smaller pages would save little more."""
+WORTHWHILE_SHARE = 0.9
+"""Share of the memory of one group that several may take for a request of the longest context."""
+
+
+class LayerKV(NamedTuple):
+    """What one layer keeps of a token."""
+
+    bytes_per_token: int
+    """Keys and values of all heads, or one latent vector."""
+    window: int = 0
+    """Last positions that a token sees, its own included; 0: all."""
+    latent: bool = False
+    """Whether it is a latent vector, which stands for keys and values together."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose KV of the same positions shares pages."""
+
+    kind: GroupKind
+    layers: tuple[int, ...]
+    """Indices of the model's layers, in order: their places in a page."""
+    bytes_per_token: int
+    """Bytes of one token in one of these layers; the same in all groups of a layout."""
+    window: int = 0
+    """Last positions whose pages are kept; 0: all, as in group 0."""
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The groups of a model. Group 0 keeps all positions, those behind it a window; these keep
+    alike.
+
+    Raises ValueError for groups that aren't such, or that don't hold each layer once.
+    """
+
+    groups: tuple[KVGroup, ...]
+    layers_per_page: int
+    """Layers that a page has room for: where a group has fewer, the end of its page is unused."""
+
+    def __post_init__(self) -> None:
+        layers = sorted(layer for group in self.groups for layer in group.layers)
+        if not layers or layers != list(range(len(layers))):
+            raise ValueError(f"groups must hold each layer from 0 on once, got {layers}")
+        sizes = [len(group.layers) for group in self.groups]
+        if max(sizes) > self.layers_per_page or min(sizes) < 1:
+            raise ValueError(
+                f"a group must have 1 to {self.layers_per_page} layers, got groups of {sizes}"
+            )
+        windows = [group.window for group in self.groups]
+        kinds = [group.kind for group in self.groups]
+        behind = set(windows[1:])
+        if windows[0] or len(behind) > 1 or 0 in behind or "window" in kinds[:1]:
+            raise ValueError(
+                "group 0 must keep all positions, and those behind it one window, "
+                f"got windows {windows} of kinds {kinds}"
+            )
+        if any(kind != "window" for kind in kinds[1:]):
+            raise ValueError(f"groups behind the first must be of kind window, got {kinds}")
+        if len({group.bytes_per_token for group in self.groups}) > 1:
+            raise ValueError("bytes_per_token must be the same in all groups")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.places)
+
+    @property
+    def num_groups(self) -> int:
+        """Pages that a page's worth of positions takes while it is in the window."""
+        return len(self.groups)
+
+    @property
+    def num_window_groups(self) -> int:
+        """Groups whose pages leave with the window: all but the first."""
+        return len(self.groups) - 1
+
+    @property
+    def window(self) -> int:
+        """Last positions that window groups keep; 0: there are none."""
+        return self.groups[-1].window
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Group of each layer, and its index in the group."""
+        places = {
+            layer: (at, index)
+            for at, group in enumerate(self.groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return tuple(places[layer] for layer in range(len(places)))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in a page, that of a group of fewer layers included."""
+        return self.layers_per_page * self.groups[0].bytes_per_token
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """Bytes of a page of any group."""
+        return self.bytes_per_token * page_size
+
+
+def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = True) -> KVLayout:
+    """The layout of these layers for contexts of up to `max_model_len` tokens.
+
+    Layers that see everything are group 0; those with a window fill groups of as many layers each.
+    A window that no context outgrows is none. Where no layer sees everything, group 0 keeps an
+    eighth of the layers in full. Pages hold more layers where padding would take more than that
+    saves for a request of the longest context, and all of them where groups save too little.
+    `grouped=False`: one group, whatever the windows.
+
+    Raises ValueError for layers that can't share pages, or none, and for a length below 1.
+    """
+    if max_model_len < 1:
+        raise ValueError(f"max_model_len must be at least 1, got {max_model_len}")
+    if not layers:
+        raise ValueError("layers must not be empty")
+    if len({(layer.bytes_per_token, layer.latent) for layer in layers}) > 1:
+        raise ValueError(
+            "all layers must keep the same bytes of a token, and latent vectors or none, "
+            f"got {sorted(set(layers))}"
+        )
+    windowed = [at for at, layer in enumerate(layers) if 0 < layer.window < max_model_len]
+    full = [at for at in range(len(layers)) if at not in set(windowed)]
+    per_page = len(layers)
+    if grouped and windowed:
+        window = max(layers[at].window for at in windowed)
+        per_page = _layers_per_page(len(full), len(windowed), window, max_model_len)
+    # Where pages hold more layers than see everything, the first of the others join them.
+    first = sorted(full + windowed[: per_page - len(full)])
+    rest = windowed[per_page - len(full) :]
+    kind: GroupKind = "latent" if layers[0].latent else "full"
+    bytes_per_token = layers[0].bytes_per_token
+    groups = [KVGroup(kind, tuple(first), bytes_per_token)]
+    window = max((layers[at].window for at in rest), default=0)
+    for begin in range(0, len(rest), per_page):
+        members = tuple(rest[begin : begin + per_page])
+        groups.append(KVGroup("window", members, bytes_per_token, window))
+    return KVLayout(tuple(groups), per_page)
+
+
+def _layers_per_page(num_full: int, num_windowed: int, window: int, max_model_len: int) -> int:
+    """How many layers take the least for a request of `max_model_len` tokens; fewer where two
+    numbers take the same."""
+    num_layers = num_full + num_windowed
+
+    def tokens(per_page: int) -> int:
+        """Tokens that layers keep, room of pages that is unused included."""
+        window_groups = -(-(num_layers - per_page) // per_page)
+        return per_page * (max_model_len + window_groups * window)
+
+    least = num_full or -(-num_layers // MAX_GROUPS)
+    best = min(range(least, num_layers + 1), key=tokens)
+    return best if tokens(best) <= WORTHWHILE_SHARE * tokens(num_layers) else num_layers
