@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
-from aioserve.models.architecture import tensors_of
+from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
@@ -104,7 +104,7 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
     if not config.tie_word_embeddings:
         embeddings += math.prod(config.head.shape)
     matrices = vectors = 0
-    for tensor in tensors_of((config.layers, config.final_norm)):
+    for tensor in parts_of((config.layers, config.final_norm), Tensor):
         if len(tensor.shape) > 1:
             matrices += math.prod(tensor.shape)
         else:

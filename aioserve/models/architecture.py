@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.models.rope import RopeConfig
@@ -21,19 +22,23 @@ __all__ = [
     "UNGATED",
     "Architecture",
     "Attention",
+    "FeedForward",
     "Heads",
     "Layer",
     "Linear",
+    "Mixer",
     "Norm",
     "Tensor",
     "by_heads",
     "conv1d",
     "layer_norm",
     "linear",
+    "parts_of",
     "rms_norm",
-    "tensors_of",
 ]
 
+
+Part = TypeVar("Part")
 
 GATED = ("silu", "gelu_tanh")
 """Activations of an MLP with a gate."""
@@ -171,22 +176,29 @@ class MLP:
             )
 
 
+Mixer = Attention
+"""Kinds of blocks in which a token reads those before it. Each has `heads`, `rope`, `window`; its
+last linear layer gives what the layer adds."""
+FeedForward = MLP
+"""Kinds of blocks that compute each token by itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """x += scale * post_norm(attention(norm(x))), then the same with the MLP."""
+    """x += scale * post_norm(mixer(norm(x))), then the same with the feed-forward."""
 
-    attention_norm: Norm | None
-    """None: attention reads x itself."""
-    attention: Attention
-    attention_post_norm: Norm | None = None
-    mlp_norm: Norm | None
-    """None: the MLP reads x itself, or what attention reads where they are parallel."""
-    mlp: MLP
-    mlp_post_norm: Norm | None = None
+    mixer_norm: Norm | None
+    """None: the mixer reads x itself."""
+    mixer: Mixer
+    mixer_post_norm: Norm | None = None
+    feed_forward_norm: Norm | None
+    """None: the feed-forward reads x itself, or what the mixer reads where they are parallel."""
+    feed_forward: FeedForward
+    feed_forward_post_norm: Norm | None = None
     residual_scale: float = 1.0
     """Factor on what is added to x."""
     parallel: bool = False
-    """Whether the MLP's x is that before attention."""
+    """Whether the feed-forward's x is that before the mixer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +236,7 @@ class Architecture:
     @property
     def heads(self) -> Heads:
         """Heads of each layer: all layers have as many, since they share pages."""
-        return self.layers[0].attention.heads
+        return self.layers[0].mixer.heads
 
     @property
     def num_heads(self) -> int:
@@ -241,13 +253,13 @@ class Architecture:
     @property
     def required(self) -> Iterator[Tensor]:
         """Every tensor but the head, in the order of the computation."""
-        return tensors_of((self.embedding, self.positions, self.layers, self.final_norm))
+        parts = self.embedding, self.positions, self.layers, self.final_norm
+        return parts_of(parts, Tensor)
 
     @property
     def linears(self) -> Iterator[Linear]:
         """Linear layers but the head, in the order of the computation."""
-        for layer in self.layers:
-            yield from (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down)
+        return parts_of(self.layers, Linear)
 
     def canonical(self, stored_name: str) -> str:
         """The name used here for a checkpoint's tensor."""
@@ -257,16 +269,17 @@ class Architecture:
         return stored_name
 
 
-def tensors_of(part: object) -> Iterator[Tensor]:
-    """The tensors of any block, in the order in which its fields name them."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, tuple):
-        for item in part:
-            yield from tensors_of(item)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from tensors_of(getattr(part, field.name))
+def parts_of(described: object, kind: type[Part]) -> Iterator[Part]:
+    """The parts of one kind (tensors, linear layers, norms) of any blocks, in the order in which
+    their fields name them."""
+    if isinstance(described, kind):
+        yield described
+    elif isinstance(described, tuple):
+        for item in described:
+            yield from parts_of(item, kind)
+    elif is_dataclass(described):
+        for field in fields(described):
+            yield from parts_of(getattr(described, field.name), kind)
 
 
 def linear(at: str, inputs: int, bias: bool = False, /, **outputs: int) -> Linear:

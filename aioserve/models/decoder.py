@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from aioserve.models import architecture
-from aioserve.models.blocks import DecoderLayer, Norm, ResidualStream
+from aioserve.models.block_parts import Norm
+from aioserve.models.blocks import DecoderLayer, ResidualStream
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rotary import RotaryTable
 from aioserve.models.weight_memory import WeightMemory

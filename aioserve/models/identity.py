@@ -39,7 +39,7 @@ def computation_digest(architecture: Architecture, max_model_len: int) -> bytes:
     """SHA-256 of what is computed with the weights, rotary embedding included, which may depend on
     the longest context that is served."""
     whole = hashlib.sha256(b"aioserve computation 1")
-    ropes = {layer.attention.rope for layer in architecture.layers}
+    ropes = {layer.mixer.rope for layer in architecture.layers}
     if any(rope is not None and rope.depends_on_longest_context for rope in ropes):
         whole.update(b"%d" % max_model_len)
     for field in fields(Architecture):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from aioserve.models.blocks import DecoderLayer, Norm, Weights
+from aioserve.models.block_parts import Norm, Weights
+from aioserve.models.blocks import DecoderLayer
 from aioserve.models.decoder import Decoder, DecoderWeights
 from aioserve.models.files import model_files
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading

@@ -17,7 +17,7 @@ import numpy as np
 from aioserve import _native
 from aioserve.errors import ConfigError, ModelError, WeightsError
 from aioserve.models import architecture
-from aioserve.models.architecture import Tensor, tensors_of
+from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.computed import ComputedFormats, HeldLinear
 from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array
@@ -179,7 +179,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         return held.sizes if isinstance(held, HeldLinear) else bytes_of_kernel(held)
 
     def _array_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
-        values = sum(tensor.rows * tensor.columns for tensor in tensors_of(described))
+        values = sum(tensor.rows * tensor.columns for tensor in parts_of(described, Tensor))
         outputs = sum(weight.rows for weight in described.weights)
         return ((outputs, values * ARRAY_DTYPES[self._weights.dtype].itemsize),)
 
@@ -215,9 +215,9 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             self._add_array(tensor)
         for described in layout.linears:
             if not self._weights.computed.packed and not self._is_held(described):
-                for tensor in tensors_of(described):
+                for tensor in parts_of(described, Tensor):
                     self._add_array(tensor)
-            elif self._is_plain(tensors_of(described)):
+            elif self._is_plain(parts_of(described, Tensor)):
                 packed[described] = self._add_packed(described)
             else:
                 self._decode_linear(described)
@@ -246,7 +246,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             for tensors in (described.weights, described.biases)
         )
         columns = described.weights[0].shape[1]
-        self._stored_bytes.append(self._new_bytes(tuple(tensors_of(described))))
+        self._stored_bytes.append(self._new_bytes(tuple(parts_of(described, Tensor))))
         if not described.transposed:
             return self._reader.add_packed(weights, columns, biases)
         (weight,) = weights
@@ -268,7 +268,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         def decode() -> None:
             self._weights.linears[described] = decoded(*self._parts(described))
 
-        self._decoded.append((decode, self._new_bytes(tuple(tensors_of(described)))))
+        self._decoded.append((decode, self._new_bytes(tuple(parts_of(described, Tensor)))))
 
     def _new_bytes(self, tensors: Sequence[Tensor]) -> int:
         """Stored bytes of those that weren't asked for before."""

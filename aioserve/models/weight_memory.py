@@ -13,7 +13,7 @@ import msgspec
 
 from aioserve import _native
 from aioserve.models import architecture
-from aioserve.models.architecture import Tensor, tensors_of
+from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Decoding
 from aioserve.models.stored import StoredLinear, StoredWeights, same_bits
@@ -61,7 +61,7 @@ class WeightLayout(msgspec.Struct, frozen=True):
             values = config.embedding.rows * config.embedding.columns
             has_table = values * ARRAY_DTYPES[dtype].itemsize <= TWO_COPIES_BYTES
         linears = (head, *config.linears)
-        in_linears = {tensor for described in linears for tensor in tensors_of(described)}
+        in_linears = {tensor for described in linears for tensor in parts_of(described, Tensor)}
         arrays = [config.embedding] if has_table else []
         arrays += [tensor for tensor in config.required if tensor not in in_linears]
         return cls(config.embedding, head, has_table, tuple(dict.fromkeys(arrays)), linears)
@@ -133,7 +133,9 @@ def weight_memory(
     def array_bytes(tensor: Tensor) -> int:
         return tensor.rows * tensor.columns * ARRAY_DTYPES[dtype].itemsize
 
-    multiplied = dict.fromkeys(t for described in layout.linears for t in tensors_of(described))
+    multiplied = dict.fromkeys(
+        t for described in layout.linears for t in parts_of(described, Tensor)
+    )
     for tensor in layout.arrays:
         if kernels is not None or tensor not in multiplied:
             count(tensor, array_bytes(tensor), is_table=tensor == layout.embedding)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from aioserve.models.architecture import Linear, Norm, parts_of
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
 from aioserve.testing.fake_model import byte_characters
@@ -103,29 +104,20 @@ def _distributions(
     if config.positions is not None:
         yield config.positions.name, config.positions.shape, 0.0, embedding
     for layer in config.layers:
-        for linear, gain in (
-            (layer.attention.qkv, 1.5),
-            (layer.attention.output, 1.0),
-            (layer.mlp.up, 1.0),
-            (layer.mlp.down, 1.0),
-        ):
+        *sharpened, _ = parts_of(layer.mixer, Linear)
+        for linear in parts_of(layer, Linear):
+            gain = 1.5 if linear in sharpened else 1.0
             for weight in linear.weights:
                 inputs = weight.shape[0 if linear.transposed else 1]
                 yield weight.name, weight.shape, 0.0, gain * inputs**-0.5
             for bias in linear.biases:
                 yield bias.name, bias.shape, 0.0, 0.2
-        for norm, mean in (
-            (layer.attention_norm, norm_mean),
-            (layer.attention.query_norm, norm_mean + 0.5),
-            (layer.attention.key_norm, norm_mean + 0.5),
-            (layer.attention_post_norm, norm_mean),
-            (layer.mlp_norm, norm_mean),
-            (layer.mlp_post_norm, norm_mean),
-        ):
-            if norm is not None:
-                yield norm.weight.name, norm.weight.shape, mean, 0.3
-                if norm.bias is not None:
-                    yield norm.bias.name, norm.bias.shape, 0.0, 0.1
+        inner = list(parts_of(layer.mixer, Norm))
+        for norm in parts_of(layer, Norm):
+            mean = norm_mean + 0.5 if norm in inner else norm_mean
+            yield norm.weight.name, norm.weight.shape, mean, 0.3
+            if norm.bias is not None:
+                yield norm.bias.name, norm.bias.shape, 0.0, 0.1
     final = config.final_norm
     if config.tie_word_embeddings:
         # Weights around 1 would make every token its own most likely successor.

@@ -65,7 +65,7 @@ def test_kv_of_8_bits_takes_half() -> None:
 
 def test_layers_with_a_window_count_in_full() -> None:
     sliding = DecoderConfig.from_dict(PRESETS["mistral-7b"] | {"sliding_window": 4096})
-    assert all(layer.attention.window for layer in sliding.layers)
+    assert all(layer.mixer.window for layer in sliding.layers)
     assert capacity_of("mistral-7b", sliding) == sized("mistral-7b")
 
 

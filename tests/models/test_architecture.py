@@ -19,11 +19,11 @@ GPT2 = DecoderConfig.from_dict(CONFIGS["gpt2"]).layers[0]
 @pytest.mark.parametrize(("gated", "activation"), [(True, "gelu"), (False, "silu"), (True, "")])
 def test_an_mlp_with_another_activation_is_refused(gated: bool, activation: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"gated={gated} must be .*got '{activation}'"):
-        replace(QWEN3.mlp, gated=gated, activation=activation)
+        replace(QWEN3.feed_forward, gated=gated, activation=activation)
 
 
 def test_head_norms_that_are_not_alike_are_refused() -> None:
-    attention = QWEN3.attention
+    attention = QWEN3.mixer
     key = rms_norm("k", attention.heads.dim, 1e-5)
     assert isinstance(replace(attention, query_norm=None, key_norm=None), Attention)
     for norms in (
@@ -38,14 +38,14 @@ def test_head_norms_that_are_not_alike_are_refused() -> None:
 
 
 def test_an_rms_norm_with_a_bias_is_refused() -> None:
-    assert GPT2.mlp_norm is not None
+    assert GPT2.feed_forward_norm is not None
     with pytest.raises(UnsupportedModelError, match=r"an RMS norm has no bias, got .*ln_2\.bias"):
-        replace(GPT2.mlp_norm, centered=False)
+        replace(GPT2.feed_forward_norm, centered=False)
 
 
 def test_norms_of_all_heads_are_as_long_as_their_projections() -> None:
-    attention = OLMO2.attention
+    attention = OLMO2.mixer
     assert attention.norms_of_all_heads
-    assert not QWEN3.attention.norms_of_all_heads
+    assert not QWEN3.mixer.norms_of_all_heads
     with pytest.raises(UnsupportedModelError, match="must have RMS norms alike, or none"):
         replace(attention, key_norm=rms_norm("k", attention.heads.query_size, 1e-5))

@@ -21,7 +21,7 @@ def parse(name: str, **changes) -> DecoderConfig:
 
 
 def thetas(config: DecoderConfig) -> list[float]:
-    ropes = [layer.attention.rope for layer in config.layers]
+    ropes = [layer.mixer.rope for layer in config.layers]
     return [rope.theta for rope in ropes if rope is not None]
 
 
@@ -120,7 +120,7 @@ def test_a_malformed_setting_is_an_error_that_names_file_field_and_value(name, c
 
 def test_windows_follow_each_familys_rules():
     def windows(name: str, **changes) -> list[int]:
-        return [layer.attention.window for layer in parse(name, **changes).layers]
+        return [layer.mixer.window for layer in parse(name, **changes).layers]
 
     assert windows("mistral") == [13, 13, 13]
     assert windows("mistral", sliding_window=None) == [0, 0, 0]
@@ -143,7 +143,7 @@ def test_absent_fields_take_the_defaults_of_their_family():
     llama, mistral = read("LlamaForCausalLM"), read("MistralForCausalLM")
     gemma2, gemma3 = read("Gemma2ForCausalLM"), read("Gemma3ForCausalLM")
     assert (llama.num_kv_heads, llama.head_dim, thetas(llama)) == (8, 8, [10_000])
-    assert (mistral.num_kv_heads, mistral.layers[0].attention.window) == (8, 4096)
+    assert (mistral.num_kv_heads, mistral.layers[0].mixer.window) == (8, 4096)
     assert read("Qwen3ForCausalLM").head_dim == 128
     assert read("Phi3ForCausalLM").final_norm.eps == 1e-5
     assert (llama.tie_word_embeddings, gemma2.tie_word_embeddings) == (False, True)
@@ -151,7 +151,7 @@ def test_absent_fields_take_the_defaults_of_their_family():
     assert soft_caps(gemma3) == (0.0, 0.0)
     seven = read("Gemma3ForCausalLM", num_hidden_layers=7)
     assert thetas(seven) == [10_000] * 5 + [1_000_000, 10_000]
-    assert gemma3.layers[0].attention.scale == 256**-0.5
+    assert gemma3.layers[0].mixer.scale == 256**-0.5
 
 
 def test_a_null_soft_cap_means_none():
@@ -161,7 +161,7 @@ def test_a_null_soft_cap_means_none():
 
 
 def soft_caps(config: DecoderConfig) -> tuple[float, float]:
-    return config.layers[0].attention.soft_cap, config.final_soft_cap
+    return config.layers[0].mixer.soft_cap, config.final_soft_cap
 
 
 @pytest.mark.parametrize("name", CONFIGS)

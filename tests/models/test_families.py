@@ -83,14 +83,14 @@ def test_absent_fields_take_the_defaults_of_their_family():
         return DecoderConfig.from_dict({**bare, "architectures": [architecture], **changes})
 
     def ropes(config: DecoderConfig) -> list[float]:
-        found = [layer.attention.rope for layer in config.layers]
+        found = [layer.mixer.rope for layer in config.layers]
         return [0.0 if rope is None else rope.theta for rope in found]
 
     def windows(config: DecoderConfig) -> list[int]:
-        return [layer.attention.window for layer in config.layers]
+        return [layer.mixer.window for layer in config.layers]
 
     def rotated(config: DecoderConfig) -> tuple[int, bool]:
-        rope = config.layers[0].attention.rope
+        rope = config.layers[0].mixer.rope
         assert rope is not None
         return rope.rotary_dim, rope.interleaved
 
@@ -107,18 +107,18 @@ def test_absent_fields_take_the_defaults_of_their_family():
     )  # fmt: skip
     glm = read("Glm4ForCausalLM")
     assert (glm.head_dim, glm.num_kv_heads, rotated(glm)) == (128, 2, (64, True))
-    assert len(glm.layers[0].attention.qkv.biases) == 3
+    assert len(glm.layers[0].mixer.qkv.biases) == 3
     stablelm = read("StableLmForCausalLM", num_attention_heads=32, hidden_size=512)
     assert (stablelm.num_kv_heads, rotated(stablelm)) == (32, (4, False))
     nemotron = read("NemotronForCausalLM")
     assert (nemotron.final_norm.weight_offset, rotated(nemotron)) == (1.0, (4, False))
     neox = read("GPTNeoXForCausalLM")
     assert (neox.layers[0].parallel, rotated(neox)) == (True, (2, False))
-    assert neox.layers[0].mlp.activation == "gelu"
+    assert neox.layers[0].feed_forward.activation == "gelu"
     granite = read("GraniteForCausalLM")
-    assert (granite.layers[0].attention.scale, granite.logit_scale) == (1.0, 1.0)
+    assert (granite.layers[0].mixer.scale, granite.logit_scale) == (1.0, 1.0)
     ministral = read("Ministral3ForCausalLM")
-    rope = ministral.layers[0].attention.rope
+    rope = ministral.layers[0].mixer.rope
     assert rope is not None
     assert (rope.kind, rope.query_beta, rope.attention_factor) == ("yarn", 0.1, 1.0)
     assert (ministral.head_dim, windows(ministral)) == (128, [0] * 4)
@@ -139,7 +139,7 @@ def test_configs_of_models_that_are_llama_by_name_are_read():
     coder = {**yi, "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000}
     assert DecoderConfig.from_dict(yi).num_kv_heads == 4
     assert DecoderConfig.from_dict(falcon).heads.query_size == 3072
-    rope = DecoderConfig.from_dict(coder).layers[0].attention.rope
+    rope = DecoderConfig.from_dict(coder).layers[0].mixer.rope
     assert rope is not None
     assert (rope.kind, rope.factor) == ("linear", 4.0)
 
@@ -161,7 +161,7 @@ def test_phi_4_and_phi_4_mini_are_read():
         "rope_scaling": factors, "sliding_window": 262144, "tie_word_embeddings": True,
     }  # fmt: skip
     assert DecoderConfig.from_dict(phi4).num_kv_heads == 10
-    rope = DecoderConfig.from_dict(mini).layers[0].attention.rope
+    rope = DecoderConfig.from_dict(mini).layers[0].mixer.rope
     assert rope is not None
     assert (rope.kind, rope.rotary_dim, rope.original_max_positions) == ("longrope", 96, 4096)
 
@@ -174,7 +174,7 @@ def test_the_text_of_mistrals_image_checkpoints_has_the_defaults_of_its_config_c
     expected = {"mistral": (32_000, 32, 131_072), "ministral3": (131_072, 34, 262_144)}
     sizes = config.vocab_size, config.num_layers, config.max_position_embeddings
     assert sizes == expected[kind]
-    assert {layer.attention.window for layer in config.layers} == {0}  # null: there is none
+    assert {layer.mixer.window for layer in config.layers} == {0}  # null: there is none
     assert config.is_text_alone
     with pytest.raises(UnsupportedModelError, match=r"text_config\.model_type = 'pixtral'"):
         DecoderConfig.from_dict({**said, "text_config": {"model_type": "pixtral"}})
@@ -200,4 +200,4 @@ def test_gpt_neox_20b_is_read():
         "num_attention_heads": 64, "num_hidden_layers": 44, "rotary_emb_base": 10000,
         "rotary_pct": 0.25, "vocab_size": 50432,
     }  # fmt: skip
-    assert DecoderConfig.from_dict(said).layers[0].mlp.activation == "gelu_tanh"
+    assert DecoderConfig.from_dict(said).layers[0].feed_forward.activation == "gelu_tanh"

@@ -46,7 +46,7 @@ def test_a_longrope_attention_factor_comes_from_the_config_or_the_ratio(changes)
     theirs = Phi3Config(**{**CONFIGS["phi3-longrope"], "rope_scaling": scaling})
     frequencies, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=1000)
 
-    rope = config.layers[0].attention.rope
+    rope = config.layers[0].mixer.rope
     assert rope is not None
     assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
     torch.testing.assert_close(inverse_frequencies(rope, 1000), frequencies)
@@ -63,7 +63,7 @@ def test_dynamic_frequencies_are_those_of_the_longest_context(longest):
     expected, factor = ROPE_INIT_FUNCTIONS["dynamic"](theirs, seq_len=longest)
 
     config = DecoderConfig.from_dict(fields)
-    rope = config.layers[0].attention.rope
+    rope = config.layers[0].mixer.rope
     assert rope is not None
     assert (config.max_position_embeddings, factor) == (4 * 256, rope.attention_factor)
     torch.testing.assert_close(inverse_frequencies(rope, longest), expected, rtol=1e-6, atol=0)
@@ -85,7 +85,7 @@ def test_llama3_frequencies_cross_all_three_bands():
     theirs = LlamaConfig(**{**fields, "rope_scaling": dict(scaling)})
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs)
 
-    rope = DecoderConfig.from_dict(fields).layers[0].attention.rope
+    rope = DecoderConfig.from_dict(fields).layers[0].mixer.rope
     assert rope is not None
     ours = inverse_frequencies(rope, 131_072)
 
@@ -125,7 +125,7 @@ def test_yarn_is_that_of_transformers(changes):
     theirs = LlamaConfig(**{**fields, "rope_scaling": scaling | changes})
     expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
 
-    rope = DecoderConfig.from_dict(fields).layers[0].attention.rope
+    rope = DecoderConfig.from_dict(fields).layers[0].mixer.rope
     assert rope is not None
     assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
     torch.testing.assert_close(inverse_frequencies(rope, 131_072), expected)

@@ -169,7 +169,7 @@ class _Trial:
         device: Device,
         clock: Callable[[], float],
     ) -> None:
-        layers = [layer.attention for layer in decoder.config.layers]
+        layers = [layer.mixer for layer in decoder.config.layers]
         self._kinds = [AttentionKind(one.scale, one.window, one.soft_cap) for one in layers]
         """Kind of each layer."""
         self._backend = backend

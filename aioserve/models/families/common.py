@@ -190,8 +190,8 @@ def llama_like(
         attention, mlp = f"{at}.{names.attention}", f"{at}.{names.mlp}"
         projected = linear(attention, hidden, qkv_bias, **qkv)
         return Layer(
-            attention_norm=block_norm(at, names.norms.attention),
-            attention=Attention(
+            mixer_norm=block_norm(at, names.norms.attention),
+            mixer=Attention(
                 heads=heads,
                 qkv=by_heads(projected, heads.dim) if names.by_heads else projected,
                 query_norm=head_norm(f"{attention}.q_norm", heads.query),
@@ -202,15 +202,15 @@ def llama_like(
                 window=window,
                 soft_cap=attention_cap,
             ),
-            attention_post_norm=block_norm(at, names.norms.attention_post),
-            mlp_norm=block_norm(at, names.norms.mlp),
-            mlp=MLP(
+            mixer_post_norm=block_norm(at, names.norms.attention_post),
+            feed_forward_norm=block_norm(at, names.norms.mlp),
+            feed_forward=MLP(
                 up=linear(mlp, hidden, mlp_bias, **up),
                 down=linear(mlp, inner, mlp_bias, **{names.down: hidden}),
                 activation=activation,
                 gated=gated,
             ),
-            mlp_post_norm=block_norm(at, names.norms.mlp_post),
+            feed_forward_post_norm=block_norm(at, names.norms.mlp_post),
             residual_scale=residual_scale,
             parallel=parallel,
         )

@@ -42,16 +42,16 @@ def gpt2(config: Fields) -> Architecture:
 
     def layer(at: str) -> Layer:
         return Layer(
-            attention_norm=layer_norm(f"{at}.ln_1", hidden, eps),
-            attention=Attention(
+            mixer_norm=layer_norm(f"{at}.ln_1", hidden, eps),
+            mixer=Attention(
                 heads=heads,
                 qkv=conv1d(f"{at}.attn.c_attn", hidden, 3 * hidden),
                 output=conv1d(f"{at}.attn.c_proj", hidden, hidden),
                 scale=scale,
                 rope=None,
             ),
-            mlp_norm=layer_norm(f"{at}.ln_2", hidden, eps),
-            mlp=MLP(
+            feed_forward_norm=layer_norm(f"{at}.ln_2", hidden, eps),
+            feed_forward=MLP(
                 up=conv1d(f"{at}.mlp.c_fc", hidden, inner),
                 down=conv1d(f"{at}.mlp.c_proj", inner, hidden),
                 activation=gelu,

@@ -85,7 +85,7 @@ def _sizes(config: DecoderConfig) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
-        "feed_forward_length": config.layers[0].mlp.down.weights[0].columns,
+        "feed_forward_length": config.layers[0].feed_forward.down.weights[0].columns,
         "attention.head_count": config.heads.query,
     }
 
@@ -103,18 +103,18 @@ def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
         "attention.value_length": heads.dim,
         "attention.layer_norm_rms_epsilon": config.final_norm.eps,
     }
-    sliding = [layer.attention for layer in config.layers if layer.attention.window]
+    sliding = [layer.mixer for layer in config.layers if layer.mixer.window]
     windows = [one.window for one in sliding] or [0]
     # Readers tell a Phi-3 without a window by its zero, and expect none in other files.
     if "attention.sliding_window" in known and (windows[0] or family == "phi3"):
         said["attention.sliding_window"] = windows[0]
     if "attention.sliding_window_pattern" in known and sliding:
-        full = (i for i, layer in enumerate(config.layers) if not layer.attention.window)
+        full = (i for i, layer in enumerate(config.layers) if not layer.mixer.window)
         said["attention.sliding_window_pattern"] = next(full, config.num_layers) + 1
     if "rope.freq_base_swa" in known and sliding and sliding[0].rope is not None:
         said["rope.freq_base_swa"] = float(sliding[0].rope.theta)
     for name, cap in (
-        ("attn_logit_softcapping", config.layers[0].attention.soft_cap),
+        ("attn_logit_softcapping", config.layers[0].mixer.soft_cap),
         ("final_logit_softcapping", config.final_soft_cap),
     ):
         if name in known and cap:
@@ -125,8 +125,8 @@ def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
 
 def _rope_of(config: DecoderConfig) -> RopeConfig | None:
     """The rope of the layers that see everything, or of all where none does."""
-    layers = sorted(config.layers, key=lambda layer: layer.attention.window > 0)
-    return layers[0].attention.rope
+    layers = sorted(config.layers, key=lambda layer: layer.mixer.window > 0)
+    return layers[0].mixer.rope
 
 
 def _rope(rope: RopeConfig) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def test_the_package_reads_what_was_written(tmp_path: Path):
     files = model_files(tmp_path / "hf-Q4_K_M.gguf")
     config = files.config()
     with files.weights(config) as ours:
-        stored = ours[config.layers[1].mlp.down.weights[0]]
+        stored = ours[config.layers[1].feed_forward.down.weights[0]]
         theirs = next(one for one in reader.tensors if one.name == "blk.1.ffn_down.weight")
         values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
         assert np.array_equal(stored.floats(), values)

@@ -65,7 +65,7 @@ def test_the_config_is_that_of_the_directory(tmp_path: Path, name: str) -> None:
     expected = model_files(directory).config()
     found = model_files(convert(directory, tmp_path / "x.gguf")).config()
     if name == "llama3":  # the file has the divisors that follow from its parameters
-        ropes = {layer.attention.rope for layer in found.layers}
+        ropes = {layer.mixer.rope for layer in found.layers}
         assert [rope.kind for rope in ropes if rope is not None] == ["longrope"]
         found = replace(found, layers=expected.layers)
     if name == "mistral-full":  # without a window it is Llama
@@ -138,7 +138,7 @@ def test_formats_are_mixed_within_a_model_and_a_layer(tmp_path: Path) -> None:
     found = model_files(file)
     config = found.config()
     with found.weights(config) as weights:
-        qkv = config.layers[1].attention.qkv.weights
+        qkv = config.layers[1].mixer.qkv.weights
         names = [weights[tensor].format.name for tensor in qkv]
         assert names == ["Q4_K, pairs of 4 heads", "Q5_0, pairs of 2 heads", "Q6_K"]
         assert weights[config.embedding].format.name == "Q8_0"
@@ -158,7 +158,7 @@ def test_any_range_of_rows_of_queries_is_in_the_directorys_order(
     floats = model_files(dequantized(directory, tmp_path / "floats", format))
     config = found.config()
     with found.weights(config) as weights, floats.weights(config) as expected:
-        for tensor in config.layers[0].attention.qkv.weights:
+        for tensor in config.layers[0].mixer.qkv.weights:
             whole = expected[tensor].floats()
             assert np.array_equal(weights[tensor].floats(), whole)
             for first, end in ((0, 1), (31, 33), (60, 100), (len(whole) - 1, len(whole))):

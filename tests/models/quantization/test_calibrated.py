@@ -195,8 +195,8 @@ def test_scales_change_nothing_but_the_rounding(tmp_path: Path, architecture: st
     others = [not torch.equal(one, tensors[name].float()) for name, one in changed.items()]
     # Not all are where layers read one norm or none, or what comes of no product.
     first = config.layers[0]
-    own_norms = first.attention_norm is not None and first.mlp_norm is not None
-    assert all(others) if own_norms and first.mlp.gated else any(others)
+    own_norms = first.mixer_norm is not None and first.feed_forward_norm is not None
+    assert all(others) if own_norms and first.feed_forward.gated else any(others)
     shutil.copytree(model, copy)
     save_file(tensors | changed, copy / "model.safetensors")
     torch.testing.assert_close(

@@ -157,11 +157,11 @@ class _Folding:
         """The layers whose inputs can be scaled: those behind norms, or all."""
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
-            attention, mlp = layer.attention, layer.mlp
-            shared = layer.parallel and layer.mlp_norm is None
+            attention, mlp = layer.mixer, layer.feed_forward
+            shared = layer.parallel and layer.feed_forward_norm is None
             for norm, described in (
-                (layer.attention_norm, attention.qkv),
-                (layer.mlp_norm, mlp.up),
+                (layer.mixer_norm, attention.qkv),
+                (layer.feed_forward_norm, mlp.up),
             ):
                 if norm is not None and not shared:
                     found[described] = _Place(partial(self._at_norm, norm))

@@ -1,0 +1,74 @@
+"""Mixers: the blocks in which a token reads those before it, each made from its description."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from aioserve.models import architecture
+from aioserve.models.block_parts import Weights, rms_norm
+from aioserve.ops import LayerOps
+from aioserve.ops.backend import AttentionKind, HeadNorms, RMSNorm
+
+__all__ = ["Mixer", "make_mixer"]
+
+
+X = TypeVar("X")
+
+
+class Mixer(Protocol):
+    def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool) -> X:
+        """x [T, hidden] -> [T, hidden], or only the rows whose logits are wanted. What later tokens
+        need of each row is kept in any case."""
+        ...
+
+
+def make_mixer(described: architecture.Mixer, layer: int, weights: Weights) -> Mixer:
+    """The mixer of layer number `layer`."""
+    return _MIXERS[type(described)](described, layer, weights)
+
+
+class PagedAttention:
+    """Projects, rotates, writes keys and values to their pages, attends, projects back."""
+
+    def __init__(self, described: architecture.Attention, layer: int, weights: Weights) -> None:
+        self._layer = layer
+        self._qkv = weights.linear(described.qkv)
+        self._norms = _head_norms(described, weights)
+        self._norms_of_all_heads = _norms_of_all_heads(described, weights)
+        self._output = weights.linear(described.output)
+        self._rotary = None if described.rope is None else weights.rotary(described.rope)
+        self._kind = AttentionKind(described.scale, described.window, described.soft_cap)
+
+    def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool) -> X:
+        qkv = ops.linear(x, self._qkv)
+        for norm, first in self._norms_of_all_heads:
+            ops.norm_columns(qkv, norm, first)
+        ops.rotary_kv_write(qkv, self._layer, self._rotary, self._norms)
+        attended = ops.paged_attention(
+            qkv, self._layer, self._kind, logit_rows_only=logit_rows_only
+        )
+        return ops.linear(attended, self._output)
+
+
+def _head_norms(described: architecture.Attention, weights: Weights) -> HeadNorms | None:
+    query, key = described.query_norm, described.key_norm
+    if query is None or key is None or described.norms_of_all_heads:
+        return None
+    vectors = weights.vector(query.weight), weights.vector(key.weight)
+    return HeadNorms(*vectors, query.eps, query.weight_offset)
+
+
+def _norms_of_all_heads(
+    described: architecture.Attention, weights: Weights
+) -> tuple[tuple[RMSNorm, int], ...]:
+    """Norms of all queries and of all keys, with the first column of each."""
+    query, key = described.query_norm, described.key_norm
+    if query is None or key is None or not described.norms_of_all_heads:
+        return ()
+    return (
+        (rms_norm(query, weights), 0),
+        (rms_norm(key, weights), described.heads.query_size),
+    )
+
+
+_MIXERS = {architecture.Attention: PagedAttention}
