@@ -23,6 +23,7 @@ from aioserve.ops.checks import (
     RMSNorm,
     Rotation,
     check_columns,
+    check_merge,
     check_norm,
     check_rows,
     check_tensor,
@@ -183,7 +184,13 @@ class Backend(RowOps[Tensor]):
 
     @abstractmethod
     def paged_attention(
-        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
+        self,
+        qkv: Tensor,
+        at: KVLayer,
+        kind: AttentionKind,
+        *,
+        logit_rows_only: bool = False,
+        log_sum_exp: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
@@ -193,10 +200,37 @@ class Backend(RowOps[Tensor]):
             qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
                 in `at` already.
             logit_rows_only: attend from the batch's `logit_rows` alone.
+            log_sum_exp: float32 `[T, Hq]`, with `logit_rows_only` `[S, Hq]`, contiguous: filled
+                with the natural logarithm of the sum that weights were divided by, the sink
+                included. -inf for a row that sees nothing. `merge_attention` reads it.
 
         Returns:
             `[T, Hq * D]`, contiguous; with `logit_rows_only` `[S, Hq * D]`.
         """
+
+    def merge_attention(
+        self, out: Tensor, log_sum_exp: Tensor, part: Tensor, part_log_sum_exp: Tensor
+    ) -> None:
+        """Merge attention from the same queries over other keys into `out` and `log_sum_exp`.
+
+        The result is attention over all these keys: of sinks, one part may have them. A row whose
+        log-sum-exp is -inf saw no key: whatever it holds is never read, and where neither part saw
+        one the result is 0.
+
+        Args:
+            out, part: `[T, Hq * D]`, contiguous, of one dtype.
+            log_sum_exp, part_log_sum_exp: float32 `[T, Hq]`, contiguous.
+        """
+        head_dim = check_merge(out, log_sum_exp, part, part_log_sum_exp, self.device)
+        total = torch.logaddexp(log_sum_exp, part_log_sum_exp)
+        heads = out.unflatten(1, (-1, head_dim))
+        merged = torch.zeros(heads.shape, device=out.device)
+        for rows, sums in ((heads, log_sum_exp), (part.view_as(heads), part_log_sum_exp)):
+            seen = (sums != float("-inf"))[..., None]
+            share = (sums - total).exp()[..., None]
+            merged += torch.where(seen, rows * share, 0.0)
+        heads.copy_(merged)
+        log_sum_exp.copy_(total)
 
     def activated(self, x: Tensor, kind: Activation) -> Tensor:
         check_rows("x", x, self.device, "[T, I]")

@@ -27,11 +27,13 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "Rotation",
+    "check_attention",
     "check_batch",
     "check_columns",
     "check_copies",
     "check_gate_up",
     "check_head_norms",
+    "check_merge",
     "check_norm",
     "check_qkv",
     "check_rotation",
@@ -91,9 +93,9 @@ class HeadNorms(NamedTuple):
     weight_offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionKind:
-    """Rule of attention, which layers of one kind share.
+    """Rule of attention, which layers of one kind share; a layer with sinks has a kind of its own.
 
     Raises ValueError for a window or a soft cap below 0.
     """
@@ -105,6 +107,21 @@ class AttentionKind:
     with a window, only j > p - window. 0 for all."""
     soft_cap: float = 0.0
     """With c > 0 a score s becomes c * tanh(s / c). 0 for none."""
+    sinks: Tensor | None = None
+    """A learned score of each query head, float32 `[Hq]`, that takes its share of the weights and
+    has no value: it joins the sum that weights are divided by, as it is, neither scaled nor capped
+    (GPT-OSS; Xiao et al., "Efficient streaming language models with attention sinks", 2024). None:
+    no sinks."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AttentionKind) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[float, int, float, int]:
+        return self.scale, self.window, self.soft_cap, id(self.sinks)
 
     def __post_init__(self) -> None:
         if not (self.window >= 0 and self.soft_cap >= 0):
@@ -200,6 +217,43 @@ def check_qkv(qkv: Tensor, at: KVLayer, device: torch.device) -> int:
     if not 0 <= layer < kv.num_layers:
         raise ValueError(f"layer must be from 0 to {kv.num_layers - 1}, got {layer}")
     return q_heads
+
+
+def check_attention(
+    kind: AttentionKind,
+    log_sum_exp: Tensor | None,
+    rows: int,
+    q_heads: int,
+    device: torch.device,
+) -> None:
+    """Check sinks, and memory for the log-sum-exp of so many rows."""
+    if kind.sinks is not None:
+        check_tensor("sinks", kind.sinks, torch.float32, (q_heads,), device)
+    if log_sum_exp is not None:
+        check_tensor("log_sum_exp", log_sum_exp, torch.float32, (rows, q_heads), device)
+
+
+def check_merge(
+    out: Tensor,
+    log_sum_exp: Tensor,
+    part: Tensor,
+    part_log_sum_exp: Tensor,
+    device: torch.device,
+) -> int:
+    """Check two results of attention from the same queries; return the size of a head."""
+    check_rows("out", out, device, "[T, Hq * D]")
+    rows, heads = log_sum_exp.shape if log_sum_exp.dim() == 2 else (-1, 0)
+    head_dim, odd = divmod(out.shape[1], heads) if heads else (0, 1)
+    if rows != out.shape[0] or odd or not head_dim:
+        raise ValueError(
+            f"log_sum_exp must have shape ({out.shape[0]}, Hq) with Hq a divisor of "
+            f"{out.shape[1]}, got {tuple(log_sum_exp.shape)}"
+        )
+    check_tensor("out", out, out.dtype, out.shape, device)
+    check_tensor("part", part, out.dtype, out.shape, device)
+    for name, sums in (("log_sum_exp", log_sum_exp), ("part_log_sum_exp", part_log_sum_exp)):
+        check_tensor(name, sums, torch.float32, (rows, heads), device)
+    return head_dim
 
 
 def check_rotation(rotation: Rotation, head_dim: int, device: torch.device) -> tuple[int, int]:

@@ -33,8 +33,10 @@ from aioserve.ops.batch import Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     ACTIVATIONS,
     Activation,
+    check_attention,
     check_gate_up,
     check_head_norms,
+    check_merge,
     check_norm,
     check_qkv,
     check_rotation,
@@ -180,10 +182,17 @@ class NativeBackend(Backend):
         )
 
     def paged_attention(
-        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
+        self,
+        qkv: Tensor,
+        at: KVLayer,
+        kind: AttentionKind,
+        *,
+        logit_rows_only: bool = False,
+        log_sum_exp: Tensor | None = None,
     ) -> Tensor:
         q_heads = check_qkv(qkv, at, CPU)
         rows = (at.batch.logit_rows if logit_rows_only else qkv).shape[0]
+        check_attention(kind, log_sum_exp, rows, q_heads, CPU)
         out = torch.empty((rows, q_heads * at.kv.head_dim), dtype=qkv.dtype)
         _native.paged_attention(
             own_arrays(at.batch),
@@ -197,8 +206,19 @@ class NativeBackend(Backend):
             kind.soft_cap,
             kind.window,
             logit_rows_only,
+            address(kind.sinks),
+            address(log_sum_exp),
         )
         return out
+
+    def merge_attention(
+        self, out: Tensor, log_sum_exp: Tensor, part: Tensor, part_log_sum_exp: Tensor
+    ) -> None:
+        bfloat16 = is_bfloat16("out", out.dtype)
+        head_dim = check_merge(out, log_sum_exp, part, part_log_sum_exp, CPU)
+        merged, added = (out, log_sum_exp), (part, part_log_sum_exp)
+        addresses = [tensor.data_ptr() for tensor in (*merged, *added)]
+        _native.merge_attention(*addresses, bfloat16, log_sum_exp.numel(), head_dim)
 
     def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)

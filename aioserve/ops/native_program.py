@@ -23,6 +23,7 @@ from aioserve.ops.checks import (
     LayerNorm,
     RMSNorm,
     Rotation,
+    check_attention,
     check_head_norms,
     check_rotation,
     check_tensor,
@@ -208,9 +209,11 @@ class _RecordedOps(LayerOps[Value]):
     def paged_attention(
         self, qkv: Value, layer: int, kind: AttentionKind, *, logit_rows_only: bool
     ) -> Value:
-        bounds = kind.scale, kind.soft_cap, kind.window
-        index = self.program.attention(qkv.index, layer, *bounds, logit_rows_only)
-        return Value(index, qkv.columns - 2 * self._kv_heads * self._head_dim)
+        columns = qkv.columns - 2 * self._kv_heads * self._head_dim
+        check_attention(kind, None, 0, columns // self._head_dim, CPU)
+        self.kept.append(kind)
+        bounds = kind.scale, kind.soft_cap, kind.window, address(kind.sinks)
+        return Value(self.program.attention(qkv.index, layer, *bounds, logit_rows_only), columns)
 
     def gated(self, gate_up: Value, *, gelu: bool) -> Value:
         return Value(self.program.gated(gate_up.index, gelu), gate_up.columns // 2)

@@ -22,6 +22,7 @@ from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import LINES, Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
+    check_attention,
     check_batch,
     check_copies,
     check_gate_up,
@@ -201,13 +202,22 @@ class ReferenceBackend(Backend):
         v_pages[pages, :, offsets] = v.to(v_pages.dtype)
 
     def paged_attention(
-        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
+        self,
+        qkv: Tensor,
+        at: KVLayer,
+        kind: AttentionKind,
+        *,
+        logit_rows_only: bool = False,
+        log_sum_exp: Tensor | None = None,
     ) -> Tensor:
         q_heads, kv, batch = check_qkv(qkv, at, self.device), at.kv, _own_batch(at)
+        rows = (batch.logit_rows if logit_rows_only else qkv).shape[0]
+        check_attention(kind, log_sum_exp, rows, q_heads, self.device)
         k_pages, v_pages = _own_pages(kv).layer(at.layer)
         q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for row, context in enumerate(batch.context_lens):
             start, stop = batch.query_start[row], batch.query_start[row + 1]
             if start == stop:
@@ -226,9 +236,17 @@ class ReferenceBackend(Backend):
             hidden = key_at > query_at
             if kind.window > 0:
                 hidden |= key_at <= query_at - kind.window
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if kind.sinks is not None:
+                sinks = kind.sinks.to(scores.dtype)[:, None, None]
+                scores = torch.cat([scores, sinks.expand(-1, stop - start, 1)], dim=-1)
+            weights = scores.softmax(-1)[..., :context]
             attended = weights @ values.repeat_interleave(group, 0)
             out[start:stop] = attended.transpose(0, 1).to(q.dtype)
+            if log_sum_exp is not None:
+                sums[start:stop] = scores.logsumexp(-1).T
+        if log_sum_exp is not None:
+            log_sum_exp.copy_(sums[batch.logit_rows] if logit_rows_only else sums)
         return (out[batch.logit_rows] if logit_rows_only else out).flatten(1)
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:

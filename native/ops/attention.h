@@ -18,6 +18,8 @@ struct AttentionCall {
     float soft_cap;
     int64_t window;  // 0: none
     bool logit_rows_only;  // attend from the batch's logit rows alone
+    const float* sinks;    // [Hq]: a score of each head without a key or value; null: none
+    float* log_sum_exp;    // [rows of out, Hq]: of the scores that a row saw, and its sink; or null
 };
 
 // What may fail throws std::invalid_argument before anything is added. `partials`, of as many floats
@@ -28,5 +30,8 @@ int64_t partials_of(const Batch& batch, const KVPages& pages, const AttentionCal
 
 void paged_attention(const Batch& batch, const KVPages& pages, int64_t layer,
                      const AttentionCall& call);
+
+void append_merge_attention(Phases& phases, const MergeAttentionArgs& args, DType dtype,
+                            int64_t rows);
 
 }  // namespace aioserve::ops

@@ -162,6 +162,28 @@ static void merge(const Shape<T>& shape, const Partial& into, const Partial& fro
     }
 }
 
+// What the weighted values of a row are multiplied by at last. Its sink joins the sum of the weights
+// here, once, when all splits are merged.
+static float last_factor(const AttentionArgs& args, const Partial& total, int64_t row, int64_t head,
+                         int64_t token) {
+    float maximum = total.maximum[row], sum = total.sum[row], keep = 1;
+    if (args.sinks) {
+        const float sink = args.sinks[head] * kLog2e;
+        const float before = maximum;
+        if (sink > maximum) maximum = sink;
+        const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
+        const Vec factor = exp2(Vec::set(before - reference));
+        keep = factor.front();
+        sum = Vec::fma(Vec::set(sum), factor, exp2(Vec::set(sink - reference))).front();
+    }
+    if (args.log_sum_exp) {
+        const Vec units = Vec::set(kLn2);
+        args.log_sum_exp[token * args.kv_heads * args.group + head] =
+            Vec::fma(Vec::set(maximum), units, Vec::set(__builtin_logf(sum))).front();
+    }
+    return keep / sum;
+}
+
 template <class T>
 static void finish(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                    const Partial& total) {
@@ -170,7 +192,9 @@ static void finish(const AttentionArgs& args, const AttentionUnit& unit, const S
         const int64_t head = unit.kv_head * args.group + row % args.group;
         T* out = static_cast<T*>(args.out) +
                  (token * args.kv_heads * args.group + head) * shape.dim;
-        const Vec scale = Vec::set(1.0f / total.sum[row]);
+        const bool plain = !args.sinks && !args.log_sum_exp;
+        const Vec scale = Vec::set(plain ? 1.0f / total.sum[row]
+                                         : last_factor(args, total, row, head, token));
         for (int64_t i = 0; i < shape.dim; i += Vec::kWidth) {
             const Vec x = Vec::load(total.out + row * shape.padded_dim + i) * scale;
             store_some(x, out + i, shape.dim - i);
@@ -228,4 +252,32 @@ static void attention_merge(const AttentionArgs& args, const AttentionUnit& unit
     for (int64_t i = 1; i < unit.num_splits(); ++i)
         merge(shape, total, Partial(partials + i * stride, shape.rows));
     finish(args, unit, shape, total);
+}
+
+template <class T>
+static void merge_attention(const MergeAttentionArgs& args, int64_t begin, int64_t end) {
+    const int64_t dim = args.head_dim;
+    for (int64_t row = begin; row < end; ++row) {
+        T* const out = static_cast<T*>(args.out) + row * dim;
+        const T* const part = static_cast<const T*>(args.part) + row * dim;
+        const float a = args.log_sum_exp[row], b = args.part_log_sum_exp[row];
+        if (b == kMinusInfinity) {
+            if (a == kMinusInfinity) __builtin_memset(out, 0, dim * sizeof(T));
+            continue;
+        }
+        if (a == kMinusInfinity) {
+            __builtin_memcpy(out, part, dim * sizeof(T));
+            args.log_sum_exp[row] = b;
+            continue;
+        }
+        const float maximum = b > a ? b : a;
+        const Vec keep = exp_minus(Vec::set(maximum - a)), add = exp_minus(Vec::set(maximum - b));
+        const Vec sum = keep + add;
+        for (int64_t i = 0; i < dim; i += Vec::kWidth) {
+            const int64_t left = dim - i;
+            const Vec more = load_some(part + i, left) * add;
+            store_some(Vec::fma(load_some(out + i, left), keep, more) / sum, out + i, left);
+        }
+        args.log_sum_exp[row] = maximum + __builtin_logf(sum.front());
+    }
 }

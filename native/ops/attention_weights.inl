@@ -2,6 +2,7 @@
 // of each row.
 
 constexpr float kLog2e = 1.442695041f;
+constexpr float kLn2 = 0.693147181f;
 constexpr float kLargest = 3.402823466e+38f;
 
 // A partial result: per row the maximum score (in units of log2), the sum of the weights relative to

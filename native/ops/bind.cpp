@@ -174,7 +174,8 @@ void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t l
 
 void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
                           int64_t row_stride, int64_t q_heads, Address out, float scale,
-                          float soft_cap, int64_t window, bool logit_rows_only) {
+                          float soft_cap, int64_t window, bool logit_rows_only, Address sinks,
+                          Address log_sum_exp) {
     paged_attention(held.batch, pages, layer,
                     {.qkv = at(qkv),
                      .row_stride = row_stride,
@@ -183,7 +184,22 @@ void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t l
                      .scale = scale,
                      .soft_cap = soft_cap,
                      .window = window,
-                     .logit_rows_only = logit_rows_only});
+                     .logit_rows_only = logit_rows_only,
+                     .sinks = at<float>(sinks),
+                     .log_sum_exp = at<float>(log_sum_exp)});
+}
+
+void bind_merge_attention(Address out, Address log_sum_exp, Address part, Address part_log_sum_exp,
+                          bool bfloat16, int64_t rows, int64_t head_dim) {
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_merge_attention(phases,
+                               {.out = at(out),
+                                .log_sum_exp = at<float>(log_sum_exp),
+                                .part = at(part),
+                                .part_log_sum_exp = at<float>(part_log_sum_exp),
+                                .head_dim = head_dim},
+                               dtype_of(bfloat16), rows);
+    });
 }
 
 void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2> copies) {
@@ -248,6 +264,7 @@ void bind_ops(nb::module_& m) {
     m.def("leave_out", &bind_leave_out);
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
+    m.def("merge_attention", &bind_merge_attention, ReleaseGil());
     m.def("copy_pages", &bind_copy_pages, "caches"_a, "copies"_a.noconvert());
     m.def("cpu_info", &cpu_info,
           "The instruction set and threads of the kernels, and what the machine grants: CPUs in the "

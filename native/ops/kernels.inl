@@ -36,6 +36,7 @@ constexpr Kernels kKernels = {
     .attention = attention<T>,
     .attention_split = attention_split<T>,
     .attention_merge = attention_merge<T>,
+    .merge_attention = merge_attention<T>,
 };
 
 constexpr Table kTable = {kKernels<float>, kKernels<bf16>};

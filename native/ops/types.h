@@ -56,7 +56,19 @@ struct AttentionArgs {
     int64_t page_size;
     float scale;
     float soft_cap;
-    int64_t window;  // 0: none
+    int64_t window;      // 0: none
+    const float* sinks;  // [Hq] or null
+    float* log_sum_exp;  // [T or S, Hq] or null
+};
+
+// Two results of attention from the same queries over different keys become one, in `out`. A part
+// whose log-sum-exp is -inf saw no key: what it holds is never read.
+struct MergeAttentionArgs {
+    void* out;            // [T * Hq, D] contiguous, and ...
+    float* log_sum_exp;   // ... [T * Hq]
+    const void* part;     // likewise
+    const float* part_log_sum_exp;
+    int64_t head_dim;
 };
 
 // Some query tokens of a sequence, in order, and the query heads of one KV head.
@@ -225,6 +237,7 @@ struct Kernels {
     // The partials of all splits of a unit, `stride` floats apart, merged and written to `out`.
     void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, float* partials,
                             int64_t stride);
+    void (*merge_attention)(const MergeAttentionArgs&, int64_t begin, int64_t end);
 };
 
 // The tables that an instruction set offers; `kernels_*.cpp` each define one.

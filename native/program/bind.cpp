@@ -50,6 +50,11 @@ void norm_columns(Program& self, ValueId x, int64_t first, int64_t size, Address
     self.norm_columns(x, first, size, at(weight), eps, weight_offset);
 }
 
+ValueId attention(Program& self, ValueId qkv, int64_t layer, float scale, float soft_cap,
+                  int64_t window, Address sinks, bool logit_rows_only) {
+    return self.attention(qkv, layer, scale, soft_cap, window, at<float>(sinks), logit_rows_only);
+}
+
 ValueId activation(Program& self, ValueId x, int kind) {
     return self.activation(x, static_cast<aioserve::ops::Activation>(kind));
 }
@@ -97,7 +102,7 @@ void bind_program(nb::module_& m) {
         .def("add_rotation", &Program::add_rotation)
         .def("set_rotation", &set_rotation)
         .def("rotary_kv_write", &rotary_kv_write)
-        .def("attention", &Program::attention)
+        .def("attention", &attention)
         .def("gated", &Program::gated)
         .def("activation", &activation)
         .def("logit_rows", &Program::logit_rows)

@@ -272,7 +272,9 @@ ops::AttentionCall Attention::call(const Frame& frame) const {
             .scale = scale,
             .soft_cap = soft_cap,
             .window = window,
-            .logit_rows_only = frame.values[writes[0]].logit_rows_only};
+            .logit_rows_only = frame.values[writes[0]].logit_rows_only,
+            .sinks = sinks,
+            .log_sum_exp = nullptr};
 }
 
 std::size_t Attention::scratch_bytes(const Frame& frame) const {

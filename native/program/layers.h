@@ -141,15 +141,16 @@ struct RotaryKvWrite : Op {
 
 struct Attention : Op {
     Attention(ValueId qkv, ValueId out, int64_t layer_, int64_t q_heads_, float scale_,
-              float soft_cap_, int64_t window_)
+              float soft_cap_, int64_t window_, const float* sinks_)
         : Op(Kind::attention, {qkv}, {out}), layer(layer_), q_heads(q_heads_), scale(scale_),
-          soft_cap(soft_cap_), window(window_) {}
+          soft_cap(soft_cap_), window(window_), sinks(sinks_) {}
     std::size_t scratch_bytes(const Frame& frame) const override;
     void append(const Frame& frame) const override;
     ops::AttentionCall call(const Frame& frame) const;
     int64_t layer, q_heads;
     float scale, soft_cap;
     int64_t window;
+    const float* sinks;
 };
 
 }  // namespace aioserve::program

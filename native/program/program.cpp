@@ -147,11 +147,11 @@ void Program::rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const He
 }
 
 ValueId Program::attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
-                           bool logit_rows_only) {
+                           const float* sinks, bool logit_rows_only) {
     const int64_t q_heads = check_qkv(qkv, layer);
     const ValueId out = add_value(logit_rows_only, q_heads * head_dim_);
     ops_.push_back(
-        std::make_unique<Attention>(qkv, out, layer, q_heads, scale, soft_cap, window));
+        std::make_unique<Attention>(qkv, out, layer, q_heads, scale, soft_cap, window, sinks));
     return out;
 }
 

@@ -50,8 +50,9 @@ class Program {
     };
     // `rotation`: an index, or -1.
     void rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const HeadNorms& norms);
+    // `sinks`: of each query head, or null.
     ValueId attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
-                      bool logit_rows_only);
+                      const float* sinks, bool logit_rows_only);
     ValueId gated(ValueId gate_up, bool gelu);
     ValueId activation(ValueId x, ops::Activation kind);
     ValueId logit_rows(ValueId x);

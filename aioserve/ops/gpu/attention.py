@@ -1,6 +1,7 @@
 """Paged attention: the prompts of a batch in one launch, its decodes in another.
 
-Decodes are Triton's. Prompts are too, unless a `PromptAttention` attends from them.
+Decodes are Triton's. Prompts are too, unless a `PromptAttention` attends from them, which knows no
+sinks and gives no log-sum-exp.
 See `aioserve.ops.Backend.paged_attention` for what is computed.
 """
 
@@ -39,6 +40,7 @@ def paged_attention(
     *,
     tiles: AttentionTiles | None = None,
     prompts: PromptAttention | None = None,
+    log_sum_exp: Tensor | None = None,
 ) -> Tensor:
     """The rows of all tokens. Arguments that fit each other are given. `tiles`: None for those of
     the device.
@@ -51,9 +53,9 @@ def paged_attention(
     tiles = tiles or attention_tiles(kv.head_dim, kv.dtype, _target(qkv.device))
     size = qkv.shape[1] - 2 * kv.num_kv_heads * kv.head_dim
     out = torch.empty((qkv.shape[0], size), dtype=qkv.dtype, device=qkv.device)
-    decode(out, qkv, at, kind, tiles)
-    if prompts is None:
-        prefill(out, qkv, at, kind, tiles)
+    decode(out, log_sum_exp, qkv, at, kind, tiles)
+    if prompts is None or kind.sinks is not None or log_sum_exp is not None:
+        prefill(out, log_sum_exp, qkv, at, kind, tiles)
     elif qkv.shape[0] > batch.num_decodes:
         prompts(out, qkv, at, kind)
     return out

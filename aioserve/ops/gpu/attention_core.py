@@ -22,12 +22,14 @@ from aioserve.ops.gpu.attention_tiles import Tile, padded_dims
 from aioserve.ops.kv_cache import KVCache
 
 __all__ = [
+    "add_sink",
     "capped",
     "finish",
     "fold",
     "key_offsets",
     "launch_constants",
     "load_keys",
+    "log_sum_exp",
     "merge",
     "score_units",
 ]
@@ -140,6 +142,23 @@ def merge(top, total, acc, part_top, part_total, part_acc):
     total = tl.fma(total, keep, part_total * weight)
     acc = tl.fma(acc, keep[:, None], part_acc * weight[:, None])
     return higher, total, acc
+
+
+@triton.jit
+def add_sink(top, total, acc, sink):
+    """Take in a score without a value, in natural units."""
+    part_top = sink * 1.4426950408889634
+    higher = tl.maximum(top, part_top)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    keep = tl.exp2(top - base)
+    total = tl.fma(total, keep, tl.exp2(part_top - base))
+    return higher, total, acc * keep[:, None]
+
+
+@triton.jit
+def log_sum_exp(top, total):
+    """The natural logarithm of the sum of all weights: -inf in a row that saw no key."""
+    return tl.fma(top, 0.6931471805599453, tl.log(total))
 
 
 @triton.jit

@@ -19,12 +19,14 @@ from torch import Tensor
 from aioserve.kv.pages import capacity_tokens
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention_core import (
+    add_sink,
     capped,
     finish,
     fold,
     key_offsets,
     launch_constants,
     load_keys,
+    log_sum_exp,
     merge,
     score_units,
 )
@@ -60,6 +62,8 @@ def decode_kernel(
     v_pages,
     page_table,
     context_lens,
+    sinks,
+    log_sums,
     row_stride,
     table_stride,
     capacity,
@@ -84,7 +88,8 @@ def decode_kernel(
 
     With SPLIT a part's values go to `partials` [B, Hq, capacity, D], relative to the largest score,
     and that and the sum of the weights to `sums` [B, Hq, capacity, 2]. Otherwise there is one
-    split, and the result goes to `out`.
+    split, and the result goes to `out`, with the score of `sinks` [Hq] taken in, and its
+    log-sum-exp to `log_sums` [T, Hq]. Either may be None.
     """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) % KV_HEADS
@@ -150,6 +155,11 @@ def decode_kernel(
             acc = tl.zeros([ROWS, DIMS], tl.float32)
             part_stop = tl.minimum(part_stop + part_blocks, stop)
     if not SPLIT:
+        if sinks is not None:
+            sink = tl.load(sinks + query_head, mask=member < GROUP, other=0.0)
+            all_top, all_total, all_acc = add_sink(all_top, all_total, all_acc, sink)
+        if log_sums is not None:
+            tl.store(log_sums + row, log_sum_exp(all_top, all_total), mask=member < GROUP)
         at = row[:, None] * HEAD_DIM + dims[None, :]
         tl.store(out + at, finish(all_total, all_acc).to(out.dtype.element_ty), mask=here)
 
@@ -160,6 +170,8 @@ def merge_kernel(
     partials,
     sums,
     context_lens,
+    sinks,
+    log_sums,
     capacity,
     window,
     QUERY_HEADS: tl.constexpr,
@@ -192,14 +204,23 @@ def merge_kernel(
             mask = held[:, None] & (dims < HEAD_DIM)
             part_acc = tl.load(partials + at, mask=mask, other=0.0)
             top, total, acc = merge(top, total, acc, part_top, part_total, part_acc)
+    if sinks is not None:
+        top, total, acc = add_sink(top, total, acc, tl.load(sinks + tl.program_id(1)))
+    if log_sums is not None:
+        tl.store(log_sums + row + tl.arange(0, 1), log_sum_exp(top, total))
     result = finish(total, acc).to(out.dtype.element_ty)
     tl.store(out + row * HEAD_DIM + dims, result, mask=dims < HEAD_DIM)
 
 
 def decode(
-    out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind, tiles: AttentionTiles
+    out: Tensor,
+    log_sums: Tensor | None,
+    qkv: Tensor,
+    at: GpuKVLayer,
+    kind: AttentionKind,
+    tiles: AttentionTiles,
 ) -> None:
-    """Fill the first `num_decodes` rows of `out`."""
+    """Fill the first `num_decodes` rows of `out`, and of `log_sums` where there are any."""
     batch, kv, layer = at
     decodes = batch.num_decodes
     if not decodes:
@@ -232,6 +253,8 @@ def decode(
         v_pages,
         batch.page_table,
         batch.context_lens,
+        None if split else kind.sinks,
+        None if split else log_sums,
         qkv.stride(0),
         batch.page_table.stride(0),
         capacity,
@@ -249,6 +272,8 @@ def decode(
             partials,
             sums,
             batch.context_lens,
+            kind.sinks,
+            log_sums,
             capacity,
             kind.window,
             QUERY_HEADS=heads,

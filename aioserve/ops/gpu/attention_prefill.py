@@ -18,12 +18,14 @@ from torch import Tensor
 
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention_core import (
+    add_sink,
     capped,
     finish,
     fold,
     key_offsets,
     launch_constants,
     load_keys,
+    log_sum_exp,
     score_units,
 )
 from aioserve.ops.gpu.attention_tiles import AttentionTiles
@@ -94,6 +96,8 @@ def prefill_kernel(
     query_start,
     context_lens,
     query_blocks,
+    sinks,
+    log_sums,
     row_stride,
     table_stride,
     window,
@@ -111,7 +115,10 @@ def prefill_kernel(
     DIMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (block, KV head and tile of the block's rows)."""
+    """Program (block, KV head and tile of the block's rows).
+
+    `sinks` [Hq] and `log_sums` [T, Hq] are as in `attention_decode`.
+    """
     block = tl.program_id(0)
     head = tl.program_id(1) % KV_HEADS
     first_row = tl.program_id(1) // KV_HEADS * ROWS
@@ -173,16 +180,29 @@ def prefill_kernel(
         KV_HEADS, HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
     )  # fmt: skip
 
-    out_at = (token * (KV_HEADS * GROUP) + query_head) * HEAD_DIM
+    head_at = token * (KV_HEADS * GROUP) + query_head
+    if sinks is not None:
+        sink = tl.load(sinks + query_head, mask=row < rows, other=0.0)
+        top, total, acc = add_sink(top, total, acc, sink)
+    if log_sums is not None:
+        block_sums = log_sums + block_token * (KV_HEADS * GROUP)
+        tl.store(block_sums + head_at, log_sum_exp(top, total), mask=row < rows)
+    out_at = head_at * HEAD_DIM
     block_out = out + block_token * (KV_HEADS * GROUP * HEAD_DIM)
     result = finish(total, acc).to(out.dtype.element_ty)
     tl.store(block_out + (out_at[:, None] + dims[None, :]), result, mask=here)
 
 
 def prefill(
-    out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind, tiles: AttentionTiles
+    out: Tensor,
+    log_sums: Tensor | None,
+    qkv: Tensor,
+    at: GpuKVLayer,
+    kind: AttentionKind,
+    tiles: AttentionTiles,
 ) -> None:
-    """Fill the rows of `out` that the batch's `query_blocks` name."""
+    """Fill the rows that the batch's `query_blocks` name of `out`, and of `log_sums` where there
+    are any."""
     batch, kv, layer = at
     blocks = batch.query_blocks.shape[0]
     if not blocks:
@@ -200,6 +220,8 @@ def prefill(
         batch.query_start,
         batch.context_lens,
         batch.query_blocks,
+        kind.sinks,
+        log_sums,
         qkv.stride(0),
         batch.page_table.stride(0),
         kind.window,

@@ -26,6 +26,7 @@ from aioserve.models.computed import CUDA, HeldLinear
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
+    check_attention,
     check_batch,
     check_gate_up,
     check_head_norms,
@@ -157,11 +158,29 @@ class CudaBackend(Backend):
         rotary.rotary_kv_write(qkv, on_gpu, q_heads, rotation, norms)
 
     def paged_attention(
-        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
+        self,
+        qkv: Tensor,
+        at: KVLayer,
+        kind: AttentionKind,
+        *,
+        logit_rows_only: bool = False,
+        log_sum_exp: Tensor | None = None,
     ) -> Tensor:
-        check_qkv(qkv, at, self.device)
-        out = paged_attention(qkv, _own(at), kind, prompts=self.prompt_attention)
-        return out[at.batch.logit_rows] if logit_rows_only else out
+        q_heads, rows = check_qkv(qkv, at, self.device), at.batch.logit_rows
+        tokens = qkv.shape[0]
+        check_attention(
+            kind, log_sum_exp, len(rows) if logit_rows_only else tokens, q_heads, self.device
+        )
+        of_all = log_sum_exp
+        if log_sum_exp is not None and logit_rows_only:
+            of_all = torch.empty((tokens, q_heads), dtype=torch.float32, device=self.device)
+        prompts = self.prompt_attention
+        out = paged_attention(qkv, _own(at), kind, prompts=prompts, log_sum_exp=of_all)
+        if not logit_rows_only:
+            return out
+        if log_sum_exp is not None and of_all is not None:
+            log_sum_exp.copy_(of_all[rows])
+        return out[rows]
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         check_gate_up(gate_up, self.device)

@@ -107,6 +107,8 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
         "HEAD_DIM": shape.head_dim,
         "DIMS": padded_dims(shape.head_dim),
         "HAS_WINDOW": shape.window,
+        "sinks": None,
+        "log_sums": None,
     }
     heads = {
         **common,
