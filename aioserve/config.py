@@ -61,9 +61,10 @@ ToolParserName = Literal[
     "deepseek_v31",
     "glm45",
     "qwen3_coder",
+    "harmony",
     "json",
 ]
-ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "harmony"]
 
 MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20

@@ -28,6 +28,7 @@ from aioserve.errors import InvalidRequestError, InvariantError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.call_rules import Style
 from aioserve.grammars.calls import CallsOutput, calls_output
+from aioserve.grammars.channels import ChannelOutput, channel_frame
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Timings, Token, Usage
@@ -36,6 +37,7 @@ from aioserve.text.conversation import Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF, MAX_MESSAGES
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
+from aioserve.text.output_parsers.harmony import HarmonyChannels, HarmonyParser
 from aioserve.text.output_parsers.parts import (
     Parts,
     ToolCall,
@@ -43,9 +45,10 @@ from aioserve.text.output_parsers.parts import (
     joined,
     whole_calls,
 )
+from aioserve.text.output_parsers.reasoning import ReasoningTags
 from aioserve.text.output_parsers.registry import (
-    ReasoningTags,
-    reasoning_tags_named,
+    ReasoningFormat,
+    reasoning_format_named,
     tool_parser_named,
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
@@ -145,17 +148,20 @@ class ChatFormat:
     def __init__(
         self,
         tools: type[ToolParser] | None,
-        reasoning: ReasoningTags | None,
+        reasoning: ReasoningFormat | None,
         tokenizer: Tokenizer | None,
         held: HeldAnswers | None = None,
+        whole: StructuredOutput | None = None,
     ) -> None:
+        """`whole` is what the content is, and nothing else beside reasoning."""
         self._tools = tools
         self._reasoning = reasoning
         self.held: HeldAnswers | None = held
+        self._whole = whole
         self._told: Sequence[Mapping[str, Any]] = ()
         self._types = ArgumentTypes()
         self._begun = ""
-        self._is_open = False
+        self._opened = ""
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
         self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
         """Special tokens that are part of the completions' text."""
@@ -164,6 +170,11 @@ class ChatFormat:
     def has_reasoning(self) -> bool:
         """Whether reasoning is told from content."""
         return self._reasoning is not None
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether reasoning is in a channel, beside that of the answer."""
+        return isinstance(self._reasoning, HarmonyChannels)
 
     @classmethod
     def asked(
@@ -180,13 +191,13 @@ class ChatFormat:
         max_whitespace: object,
     ) -> ChatFormat:
         """Return the format of completions for which a caller gave these. Where all of a completion
-        is `structured_output`, "auto" reads neither calls nor reasoning. Raises
-        `InvalidRequestError`."""
+        is `structured_output`, "auto" reads neither calls nor reasoning, but for reasoning in a
+        channel, beside which the output has one of its own. Raises `InvalidRequestError`."""
         is_structured = structured_output is not None
         form = form_beside_calls(structured_output, tools, tool_parser, config)
-        if is_structured and form is None:
-            tool_parser = "none" if tool_parser == "auto" else tool_parser
-            reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
+        whole = structured_output if form is None else None
+        if whole is not None and tool_parser == "auto":
+            tool_parser = "none"
         held = held_answers(
             strict_tools,
             parallel_tool_calls,
@@ -194,7 +205,7 @@ class ChatFormat:
             is_structured=is_structured,
             form=form,
         )
-        return cls.of(model, config, tools, tool_parser, reasoning_parser, held)
+        return cls.of(model, config, tools, tool_parser, reasoning_parser, held, whole)
 
     @classmethod
     def of(
@@ -205,6 +216,7 @@ class ChatFormat:
         tool_parser: object,
         reasoning_parser: object,
         held: HeldAnswers | None = None,
+        whole: StructuredOutput | None = None,
     ) -> ChatFormat:
         """Return the format that is named; for "auto" what the engine's options name, or else that
         of the model's chat template. Raises `InvalidRequestError`."""
@@ -212,7 +224,8 @@ class ChatFormat:
         is_told = has_tools(tools)
         if tool_parser == "auto" and is_told:
             tool_parser = config.tool_parser
-        if reasoning_parser == "auto":
+        is_said = reasoning_parser != "auto"
+        if not is_said:
             reasoning_parser = config.reasoning_parser
         read = tool_parser_named(tool_parser, source, has_tools=is_told)
         if read is not None:
@@ -223,8 +236,10 @@ class ChatFormat:
                 argument="strict_tools",
                 value=sorted(held.strict),
             )
-        reasoning = reasoning_tags_named(reasoning_parser, source)
-        return cls(read, reasoning, model.tokenizer, held)
+        reasoning = reasoning_format_named(reasoning_parser, source)
+        if whole is not None and not is_said and isinstance(reasoning, ReasoningTags):
+            reasoning = None
+        return cls(read, reasoning, model.tokenizer, held, whole)
 
     def conversation_is(self, conversation: Conversation) -> None:
         """Look at the tools, and at a message that the completions continue. Raises
@@ -253,21 +268,34 @@ class ChatFormat:
         if self._reasoning is not None and tokenizer is not None:
             tail = ids[-PROMPT_END_TOKENS:].tolist()
             prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
-            self._is_open = self._reasoning.is_open_after(prompt_end, self._begun)
+            self._opened = self._reasoning.opened_by(prompt_end, self._begun)
 
-    def calls_output(self) -> CallsOutput | None:
-        """Structured output that holds calls to what is asked of them, once the prompt is known.
-        Raises `InvalidSamplingError` for tools whose calls can't be."""
-        if self.held is None or self._tools is None:
-            return None
-        reasoning = self._reasoning
+    def output(self) -> StructuredOutput | None:
+        """Structured output that holds completions to what is asked of them, once the prompt is
+        known; None where nothing is. Raises `InvalidSamplingError` for tools whose calls can't be.
+        """
+        output, is_framed = self._whole, self.has_channels
+        if self.held is not None and self._tools is not None:
+            output = self._calls_output(self.held, self._tools)
+            is_framed = is_framed and self._tools is not HarmonyParser
+        if output is None or not is_framed:
+            return None if output is self._whole else output
+        return ChannelOutput(grammar=channel_frame(self._specials, self._opened), form=output)
+
+    @property
+    def _specials(self) -> Mapping[str, int]:
+        """Marks that are special tokens, with their ids."""
+        return {name: token_id for token_id, name in self.shown.items()}
+
+    def _calls_output(self, held: HeldAnswers, tools: type[ToolParser]) -> CallsOutput:
+        tags = self._reasoning if isinstance(self._reasoning, ReasoningTags) else None
         style = Style(
-            tools=self._tools.name,
-            reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
-            is_open=self._is_open,
-            specials={name: token_id for token_id, name in self.shown.items()},
+            tools=tools.name,
+            reasoning=None if tags is None else (tags.opens, tags.closes),
+            is_open=tags is not None and bool(self._opened),
+            opened=self._opened,
+            specials=self._specials,
         )
-        held = self.held
         return calls_output(
             style,
             self._told,
@@ -286,9 +314,8 @@ class ChatFormat:
             raise InvariantError("a budget of reasoning that can't be told")
         return ThinkingBudget(
             num_tokens=num_tokens,
-            opens=self._reasoning.opens,
-            closes=self._reasoning.closes,
-            is_open=self._is_open,
+            reasoning=self._reasoning,
+            opened=self._opened,
             shown=self.shown,
             tokenizer=model.tokenizer,
             num_logits=model.limits.vocab_size,
@@ -300,7 +327,7 @@ class ChatFormat:
         return CompletionReader(
             self._tools,
             self._reasoning,
-            is_open=self._is_open,
+            opened=self._opened,
             types=self._types,
             or_form=self.held is not None and self.held.form is not None,
         )

@@ -251,6 +251,8 @@ class Intake:
         none is known."""
         held = None if chat_format is None else chat_format.held
         is_whole = params.structured_output is not None and (held is None or held.form is None)
+        if chat_format is not None and chat_format.has_channels:
+            is_whole = False
         if params.thinking_token_budget is None or is_whole:
             return None
         thinks_in = chat_format or ChatFormat.of(self._model, self._config, None, "none", "auto")
@@ -338,7 +340,7 @@ class Intake:
             if each is not None:
                 each.prompt_is(ids, self._model.tokenizer)
         if chat_format is not None:
-            output = chat_format.calls_output() or output
+            output = chat_format.output() or output
         if output is None:
             self._guide(checked, None)
             self._queue_ready(checked, ids)

@@ -34,6 +34,8 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     """Tags around reasoning."""
     is_open: bool = False
     """Completions begin within reasoning."""
+    opened: str = ""
+    """What the prompt has written of the first message, in a style of channels."""
     specials: Mapping[str, int] = {}
     """Marks that are special tokens, with their ids."""
 

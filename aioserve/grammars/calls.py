@@ -20,6 +20,7 @@ from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.call_rules import SPACE, Rules, Style, marked, refused, text_of, words
+from aioserve.grammars.channels import harmony_calls
 from aioserve.grammars.schema import json_rule
 from aioserve.grammars.tagged_calls import tagged
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
@@ -167,6 +168,7 @@ _FAMILIES: Mapping[str, Callable[[Rules], None]] = {
     "deepseek_v31": _deepseek_v31,
     "glm45": lambda rules: tagged(rules, Glm45Parser),
     "qwen3_coder": lambda rules: tagged(rules, Qwen3CoderParser),
+    "harmony": harmony_calls,
     "json": _json,
 }
 

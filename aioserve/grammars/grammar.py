@@ -9,6 +9,7 @@ from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.calls import CallsOutput, calls_source
+from aioserve.grammars.channels import ChannelOutput
 from aioserve.grammars.gbnf import is_gbnf, lark_of
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import json_spacing, sound_lark, sound_schema
@@ -65,14 +66,14 @@ def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> Compile
     try:
         return _compiled(vocabulary, output)
     except InvalidSamplingError:
-        if isinstance(output, CallsOutput) and output.form is not None:
+        if isinstance(output, CallsOutput | ChannelOutput) and output.form is not None:
             _compiled(vocabulary, output.form)  # raises where the form is to blame, not the tools
         raise
 
 
 def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
     library = llguidance()
-    argument = "tools" if isinstance(output, CallsOutput) else output.kind
+    argument = _argument(output)
     try:
         source = bounded_source(_source(output), argument)
         prototype = library.LLMatcher(vocabulary.library, source, log_level=0, limits=_limits())
@@ -94,6 +95,13 @@ def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGramm
     return CompiledGrammar(vocabulary, prototype, forced=first.forced(), starts_with_spaces=free)
 
 
+def _argument(output: StructuredOutput) -> str:
+    """What to blame for a grammar that can't be kept."""
+    if isinstance(output, ChannelOutput):
+        return _argument(output.form)
+    return "tools" if isinstance(output, CallsOutput) else output.kind
+
+
 def _limits() -> object:
     """Limits of one grammar's cost, in units of the library: some 20 ms of its lexer to compile,
     some 15 ms for a token."""
@@ -111,6 +119,9 @@ def _limits() -> object:
 
 def _source(output: StructuredOutput) -> str:
     """Source of the grammar, as llguidance takes it."""
+    if isinstance(output, ChannelOutput):
+        frame, form = (json.loads(each) for each in (of_lark(output.grammar or ""), _source(output.form)))
+        return json.dumps({"grammars": [*frame["grammars"], {**form["grammars"][0], "name": "form"}]})
     if isinstance(output, CallsOutput):
         return of_lark(calls_source(output))
     if output.structural_tag is not None:

@@ -1,4 +1,4 @@
-"""Ends the reasoning of a completion after so many tokens, by forcing the tag that closes it.
+"""Ends the reasoning of a completion after so many tokens, by forcing what closes it.
 
 It is a matcher like that of a grammar, over one or over none: what a token is followed by depends
 on the tokens before it alone. Knows how reasoning is told from content, by the parser that reads
@@ -17,7 +17,9 @@ from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher, set_bits
 from aioserve.request import SamplingParams
 from aioserve.text.assembler import TextAssembler
-from aioserve.text.output_parsers.completion_reader import ReasoningReader
+from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.output_parsers.reasoning import ReasoningReader
+from aioserve.text.output_parsers.registry import ReasoningFormat
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ThinkingBudget", "ThinkingMatcher"]
@@ -28,10 +30,9 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     """Without the tags."""
-    opens: str
-    closes: str
-    is_open: bool
-    """Completions begin within reasoning."""
+    reasoning: ReasoningFormat
+    opened: str
+    """What the prompt has written of the completion."""
     shown: Mapping[int, str]
     """Special tokens that are part of the text."""
     tokenizer: Tokenizer
@@ -54,16 +55,16 @@ class ThinkingMatcher:
         self._inner = inner
         self._end_ids = end_ids
         self._has_ended = False
-        self._tag = tuple(budget.tokenizer.encode(budget.closes, add_special_tokens=False))
+        self._tag = tuple(budget.tokenizer.encode(budget.reasoning.closes, add_special_tokens=False))
         self._num_words = -(-budget.num_logits // 32)
         self._num_left = budget.num_tokens
         self._closing: tuple[int, ...] = ()
         """Tokens of the tag that must come next."""
         self._text = TextAssembler(budget.tokenizer, SamplingParams(), budget.shown)
-        self._reader: ReasoningReader | None
-        self._reader = ReasoningReader(budget.opens, budget.closes, is_open=budget.is_open)
+        reader = budget.reasoning.reader(budget.opened)
+        self._reader: ReasoningReader | HarmonyParser | None = reader
         """None once the reasoning has ended."""
-        self._look(self._reader, was_inside=False)
+        self._look(reader)
 
     @property
     def has_ended(self) -> bool:
@@ -86,14 +87,12 @@ class ThinkingMatcher:
         if token_id in self._end_ids:
             self._has_ended = True
             return True
-        if self._closing:
-            self._closing = self._closing[1:]
-            self._reader = self._reader if self._closing else None
-        elif self._reader is not None:
-            was_inside = self._reader.is_inside
+        self._closing = self._closing[1:]
+        if self._reader is not None:
+            self._num_left -= self._reader.is_inside
             self._reader.push(self._text.push(token_id)[0])
-            self._num_left -= was_inside
-            self._look(self._reader, was_inside=was_inside)
+            if not self._closing:
+                self._look(self._reader)
         return True
 
     def accept_all(self, token_ids: Iterable[int]) -> bool:
@@ -111,9 +110,9 @@ class ThinkingMatcher:
         set_bits(mask, self._closing[:1])
         return mask
 
-    def _look(self, reader: ReasoningReader, *, was_inside: bool) -> None:
+    def _look(self, reader: ReasoningReader | HarmonyParser) -> None:
         """Whether it is time to end the reasoning, or that has ended by itself."""
-        if reader.is_inside:
-            self._closing = self._tag if self._num_left <= 0 else ()
-        elif was_inside or reader.has_ended:
+        if reader.has_ended:
             self._reader = None
+        elif reader.is_inside and self._num_left <= 0:
+            self._closing = self._tag

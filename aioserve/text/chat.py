@@ -34,6 +34,8 @@ from aioserve.text import template_budget
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.escape_special import Escapes
 from aioserve.text.messages import Message
+from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.single_calls import with_single_calls
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -63,6 +65,7 @@ class ChatTemplate:
         """Name of the file in errors of requests, whose senders needn't know the path."""
         self.source: str = source
         """Source as it was written, in which names are looked for."""
+        self._has_single_calls = HarmonyParser.reads(source)
         self._special_tokens = dict(special_tokens or {})
         self._source = template_budget.asking(_without_generation_marks(source), origin)
         self._environments: dict[int, minijinja.Environment] = {}
@@ -245,11 +248,14 @@ class ChatTemplate:
         mark = ""
         if checked.continue_final_message:
             checked, mark = _marked(checked)
+        messages = checked.messages
+        if self._has_single_calls:
+            messages = with_single_calls(messages)
         try:
             text = self._environment(fuel).render_template(
                 _TEMPLATE_NAME,
                 **checked.template_kwargs,
-                messages=[_with_aliases(message) for message in checked.messages],
+                messages=[_with_aliases(message) for message in messages],
                 add_generation_prompt=checked.add_generation_prompt,
                 tools=checked.tools,
                 documents=None,

@@ -14,11 +14,15 @@ from aioserve.steps.plan import SampleRow, WorkItem
 from aioserve.testing.fake_device import FakeDevice, SlotStart
 from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["SPECIAL", "ScriptedDevice", "ScriptedModel", "chat_tokenizer"]
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *HarmonyParser.marks,
+)
 END = "<|im_end|>"
 
 

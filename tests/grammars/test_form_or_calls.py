@@ -21,7 +21,8 @@ from aioserve.structured_output import StructuredOutput
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.parts import Parts, joined, whole_calls
-from aioserve.text.output_parsers.registry import TOOL_PARSERS, ReasoningTags
+from aioserve.text.output_parsers.reasoning import ReasoningTags
+from aioserve.text.output_parsers.registry import TOOL_PARSERS
 from tests.grammars.test_calls import (
     END_ID,
     FREE,
@@ -36,7 +37,7 @@ from tests.grammars.test_calls import (
     call_in,
 )
 
-STYLES = [name for name, parser in TOOL_PARSERS.items() if parser.opens]
+STYLES = [name for name, parser in TOOL_PARSERS.items() if parser.opens and name != "harmony"]
 TAGS = {mark for parser in TOOL_PARSERS.values() for mark in parser.marks} | {*QWEN.marks}
 FORM: dict[str, Any] = {
     "type": "object",
@@ -77,7 +78,9 @@ def kept_grammar(name: str) -> CompiledGrammar:
 def read(name: str, reasoning: ReasoningTags | None, is_open: bool, texts: list[str]) -> Parts:
     types = ArgumentTypes([*TOOLS, *FREE])
     parser = TOOL_PARSERS[name]
-    reader = CompletionReader(parser, reasoning, is_open=is_open, types=types, or_form=True)
+    reader = CompletionReader(
+        parser, reasoning, opened="<think>" * is_open, types=types, or_form=True
+    )
     return joined([*(reader.push(text) for text in texts), reader.finish()])
 
 

@@ -13,7 +13,7 @@ from aioserve.grammars.call_rules import Style
 from aioserve.grammars.calls import calls_output
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.thinking import ThinkingBudget
-from aioserve.text.output_parsers.completion_reader import ReasoningReader
+from aioserve.text.output_parsers.reasoning import ReasoningReader, ReasoningTags
 from tests.grammars.test_calls import END_ID, TOOLS, VOCABULARY
 from tests.grammars.walks import ids_in
 
@@ -35,9 +35,8 @@ def budget_of(
 ) -> ThinkingBudget:
     return ThinkingBudget(
         num_tokens=num_tokens,
-        opens=tags[0],
-        closes=tags[1],
-        is_open=is_open,
+        reasoning=ReasoningTags(*tags, is_open=False),
+        opened=tags[0] * is_open,
         shown=TOKENIZER.special_among(tags),
         tokenizer=TOKENIZER,
         num_logits=WORDS.num_logits,

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidRequestError
-from aioserve.text.output_parsers.completion_reader import CompletionReader, ReasoningReader
+from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.families import (
     DeepSeekV3Parser,
     DeepSeekV31Parser,
@@ -26,10 +26,11 @@ from aioserve.text.output_parsers.families import (
 )
 from aioserve.text.output_parsers.json_machine import JsonMachine, Place
 from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, short_id, whole_calls
+from aioserve.text.output_parsers.reasoning import ReasoningReader
 from aioserve.text.output_parsers.registry import (
     REASONING_TAGS,
     TOOL_PARSERS,
-    reasoning_tags_named,
+    reasoning_format_named,
     tool_parser_named,
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
@@ -44,6 +45,8 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
 """Those that write arguments as JSON, behind a mark; for others, see `test_tagged_calls` and
 `test_json_calls`."""
 MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
+INLINE = [name for name in TOOL_PARSERS if name != "harmony"]
+"""Those whose calls stand in the content; for the other, see `test_harmony`."""
 
 
 def numbers() -> Callable[[], str]:
@@ -207,7 +210,7 @@ def test_calls_are_found_and_content_is_what_is_around_them(style: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("style", TOOL_PARSERS)
+@pytest.mark.parametrize("style", INLINE)
 def test_pieces_make_no_difference_and_nothing_is_lost(style: str) -> None:
     @settings(max_examples=200)
     @given(confusing(style), st.data())
@@ -265,7 +268,7 @@ def test_what_is_no_json_behind_arguments_is_content_as_it_stands(style: str) ->
     check()
 
 
-@pytest.mark.parametrize("style", TOOL_PARSERS)
+@pytest.mark.parametrize("style", INLINE)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40), data=st.data())
 def test_text_without_a_call_is_content(style: str, text: str, data: st.DataObject) -> None:
     content, calls, parts = parsed(style, cuts(data.draw, text))
@@ -526,7 +529,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
     for is_open, given_ in ((False, text), (True, text.removeprefix("<think>"))):
         for pieces in ([given_], list(given_)):
             reader = CompletionReader(
-                TOOL_PARSERS["hermes"], REASONING_TAGS["qwen3"], is_open=is_open
+                TOOL_PARSERS["hermes"], REASONING_TAGS["qwen3"], opened="<think>" * is_open
             )
             parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
             assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
@@ -536,7 +539,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
 
 
 def test_a_reader_without_forms_gives_the_text() -> None:
-    reader = CompletionReader(None, None, is_open=True)
+    reader = CompletionReader(None, None, opened="<think>")
     assert [reader.push("<think>"), reader.push(""), reader.finish()] == [
         Parts("<think>"),
         Parts(),
@@ -574,11 +577,11 @@ def test_where_no_form_is_known_one_must_be_named(source: str) -> None:
 
 
 def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
-    assert reasoning_tags_named("auto", "{{ x.split('</think>') }}") is REASONING_TAGS["qwen3"]
-    assert reasoning_tags_named("auto", "[THINK][/THINK]") is REASONING_TAGS["mistral"]
-    assert reasoning_tags_named("auto", "plain") is None
-    assert reasoning_tags_named("deepseek_r1", "plain") is REASONING_TAGS["deepseek_r1"]
-    assert reasoning_tags_named("none", "</think>") is None
+    assert reasoning_format_named("auto", "{{ x.split('</think>') }}") is REASONING_TAGS["qwen3"]
+    assert reasoning_format_named("auto", "[THINK][/THINK]") is REASONING_TAGS["mistral"]
+    assert reasoning_format_named("auto", "plain") is None
+    assert reasoning_format_named("deepseek_r1", "plain") is REASONING_TAGS["deepseek_r1"]
+    assert reasoning_format_named("none", "</think>") is None
 
 
 @pytest.mark.parametrize(
@@ -617,8 +620,8 @@ def test_names_of_forms_may_be_of_any_class_of_str() -> None:
         tool_parser_named(Name.AUTO, SOURCES["mistral"], has_tools=True) is TOOL_PARSERS["mistral"]
     )
     assert tool_parser_named(Name.NONE, SOURCES["mistral"], has_tools=True) is None
-    assert reasoning_tags_named(np.str_("qwen3"), "") is REASONING_TAGS["qwen3"]
-    assert reasoning_tags_named(Name.NONE, "</think>") is None
+    assert reasoning_format_named(np.str_("qwen3"), "") is REASONING_TAGS["qwen3"]
+    assert reasoning_format_named(Name.NONE, "</think>") is None
 
 
 @pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"], np.array(["hermes", "none"])])
@@ -630,4 +633,4 @@ def test_unknown_forms_are_refused_by_name(value: Any) -> None:
     with pytest.raises(
         InvalidRequestError, match="reasoning_parser must be one of 'auto', 'none', 'qw"
     ):
-        reasoning_tags_named(value, "")
+        reasoning_format_named(value, "")

@@ -1,14 +1,12 @@
-"""Parsers of tool calls and tags of reasoning, by name and by chat template.
+"""Parsers of tool calls and formats of reasoning, by name and by chat template.
 
-Names are those that vLLM has for its parsers.
+Names are those that vLLM has for its parsers, but for harmony, which has two names there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-
-import msgspec
 
 from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
@@ -20,46 +18,23 @@ from aioserve.text.output_parsers.families import (
     Llama3JsonParser,
     MistralParser,
 )
+from aioserve.text.output_parsers.harmony import HarmonyChannels, HarmonyParser
+from aioserve.text.output_parsers.reasoning import ReasoningTags
 from aioserve.text.output_parsers.tagged import Glm45Parser, Qwen3CoderParser
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
 __all__ = [
+    "REASONING_FORMATS",
     "REASONING_TAGS",
     "TOOL_PARSERS",
-    "ReasoningTags",
-    "reasoning_tags_named",
+    "ReasoningFormat",
+    "reasoning_format_named",
     "tells_tool_parser",
     "tool_parser_named",
 ]
 
-MAX_BEGUN_CHARS = 2**20
-"""Most characters searched, so that a long message doesn't hold the event loop."""
-
 _NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*(\w+)\s*[-+]?#\}")
 """A comment in which a template names the parser that it is written for."""
-
-
-class ReasoningTags(msgspec.Struct, frozen=True):
-    """The tags around reasoning."""
-
-    opens: str
-    closes: str
-    is_open: bool
-    """Whether a completion begins with reasoning, whatever the prompt ends with."""
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.opens, self.closes)
-
-    def is_open_after(self, prompt_end: str, begun: str) -> bool:
-        """Whether a completion goes on with reasoning. `prompt_end` is the end of the prompt, which
-        may have opened the tag. `begun` is the message that the completion continues, which is read
-        as its start: reasoning that it begins with is open while no tag closes it. The tags are
-        looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
-        is_open = self.is_open or begun[:MAX_BEGUN_CHARS].lstrip().startswith(self.opens)
-        if is_open and self.closes not in begun[-MAX_BEGUN_CHARS:]:
-            return True
-        return prompt_end.rstrip().endswith(self.opens)
 
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
@@ -70,6 +45,7 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
         MistralParser,
         DeepSeekV3Parser,
         DeepSeekV31Parser,
+        HarmonyParser,
         Glm45Parser,
         Qwen3CoderParser,
         JsonCallsParser,
@@ -80,6 +56,8 @@ REASONING_TAGS: Mapping[str, ReasoningTags] = {
     "deepseek_r1": ReasoningTags("<think>", "</think>", is_open=True),
     "mistral": ReasoningTags("[THINK]", "[/THINK]", is_open=False),
 }
+ReasoningFormat = ReasoningTags | HarmonyChannels
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {**REASONING_TAGS, "harmony": HarmonyChannels()}
 
 
 def tool_parser_named(name: object, source: str, *, has_tools: bool) -> type[ToolParser] | None:
@@ -113,15 +91,16 @@ def _parser_in(source: str) -> type[ToolParser] | None:
     return next((one for one in TOOL_PARSERS.values() if one.reads(source)), None)
 
 
-def reasoning_tags_named(name: object, source: str) -> ReasoningTags | None:
-    """Tags of that name; for "auto" the template's, None if it has none. That a completion begins
-    with reasoning no template tells. Raises
-    `InvalidRequestError` for an unknown name."""
-    name = _checked("reasoning_parser", name, REASONING_TAGS)
+def reasoning_format_named(name: object, source: str) -> ReasoningFormat | None:
+    """Format of that name; for "auto" the template's, None if it has none. That a completion begins
+    with reasoning no template with tags tells. Raises `InvalidRequestError` for an unknown name."""
+    name = _checked("reasoning_parser", name, REASONING_FORMATS)
+    if name == "auto" and HarmonyParser.reads(source):
+        return REASONING_FORMATS["harmony"]
     if name == "auto":
         written = (one for one in REASONING_TAGS.values() if one.closes in source)
         return next((one for one in written if not one.is_open), None)
-    return REASONING_TAGS.get(name)
+    return REASONING_FORMATS.get(name)
 
 
 def _checked(argument: str, name: object, known: Mapping[str, object]) -> str:

@@ -1,0 +1,271 @@
+"""Reads completions in harmony, the format of GPT-OSS: messages, each in a channel.
+
+    <|channel|>analysis<|message|>They want the weather.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>
+    {"city": "Oslo"}<|call|>
+
+without the breaks of lines. The channel `analysis` is reasoning. A message to a recipient is a tool
+call, whatever its channel; where the recipient is none of `functions`, the name of the call has its
+namespace (`browser.search`, `python`), and the arguments may be no JSON. All else is content:
+`final`, what is said in `commentary` before calls, and what has no channel or an unknown one.
+Messages of one kind are joined by a break of line.
+
+A completion begins behind `<|start|>assistant`, which the prompt ends with. A head in which the
+text ends says nothing. The marks are special tokens: text that looks like one is taken for it, but
+in strings of arguments, which only JSON ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from aioserve.text.output_parsers.argument_types import ArgumentTypes
+from aioserve.text.output_parsers.reading import Reading
+from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS, ToolParser
+
+__all__ = [
+    "CALL",
+    "CHANNEL",
+    "CONSTRAIN",
+    "END",
+    "MESSAGE",
+    "RETURN",
+    "ROLE",
+    "START",
+    "HarmonyChannels",
+    "HarmonyParser",
+    "is_reasoning_opened",
+]
+
+START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN = (
+    f"<|{name}|>"
+    for name in ("start", "channel", "message", "constrain", "end", "call", "return")
+)
+ENDS = (END, CALL, RETURN)
+ROLE = "assistant"
+MAX_HEAD_CHARS = 1024
+"""Longest part of a head between two marks: longer text is a message."""
+_CHANNEL = re.compile(r"\s{0,16}([a-z]{0,16})\s?")
+_CHANNEL_IN = re.compile(rf"{re.escape(CHANNEL)}\s{{0,16}}([a-z]{{0,16}})")
+_RECIPIENT_IN = re.compile(r"\bto=([^\s<]*)")
+_RECIPIENT = re.compile(r"to=\S*(?:\s+\w*)?\s*")
+"""What may stand between the role and the first mark of a head."""
+_NO_TOOLS = ("", "all", "assistant", "user")
+"""Recipients that aren't tools."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What is written before a message, with its marks; its role is left out."""
+
+    raw: str
+
+    @property
+    def function(self) -> str:
+        """Name of the function that the message calls; empty where it calls none."""
+        found = _RECIPIENT_IN.findall(self.raw)
+        if not found or found[-1] in _NO_TOOLS or not self.raw.endswith(MESSAGE):
+            return ""
+        name = found[-1].removeprefix("functions.")
+        return name if len(name) <= MAX_WORD_CHARS else ""
+
+    @property
+    def is_reasoning(self) -> bool:
+        found = _CHANNEL_IN.findall(self.raw)
+        return bool(found) and found[-1] == "analysis"
+
+
+class HarmonyParser(ToolParser):
+    """Reads all of a completion: reasoning, content and tool calls.
+
+    `opened` is what the prompt has written of the first message, behind its role. Where reasoning
+    or calls aren't told, their messages are content as the model wrote them, marks included.
+    """
+
+    name = "harmony"
+    marks: ClassVar[tuple[str, ...]] = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+    opens: ClassVar[tuple[str, ...]] = (CHANNEL, START)
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        return CHANNEL in source and MESSAGE in source
+
+    def __init__(
+        self,
+        new_id: Callable[[], str] | None = None,
+        types: ArgumentTypes | None = None,
+        *,
+        opened: str = "",
+        tells_reasoning: bool = False,
+        tells_calls: bool = True,
+    ) -> None:
+        self._opened = opened
+        self._tells_reasoning = tells_reasoning
+        self._tells_calls = tells_calls
+        self._said: set[int] = set()
+        """Kinds of parts of which there was a message."""
+        self.is_inside: bool = False
+        """Whether more text is reasoning, or the mark behind it."""
+        self.has_ended: bool = False
+        """Whether all that follows is content: any message may be followed by reasoning."""
+        super().__init__(new_id, types)
+
+    def _read(self) -> Reading[None]:
+        self._put_back(self._opened)
+        mark = ""
+        while (yield from self._next()):
+            head = yield from self._head(has_role=mark != START)
+            if head.function and self._tells_calls:
+                mark = yield from self._called(head.function)
+            else:
+                mark = yield from self._told(head)
+
+    def _head(self, *, has_role: bool) -> Reading[_Head]:
+        """Take what is before a message. What is no part of a head is left, as text of a message
+        without one. `has_role`: no role is to come, or it may be left out."""
+        raw = text = ""
+        while (yield from self._next()):
+            more, mark = yield from self._some(self.marks)
+            text += more
+            said = None if raw else _said(text, has_role=has_role, is_whole=bool(mark))
+            if said is None and (mark in ENDS or len(text) > MAX_HEAD_CHARS):
+                is_bare = not raw and len(text) <= MAX_HEAD_CHARS
+                said = "" if is_bare else _behind_channel(text, raw)
+            if said is not None:
+                self._put_back(said + mark)
+                return _Head(raw + text.removesuffix(said) if raw else "")
+            if mark == START:
+                raw, text, has_role = "", "", False
+            elif mark:
+                raw += (text if raw or has_role else text.removeprefix(ROLE)) + mark
+                text = ""
+            if mark == MESSAGE:
+                return _Head(raw)
+        if not raw:
+            self._put_back(_said(text, has_role=has_role, is_whole=True) or "")
+        return _Head("")
+
+    def _told(self, head: _Head) -> Reading[str]:
+        """Read a message that is reasoning or content, up to the mark behind it. Return that."""
+        is_raw = bool(head.function) or (head.is_reasoning and not self._tells_reasoning)
+        self.is_inside = head.is_reasoning and not is_raw
+        give = self._giving(self._reasoning if self.is_inside else self._content)
+        if is_raw:
+            give(head.raw)
+        mark = ""
+        while not mark and (yield from self._next()):
+            text, mark = yield from self._some(self.marks)
+            give(text)
+            mark = self._end(mark)
+        self.is_inside = False
+        if is_raw and mark in ENDS:
+            give(mark)
+        return mark
+
+    def _called(self, function: str) -> Reading[str]:
+        """Read a call, up to the mark behind it. Return that. Arguments that the model left out are
+        none."""
+        self._begin_call(function)
+        held = yield from self._spaces()
+        has_arguments = (yield from self._next()) == "{"
+        if has_arguments:
+            held = ""
+            yield from self._arguments()
+        mark = ""
+        while not mark and (yield from self._next()):
+            text, mark = yield from self._some(self.marks)
+            kept = text.rstrip()
+            if kept:
+                self._give_arguments((held if has_arguments else "") + kept)
+                held, has_arguments = "", True
+            held += text[len(kept) :]
+            mark = self._end(mark)
+        if mark and not has_arguments:
+            self._give_arguments("{}")
+        return mark
+
+    def _end(self, mark: str) -> str:
+        """The mark, where it ends a message. What begins a head is left."""
+        if mark == CHANNEL:
+            self._put_back(mark)
+        return "" if mark in (MESSAGE, CONSTRAIN) else mark
+
+    def _giving(self, parts: list[str]) -> Callable[[str], None]:
+        """Function that adds text of one message to parts of its kind."""
+        has_begun = False
+
+        def give(text: str) -> None:
+            nonlocal has_begun
+            if text and not has_begun:
+                if id(parts) in self._said:
+                    parts.append("\n")
+                self._said.add(id(parts))
+                has_begun = True
+            parts.append(text)
+
+        return give
+
+
+class HarmonyChannels(msgspec.Struct, frozen=True):
+    """Reasoning in a channel of its own, which may come back behind what is none."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return HarmonyParser.marks
+
+    @property
+    def closes(self) -> str:
+        """Text that ends reasoning and goes on with content."""
+        return f"{END}{START}{ROLE}{CHANNEL}final{MESSAGE}"
+
+    def opened_by(self, prompt_end: str, begun: str) -> str:
+        """What the prompt has written of the first message, behind its role. `prompt_end` is the
+        end of the prompt, `begun` the content that the completion continues."""
+        if begun:
+            return f"{CHANNEL}final{MESSAGE}"
+        role, _, head = prompt_end.rpartition(START)[2].partition(ROLE)
+        if role or any(mark in head for mark in ENDS):
+            return ""
+        head, mark, _ = head.partition(MESSAGE)
+        return head + mark
+
+    def reader(
+        self, opened: str, types: ArgumentTypes | None = None, *, tells_calls: bool = False
+    ) -> HarmonyParser:
+        """A reader of one completion."""
+        return HarmonyParser(
+            types=types, opened=opened, tells_reasoning=True, tells_calls=tells_calls
+        )
+
+
+def is_reasoning_opened(opened: str) -> bool:
+    """Whether the prompt has begun a message of reasoning, of which it has written `opened`."""
+    head = _Head(opened)
+    return opened.endswith(MESSAGE) and head.is_reasoning and not head.function
+
+
+def _said(text: str, *, has_role: bool, is_whole: bool) -> str | None:
+    """Text that is said without a head; None where it is the start of one, or may become it.
+    `is_whole`: no more text comes before a mark."""
+    said = text
+    rest = text.lstrip()
+    if has_role:
+        if not is_whole and ROLE.startswith(rest):
+            return None
+        rest = rest.removeprefix(ROLE)
+    elif text.startswith(ROLE):
+        said = rest = text[len(ROLE) :]
+    else:
+        return None
+    rest = rest.lstrip()
+    may_be = not is_whole and "to=".startswith(rest)
+    return None if not rest or may_be or _RECIPIENT.fullmatch(rest) else said
+
+
+def _behind_channel(text: str, raw: str) -> str:
+    """Text of a message whose head, `raw`, lacks the mark of its end."""
+    found = _CHANNEL.match(text) if raw.endswith(CHANNEL) else None
+    return text if found is None else text[found.end() :]

@@ -1,0 +1,59 @@
+"""Messages for templates that read one tool call of a message, as those in harmony do.
+
+    assistant: Let me see, call 1, call 2      assistant: call 1 (reasoning: Let me see)
+    tool: result 1                         ─►  tool: result 1
+    tool: result 2                             assistant: call 2
+                                               tool: result 2
+
+Such a template leaves out further calls, takes each result for one of the call before it, and
+refuses a message with calls that has reasoning and content both: what is said before a call is
+reasoning there. So nothing of a conversation is lost, and no client has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["with_single_calls"]
+
+Message = dict[str, Any]
+
+
+def with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with one call in each, and its results behind it. Results of no call that is
+    known stay behind those of the last."""
+    arranged: list[Message] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        if message["role"] != "assistant" or not message.get("tool_calls"):
+            arranged.append(message)
+            continue
+        results: list[Message] = []
+        while index < len(messages) and messages[index]["role"] == "tool":
+            results.append(messages[index])
+            index += 1
+        arranged += _arranged(message, results)
+    return arranged
+
+
+def _arranged(message: Message, results: list[Message]) -> list[Message]:
+    calls = message["tool_calls"]
+    by_id = {call["id"]: number for number, call in enumerate(calls) if call.get("id")}
+    of_calls: list[list[Message]] = [[] for _ in calls]
+    for place, result in enumerate(results):
+        in_order = min(place, len(calls) - 1)
+        number = by_id.get(result.get("tool_call_id") or "", None if by_id else in_order)
+        of_calls[len(calls) - 1 if number is None else number].append(result)
+    fields = ("content", "reasoning_content", "tool_calls")
+    bare = {name: value for name, value in message.items() if name not in fields}
+    said = [message[name] for name in ("reasoning_content", "content") if message.get(name)]
+    arranged: list[Message] = []
+    for number, (call, its) in enumerate(zip(calls, of_calls, strict=True)):
+        single = {**bare, "content": "", "tool_calls": [call]}
+        if said and not number:
+            single["reasoning_content"] = "\n".join(said)
+        arranged += [single, *its]
+    return arranged
