@@ -120,8 +120,12 @@ def _limits() -> object:
 def _source(output: StructuredOutput) -> str:
     """Source of the grammar, as llguidance takes it."""
     if isinstance(output, ChannelOutput):
-        frame, form = (json.loads(each) for each in (of_lark(output.grammar or ""), _source(output.form)))
-        return json.dumps({"grammars": [*frame["grammars"], {**form["grammars"][0], "name": "form"}]})
+        frame, form = (
+            json.loads(each) for each in (of_lark(output.grammar or ""), _source(output.form))
+        )
+        return json.dumps(
+            {"grammars": [*frame["grammars"], {**form["grammars"][0], "name": "form"}]}
+        )
     if isinstance(output, CallsOutput):
         return of_lark(calls_source(output))
     if output.structural_tag is not None:

@@ -55,7 +55,9 @@ class ThinkingMatcher:
         self._inner = inner
         self._end_ids = end_ids
         self._has_ended = False
-        self._tag = tuple(budget.tokenizer.encode(budget.reasoning.closes, add_special_tokens=False))
+        self._tag = tuple(
+            budget.tokenizer.encode(budget.reasoning.closes, add_special_tokens=False)
+        )
         self._num_words = -(-budget.num_logits // 32)
         self._num_left = budget.num_tokens
         self._closing: tuple[int, ...] = ()

@@ -26,11 +26,26 @@ SPECIALS = {name: i for i, name in TOKENIZER.special_among(HarmonyParser.marks).
 FORM = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
 OF_FORM = StructuredOutput(json_schema=FORM | {"additionalProperties": False})
 HEAD = f"{CHANNEL}commentary to=functions.move{MESSAGE}"
-LURES = (ANALYSIS, COMMENTARY, FINAL, AGAIN, "Hm.", HEAD, '{"to": "north"}', CALL, "<|end|>", '{"n": 1}')
+LURES = (
+    ANALYSIS,
+    COMMENTARY,
+    FINAL,
+    AGAIN,
+    "Hm.",
+    HEAD,
+    '{"to": "north"}',
+    CALL,
+    "<|end|>",
+    '{"n": 1}',
+)
 
 
 def calls_grammar(
-    *, one: bool = False, form: StructuredOutput | None = None, opened: str = "", special: bool = True
+    *,
+    one: bool = False,
+    form: StructuredOutput | None = None,
+    opened: str = "",
+    special: bool = True,
 ) -> CompiledGrammar:
     style = Style(tools="harmony", opened=opened, specials=SPECIALS if special else {})
     output = calls_output(style, [*TOOLS, *FREE], {*SCHEMAS, "now"}, one=one, form=form)
@@ -84,13 +99,16 @@ MOVE = f'{HEAD}{{"to": "north"}}'
         (f"{MOVE}{CALL}", True),
         (f"{MOVE}{AGAIN}{MOVE}", True),
         (f' to=functions.move{CHANNEL}commentary json{MESSAGE}{{"to": "north"}}', True),
-        (f'{CHANNEL}commentary to=functions.move <|constrain|>json{MESSAGE}{{"to": "north"}}', True),
+        (
+            f'{CHANNEL}commentary to=functions.move <|constrain|>json{MESSAGE}{{"to": "north"}}',
+            True,
+        ),
         (f'{HEAD}{{"to": "east"}}', False),
         (f"{CHANNEL}commentary to=functions.other{MESSAGE}{{}}", False),
         (f"{ANALYSIS}Hm", False),
         ("Hi", False),
     ],
-)  # fmt: skip
+)
 def test_strict_calls_in_each_way_of_writing_them(text: str, is_taken: bool) -> None:
     grammar = _strict()
     assert takes(grammar, text) is is_taken
@@ -150,7 +168,7 @@ def test_a_message_that_the_prompt_has_begun_goes_on() -> None:
 
 
 def test_a_form_that_cannot_be_kept_is_told_by_its_own_name() -> None:
-    with pytest.raises(InvalidSamplingError, match="^regex must"):
+    with pytest.raises(InvalidSamplingError, match=r"^regex must"):
         framed(StructuredOutput(regex="("))
 
 

@@ -113,8 +113,27 @@ def test_no_place_of_a_cut_makes_a_difference(made: tuple[str, Told]) -> None:
 
 
 PIECES = [START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN, "<|", "|>", "<|cha"]
-PIECES += ["assistant", "assist", "analysis", "final", "commentary", "user", "to=", " to=functions.f"]
-PIECES += ["to=python", " ", "\n", "json", "{", '{"a": 1}', '"', "text", "x" * (MAX_HEAD_CHARS // 2)]
+PIECES += [
+    "assistant",
+    "assist",
+    "analysis",
+    "final",
+    "commentary",
+    "user",
+    "to=",
+    " to=functions.f",
+]
+PIECES += [
+    "to=python",
+    " ",
+    "\n",
+    "json",
+    "{",
+    '{"a": 1}',
+    '"',
+    "text",
+    "x" * (MAX_HEAD_CHARS // 2),
+]
 
 
 @settings(max_examples=400)
@@ -158,15 +177,21 @@ CALLED = f'{CHANNEL}commentary to=functions.f {CONSTRAIN}json{MESSAGE}{{"a": 1}}
         (f"{FINAL}one{MESSAGE}two{CONSTRAIN}three", ("", "onetwothree", [])),
         (f"{FINAL}{RETURN}", ("", "", [])),
         (f"{CHANNEL}commentary to=all{MESSAGE}Hi", ("", "Hi", [])),
-        (f"{CHANNEL}analysis to=python code{MESSAGE}print(1)\n{CALL}", ("", "", [("python", "print(1)")])),
+        (
+            f"{CHANNEL}analysis to=python code{MESSAGE}print(1)\n{CALL}",
+            ("", "", [("python", "print(1)")]),
+        ),
         (f"{CHANNEL}commentary to=functions.f{MESSAGE}{CALL}", ("", "", [("f", "{}")])),
         (f"{CHANNEL}commentary to=functions.f{MESSAGE}", ("", "", [("f", "")])),
-        (f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": tru}} x{CALL}', ("", "", [("f", '{"a": tru} x')])),
+        (
+            f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": tru}} x{CALL}',
+            ("", "", [("f", '{"a": tru} x')]),
+        ),
         (f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": 1', ("", "", [("f", '{"a": 1')])),
         (f"{CHANNEL}commentary to=functions.{MESSAGE}Hi", ("", "Hi", [])),
         (f"{CHANNEL}commentary to={'f' * 300}{MESSAGE}Hi", ("", "Hi", [])),
     ],
-)  # fmt: skip
+)
 def test_a_completion_with_mistakes_still_says_what_it_says(text: str, expected: Told) -> None:
     assert read(text) == expected
 

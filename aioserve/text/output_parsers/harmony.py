@@ -42,8 +42,7 @@ __all__ = [
 ]
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN = (
-    f"<|{name}|>"
-    for name in ("start", "channel", "message", "constrain", "end", "call", "return")
+    f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return")
 )
 ENDS = (END, CALL, RETURN)
 ROLE = "assistant"

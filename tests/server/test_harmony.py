@@ -1,0 +1,212 @@
+"""A model that writes harmony: all APIs tell its channels, and go on with what they told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server import event_checks
+from tests.server.scripts import scripted
+from tests.server.talking import chat_joined, chat_whole, events_of
+
+pytestmark = pytest.mark.asyncio
+
+TEMPLATE = """
+{%- set called = namespace(name="") -%}
+<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}
+{%- if builtin_tools %} Tools: {{ builtin_tools | join(",") }}{% endif %}<|end|>
+{%- if tools %}<|start|>developer<|message|>namespace functions {
+{%- for tool in tools %} type {{ tool.function.name }} = (_: {
+{%- for name, of in tool.function.parameters.properties.items() %}{{ name }}: {{ of.type }}
+{%- endfor %}}) => any;{% endfor %} }<|end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|start|>functions.{{ called.name }} to=assistant
+{{- "<|channel|>commentary<|message|>" + message.content | tojson }}<|end|>
+{%- elif message.role == "assistant" and message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception("one of them") }}{% endif %}
+{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>
+{{- message.thinking }}<|end|>{% endif %}
+{%- set call = message.tool_calls[0].function %}{% set called.name = call.name %}
+{{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+{{- call.arguments | tojson }}<|call|>
+{%- elif message.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>
+{{- message.content }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif -%}
+"""
+ANALYSIS = "<|channel|>analysis<|message|>Hm, \u00c5.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
+
+
+def call(city: str) -> str:
+    head = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    return f'{head}{{"city": "{city}"}}'
+
+
+FINAL = "<|channel|>final<|message|>"
+
+
+def final(text: str) -> str:
+    return f"{FINAL}{text}<|return|>"
+
+
+CALLS = f"{ANALYSIS}{PREAMBLE}{call('Oslo')}<|end|><|start|>assistant{call('Bonn')}<|call|>"
+ANSWERS = (CALLS, ANALYSIS + final("It rains."), final("Yes."), "Plain.", f"{ANALYSIS}<|chan", "")
+TOOL: dict[str, Any] = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = [{"type": "function", "function": TOOL}]
+ASK = {"role": "user", "content": "How is it outside?"}
+CHAT = {"model": "scripted", "messages": [ASK], "tools": TOOLS}
+RESPONSES = {
+    "model": "scripted",
+    "input": "How?",
+    "tools": [TOOL | {"type": "function", "strict": False}],
+}
+MESSAGES = {
+    "model": "scripted",
+    "messages": [ASK],
+    "max_tokens": 900,
+    "tools": [{"name": "weather", "input_schema": TOOL["parameters"]}],
+}
+
+
+async def posted(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def test_each_api_tells_reasoning_content_and_calls() -> None:
+    async with scripted(CALLS, template=TEMPLATE) as (_, _, client):
+        chat = (await posted(client, "/v1/chat/completions", CHAT)).json()["choices"][0]
+        response = (await posted(client, "/v1/responses", RESPONSES)).json()
+        message = (await posted(client, "/v1/messages", MESSAGES)).json()
+    said = chat["message"]
+    assert (said["reasoning_content"], said["content"]) == ("Hm, \u00c5.", "Let me see.")
+    calls = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
+    assert calls == [{"city": "Oslo"}, {"city": "Bonn"}]
+    assert chat["finish_reason"] == "tool_calls"
+    kinds = [item["type"] for item in response["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    blocks = [block["type"] for block in message["content"]]
+    assert blocks == ["thinking", "text", "tool_use", "tool_use"]
+    assert message["stop_reason"] == "tool_use"
+    assert "<|" not in json.dumps([said, response["output"], message["content"]])
+
+
+@pytest.mark.parametrize("seed", range(len(ANSWERS)))
+async def test_a_stream_says_the_same_as_a_whole_answer(seed: int) -> None:
+    stream = {"stream": True}
+    async with scripted(ANSWERS[seed], template=TEMPLATE) as (_, _, client):
+        for more in ({}, {"max_tokens": 30}):
+            body = CHAT | more
+            whole = (await posted(client, "/v1/chat/completions", body)).json()
+            told = events_of((await posted(client, "/v1/chat/completions", body | stream)).text)
+            assert chat_joined(told[:-1]) == chat_whole(whole)
+        whole = (await posted(client, "/v1/responses", RESPONSES)).json()
+        told = (await posted(client, "/v1/responses", RESPONSES | stream)).text
+        response = event_checks.checked_response(event_checks.events_of(told))
+        assert event_checks.without_ids(response["output"]) == event_checks.without_ids(
+            whole["output"]
+        )
+        whole = (await posted(client, "/v1/messages", MESSAGES)).json()
+        told = (await posted(client, "/v1/messages", MESSAGES | stream)).text
+        message = event_checks.checked_message(event_checks.events_of(told))
+        assert event_checks.without_ids(message["content"]) == event_checks.without_ids(
+            whole["content"]
+        )
+
+
+HISTORY = (
+    "<|start|>assistant<|channel|>analysis<|message|>Hm, \u00c5.\nLet me see.<|end|>"
+    '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}'
+    "<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>"
+    '"rain"<|end|>'
+    '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Bonn"}'
+    "<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>"
+    '"sun"<|end|><|start|>assistant'
+)
+
+
+async def test_what_was_told_goes_back_as_harmony_one_call_after_the_other() -> None:
+    async with scripted(CALLS, template=TEMPLATE) as (seen, _, client):
+        said = (await posted(client, "/v1/chat/completions", CHAT)).json()["choices"][0]["message"]
+        said = {name: value for name, value in said.items() if value is not None}
+        results = [
+            {"role": "tool", "tool_call_id": one["id"], "content": text}
+            for one, text in zip(said["tool_calls"], ("rain", "sun"), strict=True)
+        ]
+        for order in (results, results[::-1]):
+            body = CHAT | {"messages": [ASK, said, *order]}
+            await posted(client, "/v1/chat/completions", body)
+            assert seen.prompts[-1].endswith(HISTORY)
+        bare = said | {"content": None}
+        body = CHAT | {"messages": [ASK, bare, *results]}
+        await posted(client, "/v1/chat/completions", body)
+        assert seen.prompts[-1].endswith(HISTORY.replace("\nLet me see.", ""))
+
+
+async def test_a_message_that_is_to_go_on_is_left_open_in_its_channel() -> None:
+    body = {
+        "model": "scripted",
+        "messages": [ASK, {"role": "assistant", "content": "It <|rains"}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    async with scripted(" cats.<|return|>", template=TEMPLATE) as (seen, _, client):
+        answer = (await posted(client, "/v1/chat/completions", body)).json()
+        assert answer["choices"][0]["message"]["content"] == " cats."
+        assert seen.prompts[-1].endswith("<|channel|>final<|message|>It <|rains")
+
+
+async def test_effort_and_builtin_tools_reach_the_template() -> None:
+    body = CHAT | {
+        "reasoning_effort": "high",
+        "chat_template_kwargs": {"builtin_tools": ["python"]},
+    }
+    async with scripted(final("Yes."), template=TEMPLATE) as (seen, _, client):
+        await posted(client, "/v1/chat/completions", body)
+    assert "Reasoning: high Tools: python<|end|>" in seen.prompts[-1]
+    assert "type weather = (_: {city: string}) => any;" in seen.prompts[-1]
+
+
+CITY = json.dumps({"city": "Oslo"})
+LISTED = json.dumps([{"name": "weather", "arguments": {"city": "Oslo"}}])
+NAMED = {"type": "function", "function": {"name": "weather"}}
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": TOOL["parameters"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "content"),
+    [
+        (FINAL + CITY, {"tools": None, "response_format": FORM}, CITY),
+        (FINAL + CITY, {"response_format": FORM}, CITY),
+        (call("Oslo"), {"response_format": FORM}, ""),
+        (FINAL + LISTED, {"tool_choice": "required"}, ""),
+        (FINAL + CITY, {"tool_choice": NAMED}, ""),
+        (call("Oslo"), {"tools": [{"type": "function", "function": TOOL | {"strict": True}}]}, ""),
+    ],
+)
+async def test_forms_hold_the_answer_or_its_calls_and_never_the_reasoning(
+    text: str, change: dict[str, Any], content: str
+) -> None:
+    body = {name: value for name, value in (CHAT | change).items() if value is not None}
+    async with scripted(ANALYSIS + text, template=TEMPLATE) as (_, _, client):
+        answer = (await posted(client, "/v1/chat/completions", body)).json()
+    said = answer["choices"][0]["message"]
+    assert said["reasoning_content"] == "Hm, \u00c5."
+    assert (said["content"] or "") == content
+    calls = [json.loads(one["function"]["arguments"]) for one in said.get("tool_calls") or []]
+    assert calls == ([] if content else [{"city": "Oslo"}])
