@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
+from aioserve.kv.layout import LayerKV, bytes_of_heads, kv_layout
 from aioserve.ops import Backend, HostBatch, KVCache, KVShape, backend_named
 from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, RMSNorm, Rotation
 
@@ -50,7 +51,7 @@ def batch_of(sequences: int, tokens: int, context: int) -> HostBatch:
     pages = -(-context // PAGE_SIZE)
     table = np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages)
     counts, contexts = np.full(sequences, tokens), np.full(sequences, context)
-    return HostBatch.laid_out(counts, contexts, table.astype(np.int32), PAGE_SIZE)
+    return HostBatch.laid_out(counts, contexts, table.astype(np.int32)[None], PAGE_SIZE)
 
 
 def cache_for(
@@ -62,7 +63,8 @@ def cache_for(
     dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    kv = backend.allocate_kv(KVShape(layers, num_pages, page_size, heads, dim, dtype))
+    layout = kv_layout([LayerKV(bytes_of_heads(heads, dim, dtype.itemsize))] * layers, 1)
+    kv = backend.allocate_kv(KVShape(layout, num_pages, page_size, heads, dim, dtype))
     kv.storage.normal_()
     return kv
 

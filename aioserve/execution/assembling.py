@@ -18,7 +18,7 @@ from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import warm_up
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.pages import pages_for, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
@@ -38,7 +38,7 @@ __all__ = [
 PREFAULT_STEPS = 4
 """Steps of the most tokens whose KV memory is there before they come, ..."""
 PREFAULT_BYTES = 2**30
-"""... as far as it takes no more than this; the last piece of each plane is a whole one."""
+"""... as far as it takes no more than this; the last piece is a whole one."""
 
 
 def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
@@ -103,6 +103,7 @@ async def first_steps(
         runner,
         num_pages=pages.num_pages,
         page_size=pages.cache.page_size,
+        num_groups=pages.cache.layout.num_groups,
         max_model_len=max_model_len,
         max_step_tokens=config.max_num_batched_tokens,
     )
@@ -142,6 +143,8 @@ def described(
             max_model_len=max_model_len,
             num_pages=pages.num_pages,
             eos_token_ids=frozenset(decoder.config.eos_token_ids),
+            num_window_groups=decoder.layout.num_window_groups,
+            window=decoder.layout.window,
         ),
         defaults=decoder.config.generation.sampling_params(),
         tokenizer=text.tokenizer,
@@ -203,19 +206,20 @@ def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
 def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int]) -> tuple[int, int]:
     """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
     may take, where the number of its pages isn't given."""
-    page_size = config.page_size
+    page_size, layout = config.page_size, decoder.layout
     wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages
     if num_pages is None:
         one, room = decoder.kv_shape(1, page_size).bytes_per_page, room_bytes()
-        num_pages = min(config.max_num_seqs * pages_for(wanted_len, page_size), room // one)
+        most = pages_of_sequence(wanted_len, page_size, layout.num_window_groups, layout.window)
+        num_pages = min(config.max_num_seqs * most, room // one)
         if num_pages < 1:
             raise ConfigError(
                 f"memory_utilization={config.memory_utilization} and "
                 f"num_host_pages={config.num_host_pages} leave {max(room, 0)} bytes for "
                 f"the KV cache, and one page takes {one}"
             )
-    holds = capacity_tokens(num_pages, page_size)
+    holds = tokens_of_sequence(num_pages, page_size, layout.num_window_groups, layout.window)
     if config.max_model_len is not None and holds < wanted_len:
         raise ConfigError(
             f"max_model_len={wanted_len} doesn't fit the KV cache: "

@@ -114,12 +114,18 @@ class PlanReader:
     """
 
     def __init__(
-        self, page_size: int, num_slots: int, processors: Sequence[Callable[[str], Any]] = ()
+        self,
+        page_size: int,
+        num_slots: int,
+        processors: Sequence[Callable[[str], Any]] = (),
+        *,
+        num_groups: int = 1,
     ) -> None:
-        """`processors`: what makes logits processors, by number; more may come."""
+        """`processors`: what makes logits processors, by number; more may come. `num_groups`: page
+        tables of a slot, one for each group of layers."""
         self._processors = processors
         self._page_size = page_size
-        self._tables = SlotPageTables(num_slots)
+        self._tables = SlotPageTables(num_slots, num_groups)
         self._slots = SlotTable(num_slots)
         self._tops_scored = [0] * num_slots
         """How many of the most likely tokens are wanted beside those of the prompt, by slot."""

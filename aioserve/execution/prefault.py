@@ -19,7 +19,8 @@ from aioserve.ops import KVCache
 __all__ = ["Prefault"]
 
 PIECE_BYTES = 2**21
-"""Bytes of a call: a huge page, or two where it lies across them; milliseconds on a slow host."""
+"""Bytes of a call, or one page of KV where that has more: a huge page, or two where it lies across
+them; milliseconds on a slow host."""
 LEAVE_BYTES = 2**29
 """Free memory that is left for other programs and for the steps. Where less is free, pages get
 their memory when they are used, and not before."""
@@ -39,32 +40,25 @@ class Prefault:
         self._cache = cache
         self._ahead = ahead
         self._available_bytes = available_bytes
-        self._planes = 2 * cache.num_layers
-        self._pages_per_piece = max(1, PIECE_BYTES * self._planes // cache.bytes_per_page)
+        self._pages_per_piece = max(1, PIECE_BYTES // cache.bytes_per_page)
         self._written = 0  # every page that was is below this one
-        self._provided = 0  # and those below this one are there in all planes
-        # Next are the pages [first, end) in this plane, which are there in the planes before it.
-        self._first = self._end = self._plane = 0
+        self._provided = 0  # and those below this one are there
 
     def note_writes(self, token_locations: npt.NDArray[np.int64]) -> None:
-        """Positions of a step: int64 `[T]`, as in `HostBatch`."""
-        if self._provided < self._cache.num_pages and len(token_locations):
+        """Positions of a step: int64 `[G, T]`, as in `HostBatch`."""
+        if self._provided < self._cache.num_pages and token_locations.size:
             page = full_pages(int(token_locations.max()), self._cache.page_size)
             self._written = max(self._written, page + 1)
 
     def advance(self) -> bool:
-        """Provide one piece of a plane. False if none was wanted, or memory is short."""
+        """Provide one piece. False if none was wanted, or memory is short."""
         cache = self._cache
-        if self._plane == 0:
-            self._first = max(self._provided, self._written)
-            if self._first >= min(self._written + self._ahead, cache.num_pages):
-                return False
-            self._end = min(self._first + self._pages_per_piece, cache.num_pages)
-            takes_bytes = (self._end - self._first) * cache.bytes_per_page
-            if self._available_bytes() < takes_bytes + LEAVE_BYTES:
-                return False
-        cache.prefault(self._plane, self._first, self._end)
-        self._plane += 1
-        if self._plane == self._planes:
-            self._plane, self._provided = 0, self._end
+        first = max(self._provided, self._written)
+        if first >= min(self._written + self._ahead, cache.num_pages):
+            return False
+        end = min(first + self._pages_per_piece, cache.num_pages)
+        if self._available_bytes() < (end - first) * cache.bytes_per_page + LEAVE_BYTES:
+            return False
+        cache.prefault(first, end)
+        self._provided = end
         return True

@@ -53,6 +53,10 @@ class ModelLimits(msgspec.Struct, frozen=True):
     """Prompt and answer together, in tokens; fits the KV cache."""
     num_pages: int
     eos_token_ids: frozenset[int]
+    num_window_groups: int = 0
+    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
+    window: int = 0
+    """Last positions that these keep, in tokens; 0: there are none."""
 
 
 class Text(msgspec.Struct, frozen=True):

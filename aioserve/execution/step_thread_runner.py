@@ -44,7 +44,9 @@ class StepThreadRunner:
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
-        self._reader = PlanReader(cache.page_size, num_slots, processors)
+        self._reader = PlanReader(
+            cache.page_size, num_slots, processors, num_groups=cache.layout.num_groups
+        )
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)

@@ -27,7 +27,13 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
 
 
 async def warm_up(
-    runner: Runner, *, num_pages: int, page_size: int, max_model_len: int, max_step_tokens: int
+    runner: Runner,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_groups: int,
+    max_model_len: int,
+    max_step_tokens: int,
 ) -> None:
     """Compute a short prompt and the token behind it, once greedily and once sampled. A step may
     have `max_step_tokens`.
@@ -35,11 +41,11 @@ async def warm_up(
     For a runner that has computed nothing: it leaves slot 0 ended, and KV that nobody owns in pages
     `[0, n)`. Raises what a step raises.
     """
-    room = min(capacity_tokens(num_pages, page_size), max_model_len)
+    room = min(capacity_tokens(num_pages // num_groups, page_size), max_model_len)
     length = min(PROMPT_TOKENS, room - 1, max_step_tokens)
     if length < 1:
         return  # a context of one token: there is no step behind a prompt
-    table = np.arange(pages_for(length + 1, page_size), dtype=np.int32)
+    table = np.arange(num_groups * pages_for(length + 1, page_size), dtype=np.int32)
     row = (SampleRow(offset=length - 1, slot=0),)
     prompt = WorkItem(ItemKind.PREFILL, 0, 0, 0, length, np.zeros(length, np.int32), row)
     last = (SampleRow(offset=0, slot=0),)

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-__all__ = ["GroupKind", "KVGroup", "KVLayout", "LayerKV", "kv_layout"]
+__all__ = [
+    "GroupKind",
+    "KVGroup",
+    "KVLayout",
+    "LayerKV",
+    "bytes_of_heads",
+    "first_seen",
+    "kv_layout",
+    "model_layout",
+]
 
 GroupKind = Literal["full", "window", "latent"]
 
@@ -120,6 +129,27 @@ class KVLayout:
     def bytes_per_page(self, page_size: int) -> int:
         """Bytes of a page of any group."""
         return self.bytes_per_token * page_size
+
+
+def bytes_of_heads(num_kv_heads: int, head_dim: int, item_bytes: int) -> int:
+    """Bytes of a token's keys and values in one layer.
+
+    In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more where
+    two dimensions share a step.
+    """
+    return 2 * num_kv_heads * -(-head_dim * item_bytes // 4) * 4
+
+
+def first_seen(position: int, window: int) -> int:
+    """The first position that a token at `position` sees through a window; 0: it sees all."""
+    return max(0, position - window + 1) if window else 0
+
+
+def model_layout(layers: Sequence[LayerKV], max_model_len: int) -> KVLayout:
+    """The layout that engines serve these layers with, and that `aioserve plan` counts with."""
+    # The one switch of window groups: `kv_layout(layers, max_model_len)` once `KVMemory` gives
+    # pages to them.
+    return kv_layout(layers, max_model_len, grouped=False)
 
 
 def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = True) -> KVLayout:

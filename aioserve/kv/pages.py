@@ -20,9 +20,12 @@ __all__ = [
     "full_pages",
     "pages_for",
     "pages_for_each",
+    "pages_of_sequence",
     "token_location",
     "token_locations",
     "tokens_in_part",
+    "tokens_of_sequence",
+    "window_pages",
 ]
 
 
@@ -61,6 +64,29 @@ def capacity_tokens(num_pages: Count, page_size: int) -> Count:
     return num_pages * page_size
 
 
+def window_pages(window: int, page_size: int) -> int:
+    """The most pages of a group that hold the last `window` tokens, wherever the last one is."""
+    return pages_for(window - 1, page_size) + 1 if window else 0
+
+
+def pages_of_sequence(
+    num_tokens: int, page_size: int, num_window_groups: int = 0, window: int = 0
+) -> int:
+    """The most pages, of all groups, that a sequence of `num_tokens` tokens has once they are
+    computed: in each of `num_window_groups` groups those of the last `window` tokens alone."""
+    whole = pages_for(num_tokens, page_size)
+    return whole + num_window_groups * min(whole, window_pages(window, page_size))
+
+
+def tokens_of_sequence(
+    num_pages: int, page_size: int, num_window_groups: int = 0, window: int = 0
+) -> int:
+    """The longest sequence whose `pages_of_sequence` are at most `num_pages`, in tokens."""
+    short = num_pages // (num_window_groups + 1)
+    whole = max(short, num_pages - num_window_groups * window_pages(window, page_size))
+    return whole * page_size
+
+
 def token_location(page_ids: npt.NDArray[np.int32], position: int, page_size: int) -> int:
     """Location of the KV of one token, as `token_locations` counts it. Raises `IndexError` for a
     position past the last of `page_ids`, int32 `[n]` in order of position."""
@@ -73,11 +99,12 @@ def token_locations(
     positions: npt.NDArray[np.integer[Any]],
     page_size: int,
 ) -> npt.NDArray[np.int64]:
-    """Locations of the KV of T tokens, counted in tokens from the start of the cache: int64 `[T]`.
+    """Locations of the KV of T tokens, counted in tokens from the start of the cache: int64
+    `[G, T]`, contiguous.
 
-    `page_table` is int32 `[B, P]`, a row per sequence in order of position; token t is at
-    `positions[t]`, at least 0, of the sequence in row `rows[t]`. Raises `IndexError` for a position
-    past the end of the table.
+    `page_table` is int32 `[G, B, P]`: of each of G groups of layers a row per sequence in order of
+    position. Token t is at `positions[t]`, at least 0, of the sequence in row `rows[t]`. Raises
+    `IndexError` for a position past the end of the table.
     """
-    pages = page_table[rows, positions // page_size].astype(np.int64)
+    pages = page_table[:, rows, positions // page_size].astype(np.int64, order="C")
     return pages * page_size + positions % page_size

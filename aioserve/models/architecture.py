@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
 
 from aioserve.errors import UnsupportedModelError
+from aioserve.kv.layout import LayerKV, bytes_of_heads
 from aioserve.models.rope import RopeConfig
 
 __all__ = [
@@ -249,6 +250,13 @@ class Architecture:
     @property
     def head_dim(self) -> int:
         return self.heads.dim
+
+    def kv_layers(self, item_bytes: int) -> tuple[LayerKV, ...]:
+        """What each layer keeps of a token, in numbers of so many bytes."""
+        return tuple(
+            LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), layer.attention.window)
+            for layer, heads in ((layer, layer.attention.heads) for layer in self.layers)
+        )
 
     @property
     def required(self) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from aioserve.kv.layout import KVLayout, model_layout
 from aioserve.models import architecture
 from aioserve.models.block_parts import Norm
 from aioserve.models.blocks import DecoderLayer, ResidualStream
@@ -80,6 +81,10 @@ class Decoder:
         self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
         """Linear layers by their descriptions."""
+        self.layout: KVLayout = model_layout(
+            config.kv_layers(self.kv_dtype.itemsize), max_model_len
+        )
+        """Which layers share a KV page."""
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights
@@ -94,8 +99,8 @@ class Decoder:
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for this model."""
-        layers, heads = self.config.num_layers, self.config.heads
-        return KVShape(layers, num_pages, page_size, heads.kv, heads.dim, self.kv_dtype)
+        heads = self.config.heads
+        return KVShape(self.layout, num_pages, page_size, heads.kv, heads.dim, self.kv_dtype)
 
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
         backend, shape = self.backend, self.kv_shape(num_pages, page_size)

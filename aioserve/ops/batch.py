@@ -43,9 +43,9 @@ class HostBatch:
         token_ids      int64 [T]      any value where a token is pending
         query_start    int32 [B + 1]  prefix sums of the query tokens per sequence
         context_lens   int32 [B]      tokens in the KV pages after this step's writes
-        page_table     int32 [B, P]   pages in order of position; entries past the context are
-                                      valid page ids whose contents are never used
-        token_locations int64 [T]     page * page_size + offset, where a token's K and V are written
+        page_table     int32 [G, B, P] pages of each group of layers in order of position; entries
+                                      past the context, or before a group's window, are never read
+        token_locations int64 [G, T]  page * page_size + offset, where a token's K and V are written
         positions      int32 [T]
         logit_rows     int64 [S]      rows of T whose logits are wanted; S may be 0
         pending_rows   int64 [N]      rows of T whose token the step before samples, and ...
@@ -66,13 +66,13 @@ class HostBatch:
 
     def __post_init__(self) -> None:
         tokens, sequences = len(self.token_ids), len(self.context_lens)
-        width = self.page_table.shape[1] if self.page_table.ndim == 2 else -1
+        groups, _, width = self.page_table.shape if self.page_table.ndim == 3 else (-1, -1, -1)
         _check_arrays(
             ("token_ids", self.token_ids, np.int64, (tokens,)),
             ("query_start", self.query_start, np.int32, (sequences + 1,)),
             ("context_lens", self.context_lens, np.int32, (sequences,)),
-            ("page_table", self.page_table, np.int32, (sequences, width)),
-            ("token_locations", self.token_locations, np.int64, (tokens,)),
+            ("page_table", self.page_table, np.int32, (groups, sequences, width)),
+            ("token_locations", self.token_locations, np.int64, (groups, tokens)),
             ("positions", self.positions, np.int32, (tokens,)),
             ("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),)),
             ("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),)),
@@ -90,7 +90,7 @@ class HostBatch:
         logit_rows: Sequence[int] | npt.NDArray[np.int64] = (),
     ) -> HostBatch:
         """Sequences of `counts` query tokens, all of id 0, at the ends of `contexts` in the pages
-        of a table."""
+        of a table, int32 [G, B, P]."""
         ends = np.cumsum(counts, dtype=np.int64)
         rows = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(len(rows)) - np.repeat(ends - contexts, counts)

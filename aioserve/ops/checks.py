@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.layout import first_seen
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for
 from aioserve.ops.batch import Batch, HostBatch
 from aioserve.ops.kv_cache import KVCache
 
@@ -39,6 +40,7 @@ __all__ = [
     "check_rotation",
     "check_rows",
     "check_tensor",
+    "check_window",
     "own",
 ]
 
@@ -283,7 +285,12 @@ def check_batch(host: HostBatch, kv: KVCache) -> None:
     tokens = len(host.positions)
     if host.query_start[0] != 0 or host.query_start[-1] != tokens:
         raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
-    ends = capacity_tokens(host.page_table.shape[1], kv.page_size)
+    tables, groups = host.page_table, kv.layout.groups
+    if len(tables) != len(groups):
+        raise ValueError(
+            f"batch: has page tables of {len(tables)} groups, and the pages are of {len(groups)}"
+        )
+    ends = capacity_tokens(tables.shape[2], kv.page_size)
     for i, (count, context) in enumerate(
         zip(np.diff(host.query_start).tolist(), host.context_lens.tolist(), strict=True)
     ):
@@ -297,20 +304,33 @@ def check_batch(host: HostBatch, kv: KVCache) -> None:
             raise ValueError(
                 f"batch: sequence {i} has a context of {context}, but its page table ends at {ends}"
             )
-        for page in host.page_table[i, : pages_for(context, kv.page_size)].tolist():
-            if not 0 <= page < kv.num_pages:
-                raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
+        end = pages_for(context, kv.page_size)
+        for group, table in zip(groups, tables, strict=True):
+            first = full_pages(first_seen(context - count, group.window), kv.page_size)
+            for page in table[i, first:end].tolist():
+                if not 0 <= page < kv.num_pages:
+                    raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
     num_locations = capacity_tokens(kv.num_pages, kv.page_size)
-    for i, location in enumerate(host.token_locations.tolist()):
-        if not 0 <= location < num_locations:
-            raise ValueError(
-                f"batch: token_locations[{i}] is {location}, outside the {num_locations} "
-                "locations of the pages"
-            )
+    outside = (host.token_locations < 0) | (host.token_locations >= num_locations)
+    for group, i in np.argwhere(outside).tolist():
+        raise ValueError(
+            f"batch: token_locations[{group}, {i}] is {host.token_locations[group, i]}, outside "
+            f"the {num_locations} locations of the pages"
+        )
     for i in np.flatnonzero(host.positions < 0):
         raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")
     for i in np.flatnonzero((host.logit_rows < 0) | (host.logit_rows >= tokens)):
         raise ValueError(f"batch: logit_rows[{i}] is {host.logit_rows[i]} of {tokens} tokens")
+
+
+def check_window(kv: KVCache, layer: int, window: int) -> None:
+    """Check that the pages of a layer keep what it sees."""
+    kept = kv.layout.groups[kv.places[layer][0]].window
+    if kept and not 0 < window <= kept:
+        raise ValueError(
+            f"window must be from 1 to the {kept} positions that the pages of layer {layer} keep, "
+            f"got {window}"
+        )
 
 
 def check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:

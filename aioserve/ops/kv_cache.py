@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from aioserve.kv.layout import KVLayout, bytes_of_heads
+
 __all__ = [
     "KVCache",
     "KVShape",
@@ -29,10 +31,12 @@ Layer = tuple[torch.Tensor, torch.Tensor]
 
 
 class KVShape(NamedTuple):
-    """Sizes of the KV pages of all layers."""
+    """Sizes of KV pages."""
 
-    num_layers: int
+    layout: KVLayout
+    """Which layers share a page."""
     num_pages: int
+    """Pages of all groups together."""
     page_size: int
     num_kv_heads: int
     head_dim: int
@@ -40,22 +44,22 @@ class KVShape(NamedTuple):
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes that one page takes over all layers, keys and values together.
+        """Bytes that one page takes, keys and values of all layers of a group together.
 
         In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more
         where two dimensions share a step.
         """
-        steps = -(-self.head_dim * self.dtype.itemsize // 4)
-        return self.num_layers * 2 * self.num_kv_heads * self.page_size * steps * 4
+        token = bytes_of_heads(self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+        return self.layout.layers_per_page * token * self.page_size
 
     def plain(self) -> tuple[int, ...]:
         """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
-        layers, pages, page_size, heads, head_dim, _ = self
-        sizes = layers, pages, page_size, heads, head_dim
-        for name, size in zip(self._fields, sizes, strict=False):
+        layout, pages, page_size, heads, head_dim, _ = self
+        sizes = pages, page_size, heads, head_dim
+        for name, size in zip(self._fields[1:], sizes, strict=False):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        return (layers, 2, pages, heads, page_size, head_dim)
+        return (pages, layout.layers_per_page, 2, heads, page_size, head_dim)
 
 
 def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -78,64 +82,81 @@ class KVCache(ABC):
     """Key and value pages of every layer.
 
     `storage` holds them as the kernels of a backend read them; its shape begins with
-    `[num_layers, 2, num_pages, num_kv_heads]`, where index 0 of the second axis holds keys, 1
-    values. A page that was never written holds arbitrary bits.
+    `[num_pages, layers_per_page, 2, num_kv_heads]`, where index 0 of the third axis holds keys, 1
+    values: a page is one block of memory. A page that was never written holds arbitrary bits.
     """
 
     __slots__ = (
         "bytes_per_page",
         "dtype",
         "head_dim",
+        "layout",
         "num_kv_heads",
         "num_layers",
         "num_pages",
         "page_size",
+        "places",
         "storage",
     )
 
-    def __init__(self, storage: torch.Tensor, *, page_size: int, head_dim: int) -> None:
+    def __init__(self, storage: torch.Tensor, shape: KVShape) -> None:
         # Read by every op of every layer: an attribute costs a tenth of a tensor's shape.
         self.storage: torch.Tensor = storage
-        self.dtype: torch.dtype = storage.dtype
-        self.num_layers: int = storage.shape[0]
-        self.num_pages: int = storage.shape[2]
-        self.num_kv_heads: int = storage.shape[3]
-        self.page_size: int = page_size
-        self.head_dim: int = head_dim
-        self.bytes_per_page: int = storage.nbytes // self.num_pages
+        self.layout: KVLayout = shape.layout
+        self.places: tuple[tuple[int, int], ...] = shape.layout.places
+        """Group of each layer, and its index in the pages of the group."""
+        self.dtype: torch.dtype = shape.dtype
+        self.num_layers: int = len(self.places)
+        self.num_pages: int = shape.num_pages
+        self.num_kv_heads: int = shape.num_kv_heads
+        self.page_size: int = shape.page_size
+        self.head_dim: int = shape.head_dim
+        self.bytes_per_page: int = storage.nbytes // shape.num_pages
 
     @abstractmethod
-    def prefault(self, plane: int, first: int, end: int) -> None:
-        """Has the system provide the memory of pages [first, end) in one plane, as a first write
-        would. A plane is the keys or the values of a layer: there are 2 * num_layers."""
+    def prefault(self, first: int, end: int) -> None:
+        """Has the system provide the memory of pages [first, end), as a first write would."""
 
 
 class PlainKVCache(KVCache):
-    """`storage` is `[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`."""
+    """`storage` is `[num_pages, layers_per_page, 2, num_kv_heads, page_size, head_dim]`."""
 
     __slots__ = ("layers",)
 
-    def __init__(self, storage: torch.Tensor) -> None:
-        if storage.dim() != 6 or storage.shape[1] != 2:
+    def __init__(self, storage: torch.Tensor, shape: KVShape) -> None:
+        if storage.shape != shape.plain() or storage.dtype is not shape.dtype:
             raise ValueError(
-                "storage must have shape [num_layers, 2, num_pages, num_kv_heads, page_size, "
-                f"head_dim], got {tuple(storage.shape)}"
+                f"storage must be {shape.dtype} of shape {shape.plain()}, [num_pages, "
+                "layers_per_page, 2, num_kv_heads, page_size, head_dim]; got "
+                f"{storage.dtype} {tuple(storage.shape)}"
             )
         if not storage.is_contiguous():
             raise ValueError(f"storage must be contiguous, got strides {storage.stride()}")
-        super().__init__(storage, page_size=storage.shape[4], head_dim=storage.shape[5])
-        self.layers: tuple[Layer, ...] = tuple((layer[0], layer[1]) for layer in storage)
+        super().__init__(storage, shape)
+        self.layers: tuple[Layer, ...] = tuple(
+            (storage[:, index, 0], storage[:, index, 1]) for _, index in self.places
+        )
+
+    @property
+    def page_stride(self) -> int:
+        """Numbers from one page of a layer to the next."""
+        return self.storage.stride(0)
 
     def layer(self, index: int) -> Layer:
-        """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`."""
+        """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`, whose pages
+        lie apart."""
         return self.layers[index]
 
-    def prefault(self, plane: int, first: int, end: int) -> None:
+    def prefault(self, first: int, end: int) -> None:
         """Do nothing: the first write has the memory provided."""
 
 
 def copy_plain_pages(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
     """`Backend.copy_pages` of plain caches by torch, on whatever device they are."""
     for source_cache, source, target_cache, target, tokens in copies.tolist():
-        pages = caches[source_cache].storage[:, :, source]
-        caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]
+        from_page = caches[source_cache].storage[source]
+        to_page = caches[target_cache].storage[target]
+        if tokens == caches[source_cache].page_size:
+            to_page.copy_(from_page)
+        else:
+            to_page[..., :tokens, :] = from_page[..., :tokens, :]

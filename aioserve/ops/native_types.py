@@ -137,26 +137,34 @@ def own_linear(layer: Linear) -> NativeLinear:
 class NativeKVCache(KVCache):
     """KV pages of the process's own memory, laid out as in `native/ops/types.h`.
 
-    `storage` has shape `[num_layers, 2, num_pages, num_kv_heads, page_size * padded_dim]`, where
-    `padded_dim` is the head size in whole steps of 4 bytes: even for bfloat16.
+    `storage` has shape `[num_pages, layers_per_page, 2, num_kv_heads, page_size * padded_dim]`,
+    where `padded_dim` is the head size in whole steps of 4 bytes: even for bfloat16.
     """
 
     __slots__ = ("pages",)
 
     def __init__(self, sizes: KVShape) -> None:
         dtype, bfloat16 = sizes.dtype, is_bfloat16("dtype", sizes.dtype)
-        layers, two, num_pages, heads, page_size, head_dim = sizes.plain()
+        num_pages, layers, two, heads, page_size, head_dim = sizes.plain()
         if head_dim > MAX_HEAD_DIM:
             raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
         padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
-        shape = (layers, two, num_pages, heads, page_size * padded_dim)
-        super().__init__(lazy_memory(shape, dtype), page_size=page_size, head_dim=head_dim)
+        shape = (num_pages, layers, two, heads, page_size * padded_dim)
+        super().__init__(lazy_memory(shape, dtype), sizes)
         self.pages: _native.KVPages = _native.KVPages(
-            self.storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
+            self.storage.data_ptr(),
+            num_pages,
+            layers,
+            heads,
+            page_size,
+            head_dim,
+            bfloat16,
+            self.places,
+            [group.window for group in sizes.layout.groups],
         )
 
-    def prefault(self, plane: int, first: int, end: int) -> None:
-        self.pages.prefault(plane, first, end)
+    def prefault(self, first: int, end: int) -> None:
+        self.pages.prefault(first, end)
 
 
 def own_pages(kv: KVCache) -> _native.KVPages:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
+from aioserve.kv.layout import first_seen
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import LINES, Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
@@ -30,6 +31,7 @@ from aioserve.ops.checks import (
     check_norm,
     check_qkv,
     check_rotation,
+    check_window,
     own,
 )
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
@@ -45,9 +47,12 @@ class ReferenceBatch(Batch):
 
     query_start: tuple[int, ...]
     context_lens: tuple[int, ...]
-    page_table: Tensor
+    page_tables: tuple[Tensor, ...]
+    """int64 [B, P] of each group of layers."""
     token_pages: Tensor
+    """[G, T]"""
     token_offsets: Tensor
+    """[G, T]"""
     end_position: int
     num_pages: int
     page_size: int
@@ -113,7 +118,8 @@ class ReferenceBackend(Backend):
         return TorchLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
-        return PlainKVCache(torch.empty(shape.plain(), dtype=shape.dtype, device=self.device))
+        storage = torch.empty(shape.plain(), dtype=shape.dtype, device=self.device)
+        return PlainKVCache(storage, shape)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> ReferenceBatch:
         check_batch(host, kv)
@@ -127,7 +133,7 @@ class ReferenceBackend(Backend):
             max_context=host.max_context,
             query_start=tuple(host.query_start.tolist()),
             context_lens=tuple(host.context_lens.tolist()),
-            page_table=self._upload(host.page_table).long(),
+            page_tables=self._upload(host.page_table).long().unbind(),
             token_pages=self._upload(full_pages(host.token_locations, kv.page_size)),
             token_offsets=self._upload(tokens_in_part(host.token_locations, kv.page_size)),
             end_position=int(host.positions.max(initial=-1)) + 1,
@@ -178,7 +184,7 @@ class ReferenceBackend(Backend):
     ) -> None:
         q_heads, kv, kv_heads = check_qkv(qkv, at, self.device), at.kv, at.kv.num_kv_heads
         batch = _own_batch(at)
-        k_pages, v_pages = _own_pages(kv).layer(at.layer)
+        (k_pages, v_pages), (group, _) = _own_pages(kv).layer(at.layer), kv.places[at.layer]
         q, k, v = qkv.unflatten(1, (-1, kv.head_dim)).split([q_heads, kv_heads, kv_heads], dim=1)
         new_q, new_k = _wide(q), _wide(k)
         if norms is not None:
@@ -197,7 +203,7 @@ class ReferenceBackend(Backend):
             if rotation.query_scale is not None:
                 new_q = new_q * rotation.query_scale[at_positions, None, None]
         q.copy_(new_q)
-        pages, offsets = batch.token_pages, batch.token_offsets
+        pages, offsets = batch.token_pages[group], batch.token_offsets[group]
         k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
         v_pages[pages, :, offsets] = v.to(v_pages.dtype)
 
@@ -213,7 +219,9 @@ class ReferenceBackend(Backend):
         q_heads, kv, batch = check_qkv(qkv, at, self.device), at.kv, _own_batch(at)
         rows = (batch.logit_rows if logit_rows_only else qkv).shape[0]
         check_attention(kind, log_sum_exp, rows, q_heads, self.device)
+        check_window(kv, at.layer, kind.window)
         k_pages, v_pages = _own_pages(kv).layer(at.layer)
+        page_table = batch.page_tables[kv.places[at.layer][0]]
         q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -222,17 +230,23 @@ class ReferenceBackend(Backend):
             start, stop = batch.query_start[row], batch.query_start[row + 1]
             if start == stop:
                 continue
-            pages = batch.page_table[row, : pages_for(context, kv.page_size)]
+            position = context - (stop - start)  # of the first query
+            first = first_seen(position, kind.window)
+            first_page = full_pages(first, kv.page_size)
+            pages = page_table[row, first_page : pages_for(context, kv.page_size)]
+            begin = capacity_tokens(first_page, kv.page_size)
             keys, values = (
-                _wide(cached[pages].transpose(0, 1).flatten(1, 2)[:, :context])
+                _wide(
+                    cached[pages].transpose(0, 1).flatten(1, 2)[:, first - begin : context - begin]
+                )
                 for cached in (k_pages, v_pages)
             )
             queries = _wide(q[start:stop]).transpose(0, 1)
             scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * kind.scale
             if kind.soft_cap > 0:
                 scores = kind.soft_cap * torch.tanh(scores / kind.soft_cap)
-            key_at = torch.arange(context, device=q.device)
-            query_at = torch.arange(context - (stop - start), context, device=q.device)[:, None]
+            key_at = torch.arange(first, context, device=q.device)
+            query_at = torch.arange(position, context, device=q.device)[:, None]
             hidden = key_at > query_at
             if kind.window > 0:
                 hidden |= key_at <= query_at - kind.window

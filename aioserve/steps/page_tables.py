@@ -16,10 +16,11 @@ FIRST_WIDTH = 16
 
 
 class SlotPageTables:
-    """The page tables of a runner's slots, as the plans say one after the other."""
+    """The page tables of a runner's slots, as the plans say one after the other: one for each of
+    `num_groups` groups of layers, all of the same length."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._pages = np.zeros((num_slots, FIRST_WIDTH), np.int32)
+    def __init__(self, num_slots: int, num_groups: int = 1) -> None:
+        self._pages = [np.zeros((num_slots, FIRST_WIDTH), np.int32) for _ in range(num_groups)]
         self._lengths = np.zeros(num_slots, np.int64)
 
     def take(self, plan: StepPlan) -> None:
@@ -33,30 +34,36 @@ class SlotPageTables:
 
     def _change(self, change: SlotPages) -> None:
         slot, first, page_ids = change.slot, change.first, change.page_ids
-        end = first + len(page_ids)
+        groups = len(self._pages)
+        count, rest = divmod(len(page_ids), groups)
+        end = first + count
+        if rest:
+            raise InvariantError(
+                f"slot {slot} gets {len(page_ids)} pages, which are none of {groups} groups each"
+            )
         if not 0 <= slot < len(self._lengths):
             raise InvariantError(f"slot {slot} gets pages, and there are {len(self._lengths)}")
         if first > self._lengths[slot]:
             raise InvariantError(
                 f"slot {slot} has {self._lengths[slot]} pages, and gets more from {first} on"
             )
-        if end > self._pages.shape[1]:
-            wider = np.zeros((len(self._pages), max(end, 2 * self._pages.shape[1])), np.int32)
-            wider[:, : self._pages.shape[1]] = self._pages
-            self._pages = wider
-        self._pages[slot, first:end] = page_ids
+        width = self._pages[0].shape[1]
+        if end > width:
+            self._pages = [_widened(pages, max(end, 2 * width)) for pages in self._pages]
+        for group, pages in enumerate(self._pages):
+            pages[slot, first:end] = page_ids[group::groups]
         self._lengths[slot] = end
 
-    def page_ids(self, slot: int) -> npt.NDArray[np.int32]:
+    def page_ids(self, slot: int, group: int = 0) -> npt.NDArray[np.int32]:
         """The pages of a slot in order of position: a view, int32 `[n]`, good until the next
         plan."""
-        return self._pages[slot, : self._lengths[slot]]
+        return self._pages[group][slot, : self._lengths[slot]]
 
     def rows(
         self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64], page_size: int
     ) -> npt.NDArray[np.int32]:
-        """The tables of these slots, int32 `[len(slots), n]`, wide enough for the longest of them;
-        what is behind a slot's pages is no matter.
+        """The tables of these slots, int32 `[num_groups, len(slots), n]`, wide enough for the
+        longest of them; what is behind a slot's pages is no matter.
 
         Raises `InvariantError` for a slot without pages for so many tokens.
         """
@@ -69,4 +76,12 @@ class SlotPageTables:
                 f"slot {slots[row]} has {lengths[row]} pages, and its tokens up to position "
                 f"{tokens - 1} need {pages_for(tokens, page_size)}"
             )
-        return self._pages[slots, : int(lengths.max())]
+        width = int(lengths.max())
+        tables = [pages[slots, :width] for pages in self._pages]
+        return tables[0][None] if len(tables) == 1 else np.stack(tables)
+
+
+def _widened(pages: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.int32]:
+    wider = np.zeros((len(pages), width), np.int32)
+    wider[:, : pages.shape[1]] = pages
+    return wider

@@ -6,6 +6,11 @@ slots change.
     plan 9   nothing                                      10 11 14
     plan 10  pages (3, from 1: 9, 14)                     10 9 14
     plan 11  slot 3 ends                                  none
+
+Where a model's layers are of several groups (`aioserve.kv.layout`), each index of a page table has
+a page of every group. Entries that a group's window has left are stale, and never read:
+
+    plan 7   pages (3, from 0: 10, 20, 30, 11, 21, 31)    10 11    20 21    30 31
 """
 
 from __future__ import annotations
@@ -47,4 +52,4 @@ class SlotPages(msgspec.Struct, frozen=True, gc=False, array_like=True):
     slot: int
     first: int
     page_ids: npt.NDArray[np.int32]
-    """int32 `[n]`, in order of position."""
+    """int32 `[n * G]`, in order of position, and for each position one of each of G groups."""

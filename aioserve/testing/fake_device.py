@@ -10,6 +10,10 @@ step. `expected_tokens` says what the tokens should have been.
     next token = scatter(sum of entry[p] * (2 p + 1), seed)
 
 Junk has bit 63 set, which no valid entry has, and what is computed from junk is junk.
+
+With groups of layers that keep a window alone, each of them keeps the entries in pages of its own,
+scrambled by its number. A token reads those of its window again, and no others: where they are not
+those of the first group, it is another token.
 """
 
 from __future__ import annotations
@@ -21,7 +25,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import full_pages, pages_for, token_location, tokens_in_part
+from aioserve.kv.layout import first_seen
+from aioserve.kv.pages import (
+    capacity_tokens,
+    full_pages,
+    pages_for,
+    token_location,
+    tokens_in_part,
+)
 from aioserve.request import Logprobs, TopLogprob
 from aioserve.sampling.masks import LateMasks, Mask
 from aioserve.steps.outcome import StepOutcome
@@ -101,15 +112,26 @@ class FakeDevice:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, num_slots: int, num_host_pages: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        num_host_pages: int = 0,
+        *,
+        num_window_groups: int = 0,
+        window: int = 0,
     ) -> None:
+        """`num_window_groups` groups of layers keep the last `window` tokens, as in
+        `aioserve.kv.layout`."""
         self.page_size = page_size
+        self.num_groups: int = 1 + num_window_groups
+        self._windows = (0, *[window] * num_window_groups)
         self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
         self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
         self._entries = self._kv.reshape(-1)
         self.num_slots = num_slots
         self._slots: list[SlotStart | None] = [None] * num_slots
-        self.page_tables: SlotPageTables = SlotPageTables(num_slots)
+        self.page_tables: SlotPageTables = SlotPageTables(num_slots, self.num_groups)
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = weights_of(FIRST_WEIGHTS)
 
@@ -170,6 +192,22 @@ class FakeDevice:
             (self._entries[np.array(token_locations, np.int64)] & np.uint64(JUNK_BIT)).any()
         )
 
+    def pages_of(
+        self, item: WorkItem, tables: SlotPageTables | None = None
+    ) -> list[npt.NDArray[np.int32]]:
+        """The pages of each group that an item reads or writes, in order of position: by other
+        tables than the device's, if they are given."""
+        tables, size = tables or self.page_tables, self.page_size
+        end = pages_for(item.end, size)
+        return [
+            tables.page_ids(item.slot, group)[full_pages(seen, size) : end]
+            for group, seen in enumerate(first_seen(item.start, one) for one in self._windows)
+        ]
+
+    def num_written(self, item: WorkItem) -> int:
+        """How many of them, the last of each group, an item writes."""
+        return pages_for(item.end, self.page_size) - full_pages(item.start, self.page_size)
+
     def _change_slots(self, plan: StepPlan) -> None:
         self.page_tables.take(plan)
         for slot in plan.ended_slots:
@@ -181,7 +219,7 @@ class FakeDevice:
     def _check(self, plan: StepPlan) -> None:
         plan.check()
         num_pages, page_size = self._kv.shape
-        writers: dict[int, int] = {}
+        writers: dict[int, tuple[int, int]] = {}
         named = [NO_PAGES]
         for item in plan.items:
             end = item.end
@@ -192,11 +230,12 @@ class FakeDevice:
             used = self.page_tables.page_ids(item.slot)[: pages_for(end, page_size)]
             if len(used) * page_size < end:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
-            named.append(used)
-            for page in used[full_pages(item.start, page_size) :].tolist():
-                other = writers.setdefault(page, item.sequence_id)
-                if other != item.sequence_id:
-                    raise ValueError(f"{what} writes page {page}, as does sequence {other}")
+            for group, pages in enumerate(self.pages_of(item)):
+                named.append(pages)
+                for page in pages[-self.num_written(item) :].tolist():
+                    other = writers.setdefault(page, (item.sequence_id, group))
+                    if other != (item.sequence_id, group):
+                        raise ValueError(f"{what} writes page {page}, as does sequence {other[0]}")
         page_ids = np.concatenate(named)
         if page_ids.min() < 0 or page_ids.max() >= num_pages:
             raise ValueError(f"step {plan.step} names pages {page_ids.tolist()} of {num_pages}")
@@ -222,9 +261,11 @@ class FakeDevice:
         ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.end)
         indices = full_pages(positions, self.page_size)
-        pages = self.page_tables.page_ids(item.slot)[indices]
         entries = entries_of(ids, item.start, self._entry_before(plan, item))
-        self._kv[pages, tokens_in_part(positions, self.page_size)] = entries
+        for group in range(self.num_groups):
+            pages = self.page_tables.page_ids(item.slot, group)[indices]
+            own = entries ^ np.uint64(_scramble(group))
+            self._kv[pages, tokens_in_part(positions, self.page_size)] = own
 
     def _write_one(self, plan: StepPlan, item: WorkItem) -> None:
         token_id, start = int(item.token_ids[0]), item.start
@@ -232,8 +273,10 @@ class FakeDevice:
             token_id = self._last_tokens[item.slot]
         before = self._entry_before(plan, item)
         entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
-        location = token_location(self.page_tables.page_ids(item.slot), start, self.page_size)
-        self._entries[location] = entry | (before & JUNK_BIT)
+        entry |= before & JUNK_BIT
+        for group in range(self.num_groups):
+            table = self.page_tables.page_ids(item.slot, group)
+            self._entries[token_location(table, start, self.page_size)] = entry ^ _scramble(group)
 
     def _entry_before(self, plan: StepPlan, item: WorkItem) -> int:
         """The entry of the token before the item's first, from the page that holds it."""
@@ -274,14 +317,28 @@ class FakeDevice:
         end = item.start + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
-        return int(np.dot(self._entries_up_to(plan, item, end), self._weights[:end]))
+        entries = self._entries_of(plan, item, 0, end)
+        total = int(np.dot(entries, self._weights[:end]))
+        for group in range(1, self.num_groups):
+            first = first_seen(end - 1, self._windows[group])
+            own = self._entries_of(plan, item, first, end, group)
+            if not np.array_equal(own ^ np.uint64(_scramble(group)), entries[first:]):
+                total = _scatter(total + group)
+        return total
 
-    def _entries_up_to(self, plan: StepPlan, item: WorkItem, end: int) -> npt.NDArray[np.uint64]:
-        pages = self.page_tables.page_ids(item.slot)[: pages_for(end, self.page_size)]
-        entries = self._kv[pages].reshape(-1)[:end]
-        if item.parent is not None:
-            before = self._entries_up_to(plan, plan.items[item.parent], item.start)
-            entries = np.concatenate((before, entries[item.start :]))
+    def _entries_of(
+        self, plan: StepPlan, item: WorkItem, first: int, end: int, group: int = 0
+    ) -> npt.NDArray[np.uint64]:
+        """The entries of positions [first, end), from the pages of one group."""
+        size = self.page_size
+        at = full_pages(first, size)
+        pages = self.page_tables.page_ids(item.slot, group)[at : pages_for(end, size)]
+        begin = capacity_tokens(at, size)
+        entries = self._kv[pages].reshape(-1)[first - begin : end - begin]
+        if item.parent is not None and first < item.start:
+            parent = plan.items[item.parent]
+            before = self._entries_of(plan, parent, first, item.start, group)
+            entries = np.concatenate((before, entries[item.start - first :]))
         return entries
 
     def _scored(self, plan: StepPlan, item: WorkItem) -> list[Logprobs]:
@@ -341,6 +398,11 @@ def hidden_of(total: int, position: int) -> list[float]:
     """What stands for the hidden state of the token at `position`: small whole numbers, so that
     sums are exact."""
     return [float(position + 1), float(token_of(total, 0))]
+
+
+def _scramble(group: int) -> int:
+    """What entries differ by in the pages of another group; nothing in the first."""
+    return _scatter(group) & BITS_63
 
 
 def _scatter(value: int) -> int:

@@ -22,7 +22,7 @@ from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
-from aioserve.kv.pages import full_pages, pages_for
+from aioserve.kv.pages import tokens_of_sequence
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
@@ -103,7 +103,8 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, source="byte tokenizer")
 
 
-PageTables = dict[int, npt.NDArray[np.int32]]
+ItemPages = list[list[npt.NDArray[np.int32]]]
+"""Pages of each group that each item of a plan names."""
 """Page table of each slot: int32 `[pages]`."""
 
 
@@ -113,8 +114,7 @@ class _Launched(msgspec.Struct):
     index: int
     fault: Fault | None
     source: random.Random
-    page_ids: PageTables
-    """Page tables of the slots whose items it has."""
+    pages: ItemPages
     masks: LateMasks | None
 
 
@@ -129,7 +129,7 @@ class FakeRunner:
         self.device = device
         self.wake_delays_seconds: deque[float] = deque()
         self._in_flight: deque[_Launched] = deque()
-        self._page_tables = SlotPageTables(device.num_slots)
+        self._page_tables = SlotPageTables(device.num_slots, device.num_groups)
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._free_at_seconds = 0.0
@@ -142,8 +142,8 @@ class FakeRunner:
 
     @property
     def pages_in_flight(self) -> list[npt.NDArray[np.int32]]:
-        """The page tables of their items."""
-        return [page_ids for one in self._in_flight for page_ids in one.page_ids.values()]
+        """The pages that their items name."""
+        return [pages for one in self._in_flight for of_item in one.pages for pages in of_item]
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         index = self._num_launched
@@ -152,16 +152,18 @@ class FakeRunner:
         if fault is Fault.LAUNCH_RAISES:
             raise PlantedError(f"launch {index}")
         self._page_tables.take(plan)
-        slots = [item.slot for item in plan.items]
-        page_ids = {slot: self._page_tables.page_ids(slot).copy() for slot in slots}
+        pages = [
+            [own.copy() for own in self.device.pages_of(item, self._page_tables)]
+            for item in plan.items
+        ]
         for launched in self._in_flight:
-            _check_fence(launched, plan, page_ids, self.device.page_size)
+            _check_fence(launched, plan, pages, self.device)
         seconds = self._model.step_seconds(plan)
         if fault is Fault.SLOW:
             seconds += self._model.faults.slow_seconds
         future: asyncio.Future[StepOutcome] = self._loop.create_future()
         self._free_at_seconds = max(self._loop.time(), self._free_at_seconds) + seconds
-        self._in_flight.append(_Launched(plan, future, index, fault, source, page_ids, masks))
+        self._in_flight.append(_Launched(plan, future, index, fault, source, pages, masks))
         self._loop.call_at(self._free_at_seconds, self._execute_next)
         return future
 
@@ -192,16 +194,16 @@ class FakeRunner:
         return self._model.disturb(launched.index, plan, outcome)
 
 
-def _check_fence(earlier: _Launched, plan: StepPlan, page_ids: PageTables, page_size: int) -> None:
+def _check_fence(earlier: _Launched, plan: StepPlan, pages: ItemPages, device: FakeDevice) -> None:
     """Raise ValueError if `plan` writes to a page that `earlier`, which isn't done, names for
     other slots alone. While a step is in flight, nobody else gets its slots."""
     named: dict[int, set[int]] = {}
-    for item in earlier.plan.items:
-        for page in earlier.page_ids[item.slot][: pages_for(item.end, page_size)].tolist():
+    for item, of_item in zip(earlier.plan.items, earlier.pages, strict=True):
+        for page in np.concatenate(of_item).tolist():
             named.setdefault(page, set()).update({item.slot, *(row.slot for row in item.rows)})
-    for item in plan.items:
-        end = pages_for(item.end, page_size)
-        for page in page_ids[item.slot][full_pages(item.start, page_size) : end].tolist():
+    for item, of_item in zip(plan.items, pages, strict=True):
+        written = [own[-device.num_written(item) :] for own in of_item]
+        for page in np.concatenate(written).tolist():
             owners = named.get(page)
             if owners and item.slot not in owners:
                 raise ValueError(
@@ -225,6 +227,7 @@ class FakeModel:
     """Give it to `Engine(model=...)`.
 
     `step_seconds(plan)` says how long a step takes, `faults` which launches go wrong.
+    `num_window_groups` groups of its layers keep the last `window` tokens alone.
     `disturb(index, plan, outcome)` may raise or change the outcome of the `index`-th step, to plant
     faults of other kinds. Raises `ConfigError` for `step_seconds` that is no function.
     """
@@ -234,6 +237,8 @@ class FakeModel:
         *,
         num_pages: int = 64,
         max_model_len: int = 256,
+        num_window_groups: int = 0,
+        window: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
         step_seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
         faults: Faults = Faults(),  # noqa: B008
@@ -245,6 +250,8 @@ class FakeModel:
             )
         self.num_pages = num_pages
         self.max_model_len = max_model_len
+        self.num_window_groups = num_window_groups
+        self.window = window
         self.eos_token_ids = eos_token_ids
         self.step_seconds = step_seconds
         self.faults = faults
@@ -253,17 +260,20 @@ class FakeModel:
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence."""
         num_pages = config.num_pages or self.num_pages
-        device = FakeDevice(num_pages, config.page_size, num_slots, config.num_host_pages)
+        groups = {"num_window_groups": self.num_window_groups, "window": self.window}
+        device = FakeDevice(num_pages, config.page_size, num_slots, config.num_host_pages, **groups)
         return LoadedModel(
             name="fake",
             runner=FakeRunner(device, self),
             limits=ModelLimits(
                 vocab_size=VOCAB_SIZE,
                 max_model_len=min(
-                    config.max_model_len or self.max_model_len, num_pages * config.page_size
+                    config.max_model_len or self.max_model_len,
+                    tokens_of_sequence(num_pages, config.page_size, **groups),
                 ),
                 num_pages=num_pages,
                 eos_token_ids=self.eos_token_ids,
+                **groups,
             ),
             defaults=SamplingParams(temperature=0.0),
             tokenizer=byte_tokenizer(),

@@ -2,15 +2,10 @@
 //
 // Compiled where it runs, from its text: it includes nothing.
 //
-// A cache is [planes, pages, heads, page bytes], where a plane is the keys or the values of a layer,
-// and a page's first tokens are its first bytes. Planes and heads have nothing to do with each
-// other, so each is one block's, which makes the copies one after the other. The threads wait for
-// each other in between: a copy may read what the one before wrote.
-
-struct Cache {
-    char* storage;
-    long long num_pages;
-};
+// A cache is [pages, parts, part bytes], where a part is one head's keys or values in one layer, and
+// its first tokens are its first bytes. Parts have nothing to do with each other, so each is one
+// block's, which makes the copies one after the other: together the blocks copy a page as one run of
+// memory. The threads wait for each other in between: a copy may read what the one before wrote.
 
 struct Copy {
     int source_cache, source_page, target_cache, target_page, tokens;
@@ -45,23 +40,18 @@ __device__ void copy_bytes(char* target, const char* source, long long bytes) {
         copy_words<char>(target, source, bytes);
 }
 
-__device__ char* head_of(const Cache& cache, long long plane, long long page, long long head,
-                         long long heads, long long page_bytes) {
-    return cache.storage + ((plane * cache.num_pages + page) * heads + head) * page_bytes;
+// The block's part of a page.
+__device__ char* part_of(char* storage, long long page, long long part_bytes) {
+    return storage + (page * gridDim.x + blockIdx.x) * part_bytes;
 }
 
-// Block (plane * heads + head). `page_bytes` and `token_bytes` are those of one head.
-extern "C" __global__ void copy_pages(const Cache* caches, const Copy* copies, long long num_copies,
-                                      long long heads, long long page_bytes,
-                                      long long token_bytes) {
-    const long long plane = blockIdx.x / heads;
-    const long long head = blockIdx.x % heads;
+// A block for each part. `storages`: the memory of each cache. `token_bytes`: of a token in a part.
+extern "C" __global__ void copy_pages(char* const* storages, const Copy* copies, long long num_copies,
+                                      long long part_bytes, long long token_bytes) {
     for (long long i = 0; i < num_copies; ++i) {
         const Copy copy = copies[i];
-        const char* source = head_of(caches[copy.source_cache], plane, copy.source_page, head,
-                                     heads, page_bytes);
-        char* target = head_of(caches[copy.target_cache], plane, copy.target_page, head, heads,
-                               page_bytes);
+        const char* source = part_of(storages[copy.source_cache], copy.source_page, part_bytes);
+        char* target = part_of(storages[copy.target_cache], copy.target_page, part_bytes);
         if (source != target) copy_bytes(target, source, copy.tokens * token_bytes);
         __syncthreads();
     }

@@ -1,6 +1,7 @@
 #include "ops/attention.h"
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "common/thread_pool.h"
@@ -9,8 +10,10 @@
 namespace aioserve::ops {
 namespace {
 
-const AttentionPlan& plan_of(const Batch& batch, const KVPages& pages, const AttentionCall& call) {
-    return batch.attention({.kv_heads = pages.heads,
+const AttentionPlan& plan_of(const Batch& batch, const KVPages& pages, int64_t layer,
+                             const AttentionCall& call) {
+    return batch.attention({.kv_group = pages.places[layer].group,
+                            .kv_heads = pages.heads,
                             .group = call.q_heads / pages.heads,
                             .head_dim = pages.head_dim,
                             .window = call.window,
@@ -20,8 +23,9 @@ const AttentionPlan& plan_of(const Batch& batch, const KVPages& pages, const Att
 
 }  // namespace
 
-int64_t partials_of(const Batch& batch, const KVPages& pages, const AttentionCall& call) {
-    const AttentionPlan& plan = plan_of(batch, pages, call);
+int64_t partials_of(const Batch& batch, const KVPages& pages, int64_t layer,
+                    const AttentionCall& call) {
+    const AttentionPlan& plan = plan_of(batch, pages, layer, call);
     return plan.num_slots * partial_floats(plan.most_rows, pages.head_dim);
 }
 
@@ -29,12 +33,19 @@ void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& p
                             const AttentionCall& call, float* partials) {
     batch.check_pages(pages);
     if (!(call.scale > 0)) throw std::invalid_argument("scale must be above 0");
+    const int64_t kept = pages.windows[pages.places[layer].group];
+    if (kept && (!call.window || call.window > kept))
+        throw std::invalid_argument("window must be from 1 to the " + std::to_string(kept) +
+                                    " positions that the pages of layer " + std::to_string(layer) +
+                                    " keep, got " + std::to_string(call.window));
     const AttentionArgs args{.q = call.qkv,
                              .q_token_stride = call.row_stride,
                              .q_head_stride = pages.head_dim,
                              .out = call.out,
-                             .k_pages = pages.plane(2 * layer),
-                             .v_pages = pages.plane(2 * layer + 1),
+                             .k_pages = pages.keys(layer),
+                             .v_pages = pages.values(layer),
+                             .page_bytes = pages.page_bytes(),
+                             .head_bytes = pages.head_bytes(),
                              .kv_heads = pages.heads,
                              .group = call.q_heads / pages.heads,
                              .head_dim = pages.head_dim,
@@ -45,7 +56,7 @@ void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& p
                              .sinks = call.sinks,
                              .log_sum_exp = call.log_sum_exp};
     const Kernels* const kernel = &kernels(pages.dtype);
-    const AttentionPlan* const plan = &plan_of(batch, pages, call);
+    const AttentionPlan* const plan = &plan_of(batch, pages, layer, call);
     const int64_t count = static_cast<int64_t>(plan->tasks.size());
     const int64_t merges = static_cast<int64_t>(plan->merges.size());
     const int64_t stride = partial_floats(plan->most_rows, args.head_dim);
@@ -82,7 +93,7 @@ void paged_attention(const Batch& batch, const KVPages& pages, int64_t layer,
                      const AttentionCall& call) {
     thread_local Phases phases;
     thread_local std::vector<float> partials;
-    const int64_t floats = partials_of(batch, pages, call);
+    const int64_t floats = partials_of(batch, pages, layer, call);
     if (static_cast<int64_t>(partials.size()) < floats) partials.resize(floats);
     phases.clear();
     append_paged_attention(phases, batch, pages, layer, call, partials.data());

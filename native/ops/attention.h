@@ -4,7 +4,7 @@
 
 #include "common/phases.h"
 #include "ops/batch.h"
-#include "ops/types.h"
+#include "ops/kv_pages.h"
 
 namespace aioserve::ops {
 
@@ -16,7 +16,7 @@ struct AttentionCall {
     void* out;  // [T, Hq * D] contiguous, or [S, Hq * D] with `logit_rows_only`
     float scale;
     float soft_cap;
-    int64_t window;  // 0: none
+    int64_t window;  // 0: none; at most what the layer's group keeps
     bool logit_rows_only;  // attend from the batch's logit rows alone
     const float* sinks;    // [Hq]: a score of each head without a key or value; null: none
     float* log_sum_exp;    // [rows of out, Hq]: of the scores that a row saw, and its sink; or null
@@ -26,7 +26,8 @@ struct AttentionCall {
 // as `partials_of` says, is used until the phases have run.
 void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
                             const AttentionCall& call, float* partials);
-int64_t partials_of(const Batch& batch, const KVPages& pages, const AttentionCall& call);
+int64_t partials_of(const Batch& batch, const KVPages& pages, int64_t layer,
+                    const AttentionCall& call);
 
 void paged_attention(const Batch& batch, const KVPages& pages, int64_t layer,
                      const AttentionCall& call);

@@ -130,7 +130,7 @@ static void attend(const AttentionArgs& args, const AttentionUnit& unit, const A
         block.place(unit, position);
         position = block.base + kKeyBlock;
         if (keys_lie_together<T>(args)) {
-            find_keys(args, unit, shape, block);
+            find_keys(args, unit, block);
         } else {
             copy_keys(args, unit, shape, block, at.copies);
         }

@@ -83,7 +83,7 @@ static inline bool values_lie_together(const AttentionArgs& args) {
 }
 
 // `fn(position, count, offset, head)` for the positions of each page in [begin, end): `offset` is
-// that of the first in its page, `head` counts heads of pages from the first page on.
+// that of the first in its page, `head` that of the head's keys or values there, in bytes from page 0.
 template <class Fn>
 static inline void for_each_page(const AttentionArgs& args, const AttentionUnit& unit,
                                  int64_t begin, int64_t end, const Fn& fn) {
@@ -91,22 +91,21 @@ static inline void for_each_page(const AttentionArgs& args, const AttentionUnit&
     for (int64_t position = begin; position < end; ++page, offset = 0) {
         const int64_t left = args.page_size - offset;
         const int64_t count = left < end - position ? left : end - position;
-        fn(position, count, offset, unit.pages[page] * args.kv_heads + unit.kv_head);
+        fn(position, count, offset,
+           unit.pages[page] * args.page_bytes + unit.kv_head * args.head_bytes);
         position += count;
     }
 }
 
 // Points `block` at keys that lie together.
 template <class T>
-static void find_keys(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
-                      Block<T>& block) {
-    const float* pages = static_cast<const float*>(args.k_pages);
+static void find_keys(const AttentionArgs& args, const AttentionUnit& unit, Block<T>& block) {
     constexpr int64_t kKeys = kTogether<T>;
     const int64_t begin = block.base + block.first_column() * kKeys;
     const int64_t end = block.base + block.end_column() * kKeys;
     block.k_stride = args.page_size;
     for_each_page(args, unit, begin, end, [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-        const float* k = pages + head * shape.steps * args.page_size + offset;
+        const float* k = reinterpret_cast<const float*>(args.k_pages + head) + offset;
         for (int64_t i = 0; i < count; i += kKeys) block.k[(at - block.base + i) / kKeys] = k + i;
     });
 }
@@ -115,7 +114,6 @@ static void find_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
 template <class T>
 static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                       Block<T>& block, float* packed) {
-    const float* pages = static_cast<const float*>(args.k_pages);
     const int64_t size = args.page_size, steps = shape.steps;
     block.k_stride = kKeyBlock;
     constexpr int64_t kKeys = kTogether<T>;
@@ -124,7 +122,7 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
     if (size > 1) {
         for_each_page(args, unit, block.begin, block.end,
                       [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-                          const float* k = pages + head * steps * size + offset;
+                          const float* k = reinterpret_cast<const float*>(args.k_pages + head) + offset;
                           float* to = packed + (at - block.base);
                           for (int64_t step = 0; step < steps; ++step)
                               for (int64_t i = 0; i < count; ++i)
@@ -136,7 +134,7 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
     for (int i = 0; i < kKeyBlock; ++i) rows[i] = kZeros;
     for_each_page(args, unit, block.begin, block.end,
                   [&](int64_t at, int64_t, int64_t, int64_t head) {
-                      rows[at - block.base] = pages + head * steps;
+                      rows[at - block.base] = reinterpret_cast<const float*>(args.k_pages + head);
                   });
     const int64_t end = block.end_column() * kKeys;
     for (int64_t column = block.first_column() * kKeys; column < end; column += Vec::kWidth) {
@@ -167,10 +165,10 @@ static void find_values(const AttentionArgs& args, const AttentionUnit& unit, co
     const int64_t base = block.base;
     const bool together = values_lie_together<T>(args);
     if constexpr (!kIsPaired<T>) {
-        const float* pages = static_cast<const float*>(args.v_pages);
         for_each_page(args, unit, block.begin, block.end,
                       [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-                          const float* v = pages + (head * size + offset) * dim;
+                          const float* v =
+                              reinterpret_cast<const float*>(args.v_pages + head) + offset * dim;
                           for (int64_t i = 0; i < count; ++i) block.v[at - base + i] = v + i * dim;
                       });
         if (together) return;
@@ -181,16 +179,13 @@ static void find_values(const AttentionArgs& args, const AttentionUnit& unit, co
             block.v[row] = to;
         }
     } else {
-        // Bytes from head to head are those of its keys, which are padded.
-        const int64_t head_size = 2 * shape.steps * size;
-        const bf16* pages = static_cast<const bf16*>(args.v_pages);
         const bool in_pairs = size % 2 == 0;
         const bf16* tokens[kKeyBlock];  // the values of each, where pages hold no pairs
         if (in_pairs) {
             for_each_page(args, unit, block.begin / 2 * 2, block.end,
                           [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
                               const float* v = reinterpret_cast<const float*>(
-                                  pages + head * head_size + offset * dim);
+                                  args.v_pages + head + 2 * offset * dim);
                               for (int64_t i = 0; 2 * i < count; ++i)
                                   block.v[(at - base) / 2 + i] = v + i * dim;
                           });
@@ -198,7 +193,8 @@ static void find_values(const AttentionArgs& args, const AttentionUnit& unit, co
             for (int i = 0; i < kKeyBlock; ++i) tokens[i] = nullptr;
             for_each_page(args, unit, block.begin, block.end,
                           [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-                              const bf16* v = pages + head * head_size + offset * dim;
+                              const bf16* v =
+                                  reinterpret_cast<const bf16*>(args.v_pages + head) + offset * dim;
                               for (int64_t i = 0; i < count; ++i) tokens[at - base + i] = v + i * dim;
                           });
         }
@@ -228,14 +224,12 @@ static void point_at(const AttentionArgs& args, const AttentionUnit& unit, const
                      Block<T>& ahead) {
     for (const float*& k : ahead.k) k = kZeros;
     for (const float*& v : ahead.v) v = kZeros;
-    find_keys(args, unit, shape, ahead);
-    const char* pages = static_cast<const char*>(args.v_pages);
+    find_keys(args, unit, ahead);
     const int64_t row_bytes = shape.dim * static_cast<int64_t>(sizeof(T));
-    const int64_t head_bytes = 4 * shape.steps * args.page_size;
     constexpr int64_t kTokens = kIsPaired<T> ? 2 : 1;
     for_each_page(args, unit, ahead.begin / kTokens * kTokens, ahead.end,
                   [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-                      const char* v = pages + head * head_bytes + offset * row_bytes;
+                      const char* v = args.v_pages + head + offset * row_bytes;
                       for (int64_t i = 0; i < count; i += kTokens)
                           ahead.v[(at - ahead.base + i) / kTokens] =
                               reinterpret_cast<const float*>(v + i * row_bytes);

@@ -12,6 +12,7 @@ namespace aioserve::ops {
 
 // What of a layer, and of the threads, decides how its attention is cut.
 struct AttentionShape {
+    int64_t kv_group;  // whose page table it reads
     int64_t kv_heads, group, head_dim, window;
     bool logit_rows_only;
     int64_t threads;

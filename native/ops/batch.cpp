@@ -14,18 +14,20 @@ namespace {
 }  // namespace
 
 Batch::Batch(const BatchArrays& arrays, const KVPages& pages)
-    : arrays_(arrays), num_pages_(pages.num_pages), page_size_(pages.page_size) {
+    : arrays_(arrays),
+      num_pages_(pages.num_pages),
+      page_size_(pages.page_size),
+      windows_(pages.windows) {
+    if (arrays.num_groups != pages.groups())
+        refuse("has page tables of " + std::to_string(arrays.num_groups) + " groups, and the pages are of " +
+               std::to_string(pages.groups()));
     const int32_t* starts = arrays.query_start;
     if (starts[0] != 0 || starts[arrays.num_sequences] != arrays.num_tokens)
         refuse("query_start must run from 0 to the number of tokens, " +
                std::to_string(arrays.num_tokens));
     for (int64_t i = 0; i < arrays.num_sequences; ++i) check_sequence(i);
-    const int64_t num_locations = num_pages_ * page_size_;
+    for (int64_t group = 0; group < arrays.num_groups; ++group) check_locations(group);
     for (int64_t i = 0; i < arrays.num_tokens; ++i) {
-        if (arrays.token_locations[i] < 0 || arrays.token_locations[i] >= num_locations)
-            refuse("token_locations[" + std::to_string(i) + "] is " +
-                   std::to_string(arrays.token_locations[i]) + ", outside the " +
-                   std::to_string(num_locations) + " locations of the pages");
         if (arrays.positions[i] < 0)
             refuse("positions[" + std::to_string(i) + "] is " +
                    std::to_string(arrays.positions[i]));
@@ -50,11 +52,29 @@ void Batch::check_sequence(int64_t sequence) const {
     if (context > end)
         refuse(name + "has a context of " + std::to_string(context) +
                ", but its page table ends at " + std::to_string(end));
-    const int32_t* pages = arrays_.page_table + sequence * arrays_.table_width;
-    for (int64_t i = 0; i * page_size_ < context; ++i)
+    for (int64_t group = 0; group < arrays_.num_groups; ++group) check_table(group, sequence);
+}
+
+// From the page of the first position that a token of the step sees on.
+void Batch::check_table(int64_t group, int64_t sequence) const {
+    const int64_t tokens = arrays_.query_start[sequence + 1] - arrays_.query_start[sequence];
+    const int64_t context = arrays_.context_lens[sequence], window = windows_[group];
+    const int64_t first = window ? std::max<int64_t>(0, context - tokens - window + 1) : 0;
+    const int32_t* pages = table(group, sequence);
+    for (int64_t i = first / page_size_; i * page_size_ < context; ++i)
         if (static_cast<uint32_t>(pages[i]) >= static_cast<uint64_t>(num_pages_))
-            refuse(name + "names page " + std::to_string(pages[i]) + " of " +
-                   std::to_string(num_pages_));
+            refuse("sequence " + std::to_string(sequence) + " names page " +
+                   std::to_string(pages[i]) + " of " + std::to_string(num_pages_));
+}
+
+void Batch::check_locations(int64_t group) const {
+    const int64_t num_locations = num_pages_ * page_size_;
+    const int64_t* locations = token_locations(group);
+    for (int64_t i = 0; i < arrays_.num_tokens; ++i)
+        if (locations[i] < 0 || locations[i] >= num_locations)
+            refuse("token_locations[" + std::to_string(group) + ", " + std::to_string(i) + "] is " +
+                   std::to_string(locations[i]) + ", outside the " +
+                   std::to_string(num_locations) + " locations of the pages");
 }
 
 void Batch::check_pages(const KVPages& pages) const {
@@ -62,6 +82,7 @@ void Batch::check_pages(const KVPages& pages) const {
         refuse("was prepared for " + std::to_string(num_pages_) + " pages of " +
                std::to_string(page_size_) + " tokens, got " + std::to_string(pages.num_pages) +
                " of " + std::to_string(pages.page_size));
+    if (pages.windows != windows_) refuse("was prepared for pages of other groups");
 }
 
 const AttentionPlan& Batch::attention(const AttentionShape& shape) const {
@@ -82,7 +103,7 @@ void Batch::add_units(const AttentionShape& shape, int64_t sequence, const int64
         const int64_t begin = position + (rows ? rows[token] - rows[0] : token);
         const int64_t end = position + (rows ? rows[last] - rows[0] : last) + 1;
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
-            to.push_back({.pages = arrays_.page_table + sequence * arrays_.table_width,
+            to.push_back({.pages = table(shape.kv_group, sequence),
                           .rows = rows ? rows + token : nullptr,
                           .first_row = first_row + token,
                           .position = begin,

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/attention_plan.h"
-#include "ops/types.h"
+#include "ops/kv_pages.h"
 
 namespace aioserve::ops {
 
@@ -16,24 +16,26 @@ namespace aioserve::ops {
 struct BatchArrays {
     const int32_t* query_start;   // [num_sequences + 1]
     const int32_t* context_lens;  // [num_sequences]
-    const int32_t* page_table;    // [num_sequences, table_width]
-    const int64_t* token_locations;   // [num_tokens]
+    const int32_t* page_table;    // [num_groups, num_sequences, table_width]
+    const int64_t* token_locations;   // [num_groups, num_tokens]
     const int32_t* positions;     // [num_tokens]
     const int64_t* logit_rows;    // [num_logit_rows], of the tokens
-    int64_t num_sequences, table_width, num_tokens, num_logit_rows;
+    int64_t num_groups, num_sequences, table_width, num_tokens, num_logit_rows;
 };
 
 class Batch {
   public:
     // Throws std::invalid_argument where the arrays contradict each other or name a page or a slot
-    // that `pages` doesn't have.
+    // that `pages` doesn't have. Of a group with a window, entries before it may be anything.
     Batch(const BatchArrays& arrays, const KVPages& pages);
 
     int64_t num_tokens() const { return arrays_.num_tokens; }
     const int64_t* logit_rows() const { return arrays_.logit_rows; }
     int64_t num_logit_rows() const { return arrays_.num_logit_rows; }
     const int32_t* positions() const { return arrays_.positions; }
-    const int64_t* token_locations() const { return arrays_.token_locations; }
+    const int64_t* token_locations(int64_t group) const {
+        return arrays_.token_locations + group * arrays_.num_tokens;
+    }
     int64_t end_position() const { return end_position_; }  // above every position
 
     // Throws std::invalid_argument unless `pages` have the sizes that the batch was checked for.
@@ -44,6 +46,12 @@ class Batch {
 
   private:
     void check_sequence(int64_t sequence) const;
+    void check_table(int64_t group, int64_t sequence) const;
+    void check_locations(int64_t group) const;
+    const int32_t* table(int64_t group, int64_t sequence) const {
+        return arrays_.page_table +
+               (group * arrays_.num_sequences + sequence) * arrays_.table_width;
+    }
     std::vector<AttentionUnit> units(const AttentionShape& shape) const;
     void add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
                    int64_t first_row, int64_t position, int64_t tokens,
@@ -52,6 +60,7 @@ class Batch {
     BatchArrays arrays_;
     int64_t num_pages_;
     int64_t page_size_;
+    std::vector<int64_t> windows_;  // of the groups
     int64_t end_position_ = 0;
     mutable std::mutex mutex_;
     mutable std::map<AttentionShape, AttentionPlan> plans_;

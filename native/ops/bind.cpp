@@ -10,6 +10,8 @@
 
 #include <optional>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "common/phases.h"
 #include "dispatch.h"
@@ -145,10 +147,15 @@ void bind_leave_out(Address x, int64_t num_rows, int64_t size,
     });
 }
 
-void make_pages(KVPages* self, Address storage, int64_t layers, int64_t num_pages, int64_t heads,
-                int64_t page_size, int64_t head_dim, bool bfloat16) {
-    new (self) KVPages{at<char>(storage), layers,   num_pages,         heads,
-                       page_size,         head_dim, dtype_of(bfloat16)};
+void make_pages(KVPages* self, Address storage, int64_t num_pages, int64_t layers_per_page,
+                int64_t heads, int64_t page_size, int64_t head_dim, bool bfloat16,
+                const std::vector<std::pair<int64_t, int64_t>>& places,
+                const std::vector<int64_t>& windows) {
+    std::vector<KVPlace> of_layers;
+    for (const auto& [group, index] : places) of_layers.push_back({group, index});
+    new (self) KVPages{at<char>(storage), num_pages, layers_per_page,     heads,
+                       page_size,         head_dim,  dtype_of(bfloat16), std::move(of_layers),
+                       windows};
 }
 
 void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
@@ -226,12 +233,12 @@ nb::dict cpu_info() {
 
 void bind_ops(nb::module_& m) {
     nb::class_<KVPages>(m, "KVPages", "The KV pages of every layer, in memory that outlives this.")
-        .def("__init__", &make_pages, "storage"_a, "layers"_a, "num_pages"_a, "heads"_a,
-             "page_size"_a, "head_dim"_a, "bfloat16"_a)
-        .def("prefault", &prefault, "plane"_a, "first"_a, "end"_a, ReleaseGil(),
-             "Have the memory of pages [first, end) of a plane provided.");
+        .def("__init__", &make_pages, "storage"_a, "num_pages"_a, "layers_per_page"_a, "heads"_a,
+             "page_size"_a, "head_dim"_a, "bfloat16"_a, "places"_a, "windows"_a)
+        .def("prefault", &prefault, "first"_a, "end"_a, ReleaseGil(),
+             "Have the memory of pages [first, end) provided.");
     nb::class_<HeldBatch>(m, "Batch", "Where the tokens of one step sit, checked for all layers.")
-        .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<int64_t, 1>,
+        .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 3>, Array<int64_t, 2>,
                       Array<int32_t, 1>, Array<int64_t, 1>, const KVPages&>(),
              "query_start"_a.noconvert(), "context_lens"_a.noconvert(), "page_table"_a.noconvert(),
              "token_locations"_a.noconvert(), "positions"_a.noconvert(),
@@ -241,7 +248,8 @@ void bind_ops(nb::module_& m) {
             [](const HeldBatch& held, int64_t kv_heads, int64_t group, int64_t head_dim,
                int64_t window, bool logit_rows_only) {
                 return held.batch
-                    .attention({.kv_heads = kv_heads,
+                    .attention({.kv_group = 0,
+                                .kv_heads = kv_heads,
                                 .group = group,
                                 .head_dim = head_dim,
                                 .window = window,
@@ -251,7 +259,8 @@ void bind_ops(nb::module_& m) {
             },
             nb::kw_only(), "kv_heads"_a, "group"_a, "head_dim"_a, "window"_a = 0,
             "logit_rows_only"_a = false,
-            "How many tasks of a layer's attention read their keys once for several sequences.");
+            "How many tasks of the attention of a layer of group 0 read their keys once for several "
+            "sequences.");
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("layer_norm", &bind_layer_norm, ReleaseGil());

@@ -16,14 +16,14 @@ using Array = nanobind::ndarray<const T, nanobind::ndim<Dims>, nanobind::c_conti
 // Holds on to the arrays that its batch reads.
 struct HeldBatch {
     Array<int32_t, 1> query_start, context_lens;
-    Array<int32_t, 2> page_table;
-    Array<int64_t, 1> token_locations;
+    Array<int32_t, 3> page_table;
+    Array<int64_t, 2> token_locations;
     Array<int32_t, 1> positions;
     Array<int64_t, 1> logit_rows;
     Batch batch;
 
     HeldBatch(Array<int32_t, 1> query_start_, Array<int32_t, 1> context_lens_,
-              Array<int32_t, 2> page_table_, Array<int64_t, 1> token_locations_,
+              Array<int32_t, 3> page_table_, Array<int64_t, 2> token_locations_,
               Array<int32_t, 1> positions_, Array<int64_t, 1> logit_rows_, const KVPages& pages)
         : query_start(std::move(query_start_)),
           context_lens(std::move(context_lens_)),
@@ -37,8 +37,9 @@ struct HeldBatch {
                  .token_locations = token_locations.data(),
                  .positions = positions.data(),
                  .logit_rows = logit_rows.data(),
+                 .num_groups = static_cast<int64_t>(page_table.shape(0)),
                  .num_sequences = static_cast<int64_t>(context_lens.shape(0)),
-                 .table_width = static_cast<int64_t>(page_table.shape(1)),
+                 .table_width = static_cast<int64_t>(page_table.shape(2)),
                  .num_tokens = static_cast<int64_t>(positions.shape(0)),
                  .num_logit_rows = static_cast<int64_t>(logit_rows.shape(0))},
                 pages) {}

@@ -18,7 +18,7 @@ void check_alike(const Caches& caches) {
     const KVPages& first = *caches.at(0);
     for (size_t i = 1; i < caches.size(); ++i) {
         const KVPages& other = *caches[i];
-        if (other.layers != first.layers || other.heads != first.heads ||
+        if (other.layers_per_page != first.layers_per_page || other.heads != first.heads ||
             other.page_size != first.page_size || other.head_dim != first.head_dim ||
             other.dtype != first.dtype)
             throw std::invalid_argument("caches[" + std::to_string(i) +
@@ -62,8 +62,7 @@ void copy_values(const KVPages& sizes, const char* source, char* target, int64_t
 void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies) {
     check_alike(caches);
     const KVPages& first = *caches[0];
-    const int64_t head_bytes = first.head_bytes();
-    const int64_t page_bytes = first.page_bytes();
+    const int64_t head_bytes = first.head_bytes(), plane_bytes = first.plane_bytes();
     int64_t tokens = 0;
     for (int64_t i = 0; i < num_copies; ++i) {
         const PageCopy& copy = copies[i];
@@ -76,25 +75,25 @@ void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies
                                         std::to_string(first.page_size));
         tokens += copy.num_tokens;
     }
-    // Planes are independent of each other, so each keeps the order of the copies by itself.
-    const double bytes = static_cast<double>(tokens * first.planes() * page_bytes) / first.page_size;
-    parallel_ranges(first.planes(), kCopy * bytes, [&](int64_t begin, int64_t end) {
-        for (int64_t plane = begin; plane < end; ++plane) {
-            for (int64_t i = 0; i < num_copies; ++i) {
-                const PageCopy& copy = copies[i];
-                const char* source =
-                    caches[copy.source_cache]->plane(plane) + copy.source_page * page_bytes;
-                char* target =
-                    caches[copy.target_cache]->plane(plane) + copy.target_page * page_bytes;
-                if (source == target) continue;
-                if (copy.num_tokens == first.page_size) {
-                    std::memcpy(target, source, page_bytes);
-                    continue;
-                }
-                const auto copy_some = plane % 2 == 0 ? copy_keys : copy_values;
-                for (int64_t head = 0; head < first.heads; ++head)
-                    copy_some(first, source + head * head_bytes, target + head * head_bytes,
-                              copy.num_tokens);
+    // Planes are independent of each other, so that the threads share them, and each keeps the order
+    // of the copies by itself. Of a whole page a thread's planes are one block.
+    const double bytes =
+        static_cast<double>(tokens) * static_cast<double>(first.page_bytes()) / first.page_size;
+    parallel_ranges(first.planes_per_page(), kCopy * bytes, [&](int64_t begin, int64_t end) {
+        for (int64_t i = 0; i < num_copies; ++i) {
+            const PageCopy& copy = copies[i];
+            const char* source = caches[copy.source_cache]->page(copy.source_page);
+            char* target = caches[copy.target_cache]->page(copy.target_page);
+            if (source == target) continue;
+            if (copy.num_tokens == first.page_size) {
+                std::memcpy(target + begin * plane_bytes, source + begin * plane_bytes,
+                            (end - begin) * plane_bytes);
+                continue;
+            }
+            for (int64_t head = begin * first.heads; head < end * first.heads; ++head) {
+                const auto copy_some = head / first.heads % 2 == 0 ? copy_keys : copy_values;
+                copy_some(first, source + head * head_bytes, target + head * head_bytes,
+                          copy.num_tokens);
             }
         }
     });

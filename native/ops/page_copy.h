@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ops/types.h"
+#include "ops/kv_pages.h"
 
 namespace aioserve::ops {
 

@@ -2,13 +2,13 @@
 
 #pragma once
 
-#include "ops/types.h"
+#include "ops/kv_pages.h"
 
 namespace aioserve::ops {
 
-// Has the system provide the memory of pages [first, end) of a plane, as writing to it would, but
-// changes nothing that is there, whoever writes to it meanwhile. Throws std::invalid_argument for
-// what lies outside `pages`.
-void prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end);
+// Has the system provide the memory of pages [first, end), as writing to it would, but changes nothing
+// that is there, whoever writes to it meanwhile. Throws std::invalid_argument for what lies outside
+// `pages`.
+void prefault(const KVPages& pages, int64_t first, int64_t end);
 
 }  // namespace aioserve::ops

@@ -4,7 +4,7 @@
 
 #include "common/phases.h"
 #include "ops/batch.h"
-#include "ops/types.h"
+#include "ops/kv_pages.h"
 
 namespace aioserve::ops {
 

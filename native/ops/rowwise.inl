@@ -194,15 +194,15 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
         const T* k = static_cast<const T*>(args.k) + token * args.k_token_stride;
         const T* v = static_cast<const T*>(args.v) + token * args.v_token_stride;
         for (int64_t head = 0; head < args.kv_heads; ++head) {
-            const int64_t at = (page * args.kv_heads + head) * steps * args.page_size;
+            const int64_t at = page * args.page_bytes + head * args.head_bytes;
             T key[kMaxHeadDim + 1];
             rotate_head<T>(args, k + head * args.k_head_stride, key,
                            static_cast<const T*>(args.k_norm), cos, sin, 1.0f);
             if (dim < steps * kPerStep) key[dim] = T{};
-            write_key(key, steps, static_cast<uint32_t*>(args.k_pages) + at + offset,
+            write_key(key, steps, reinterpret_cast<uint32_t*>(args.k_pages + at) + offset,
                       args.page_size);
             write_value(v + head * args.v_head_stride, dim, offset, args.page_size,
-                        reinterpret_cast<T*>(static_cast<uint32_t*>(args.v_pages) + at));
+                        reinterpret_cast<T*>(args.v_pages + at));
         }
     }
 }

@@ -20,36 +20,15 @@ constexpr int kSplitKeys = 512;
 constexpr int kRowBlock = 64;
 constexpr int kMaxHeadDim = 256;
 
-// KV pages of every layer: [layers, 2, num_pages, heads] of a head's keys or values, keys before
-// values, laid out as attention reads them:
-//
-//   keys    [steps][page_size] of 4 bytes: a step is a float32 or a pair of bfloat16 dimensions, the
-//           last of an odd number with a zero. So a register holds one step of several keys.
-//   values  float32: [page_size][head_dim].
-//           bfloat16: [page_size / 2][head_dim][2], pairs of tokens along the sum that they go into;
-//           with an odd page size, whose pairs would lie across pages, [page_size][head_dim].
-//
-// Values take as many bytes as keys. The layout depends on nothing but these sizes and the dtype.
-struct KVPages {
-    char* storage;
-    int64_t layers, num_pages, heads, page_size, head_dim;
-    DType dtype;
-
-    int64_t steps() const { return dtype == DType::bfloat16 ? (head_dim + 1) / 2 : head_dim; }
-    int64_t head_bytes() const { return 4 * steps() * page_size; }
-    int64_t page_bytes() const { return heads * head_bytes(); }
-    int64_t planes() const { return 2 * layers; }
-    // The keys (even) or values (odd) of a layer.
-    char* plane(int64_t index) const { return storage + index * num_pages * page_bytes(); }
-};
-
 struct AttentionArgs {
     const void* q;  // [T, Hq, D] with these strides, in elements
     int64_t q_token_stride;
     int64_t q_head_stride;
     void* out;  // [T or S, Hq, D] contiguous
-    const void* k_pages;  // of this layer, as in KVPages
-    const void* v_pages;
+    const char* k_pages;  // of this layer in page 0, as in KVPages
+    const char* v_pages;
+    int64_t page_bytes;  // from page to page
+    int64_t head_bytes;  // from KV head to KV head
     int64_t kv_heads;
     int64_t group;  // query heads per KV head
     int64_t head_dim;
@@ -73,7 +52,7 @@ struct MergeAttentionArgs {
 
 // Some query tokens of a sequence, in order, and the query heads of one KV head.
 struct AttentionUnit {
-    const int32_t* pages;  // the sequence's page table
+    const int32_t* pages;  // the sequence's page table, read from the page of the first key on
     const int64_t* rows;   // of the tokens in the batch; null: those from `first_row` on
     int64_t first_row;     // of the output
     int64_t position;  // of the first token
@@ -124,8 +103,10 @@ struct RotaryArgs {
     const float* query_scale;  // [max_positions]: factors on queries, or null
     const int32_t* positions;
     const int64_t* slots;
-    void* k_pages;  // of this layer, as in KVPages
-    void* v_pages;
+    char* k_pages;  // of this layer in page 0, as in KVPages
+    char* v_pages;
+    int64_t page_bytes;  // from page to page
+    int64_t head_bytes;  // from KV head to KV head
     int64_t page_size;
     const void* q_norm;  // [D] or null
     const void* k_norm;

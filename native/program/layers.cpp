@@ -279,7 +279,7 @@ ops::AttentionCall Attention::call(const Frame& frame) const {
 
 std::size_t Attention::scratch_bytes(const Frame& frame) const {
     return static_cast<std::size_t>(
-               ops::partials_of(frame.inputs.batch, frame.inputs.pages, call(frame))) *
+               ops::partials_of(frame.inputs.batch, frame.inputs.pages, layer, call(frame))) *
            sizeof(float);
 }
 

@@ -8,6 +8,7 @@
 #include "common/phases.h"
 #include "linear/kernel.h"
 #include "ops/batch.h"
+#include "ops/kv_pages.h"
 #include "ops/types.h"
 
 namespace aioserve::program {

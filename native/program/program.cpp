@@ -257,7 +257,7 @@ void Program::check_inputs(const Inputs& inputs) const {
     if (logits_ == kNoValue) refuse("is not finished");
     const ops::KVPages& pages = inputs.pages;
     if (pages.dtype != dtype_ || pages.heads != kv_heads_ || pages.head_dim != head_dim_ ||
-        pages.layers < layers_)
+        pages.layers() < layers_)
         refuse("pages must have its dtype, " + std::to_string(kv_heads_) + " heads of " +
                std::to_string(head_dim_) + " and at least " + std::to_string(layers_) + " layers");
     inputs.batch.check_pages(inputs.pages);

@@ -74,6 +74,7 @@ class FakeStepModel:
         """`max_rows`: of a step, sequences or samples, padding included."""
         self.gpu = gpu
         self.page_size = page_size
+        self.num_groups = 1
         self.max_result_bytes: int = ResultShape.largest(max_rows).num_bytes
         self.table_width: int = pages_for(max_model_len, page_size)
         self.variants: Sequence[Hashable] = VARIANTS
@@ -100,17 +101,18 @@ class FakeStepModel:
             raise ValueError(f"step {step.step} has {sequences} sequences, more than {padded_to}")
         pending = np.full(tokens, NO_SLOT, np.int64)
         pending[batch.pending_rows] = batch.pending_slots
-        width = min(batch.page_table.shape[1], self.table_width)
+        (table,), (locations,) = batch.page_table, batch.token_locations
+        width = min(table.shape[1], self.table_width)
         if padded_to is not None:
             width = self.table_width
         page_table = np.full((sequences + padding, width), self.num_pages, np.int64)
-        known = min(width, batch.page_table.shape[1])
-        page_table[:sequences, :known] = batch.page_table[:, :known]
+        known = min(width, table.shape[1])
+        page_table[:sequences, :known] = table[:, :known]
         after = np.arange(tokens, tokens + padding)
         parts = (
             [batch.token_ids, np.zeros(padding, np.int64)],
             [pending, np.full(padding, NO_SLOT)],
-            [batch.token_locations, np.full(padding, self.num_pages * self.page_size)],
+            [locations, np.full(padding, self.num_pages * self.page_size)],
             [batch.query_start, after + 1],
             [batch.context_lens, np.ones(padding, np.int64)],
             [page_table.reshape(-1)],

@@ -118,10 +118,10 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
             page = item.page_ids[position // page_size]
-            assert batch.token_locations[row] == page * page_size + position % page_size
+            assert batch.token_locations[0, row] == page * page_size + position % page_size
             row += 1
         pages = -(-(item.start + item.count) // page_size)
-        assert batch.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()
+        assert batch.page_table[0, index, :pages].tolist() == item.page_ids[:pages].tolist()
     assert batch.query_start.tolist()[len(plan.items) :] == [row] == [len(batch.token_ids)]
     assert batch.max_context == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
@@ -191,7 +191,7 @@ def test_a_step_reads_the_same_whatever_was_read_before(drawn: tuple[list[StepPl
         table, expected_table = before[-1]["page_table"], expected.pop("page_table")
         for row, item in enumerate(plan.items):
             needed = -(-(item.start + item.count) // page_size)
-            assert table[row, :needed].tolist() == expected_table[row, :needed].tolist()
+            assert table[0, row, :needed].tolist() == expected_table[0, row, :needed].tolist()
         assert {name: before[-1][name] for name in expected} == expected
 
     for step, arrays in zip(steps, before, strict=True):  # what steps in flight read stays
@@ -232,7 +232,7 @@ def test_a_step_that_is_refused_leaves_no_trace_in_those_behind_it() -> None:
         reader.read(decodes(2, other, (3, 8)))
     batch = reader.read(decodes(3, other, (3, 5))).batch
     assert batch is not None
-    assert batch.token_locations.tolist() == [23, 25]
+    assert batch.token_locations.tolist() == [[23, 25]]
 
 
 def test_copies_keep_their_order_and_name_their_caches() -> None:

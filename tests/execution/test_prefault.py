@@ -26,7 +26,7 @@ from aioserve.ops.native_types import NativeKVCache
 from tests.ops.scenarios import NATIVE, allocate
 
 PAGE_SIZE = 4
-CACHE_PAGE_BYTES = 2**15
+CACHE_PAGE_BYTES = 2**17
 
 
 class Spare(NamedTuple):
@@ -38,32 +38,26 @@ class Spare(NamedTuple):
 class AskedFor:
     """A cache that notes what of it was asked for."""
 
-    def __init__(self, num_layers: int, num_pages: int, page_bytes: int) -> None:
-        self.num_layers = num_layers
+    def __init__(self, num_pages: int, page_bytes: int) -> None:
         self.num_pages = num_pages
         self.page_size = PAGE_SIZE
-        self.page_bytes = page_bytes
-        self.bytes_per_page = 2 * num_layers * page_bytes
-        self.provided = np.zeros((2 * num_layers, num_pages), bool)
+        self.bytes_per_page = page_bytes
+        self.provided = np.zeros(num_pages, bool)
         self.spare_bytes = 2**40
         self.written = 0
         self.calls = 0
 
     def available_bytes(self) -> int:
-        return self.spare_bytes - int(self.provided.sum()) * self.page_bytes
+        return self.spare_bytes - int(self.provided.sum()) * self.bytes_per_page
 
-    def prefault(self, plane: int, first: int, end: int) -> None:
-        assert 0 <= first < end <= self.num_pages
-        assert end - first <= max(
-            1, prefault.PIECE_BYTES * 2 * self.num_layers // self.bytes_per_page
-        )
-        assert not self.provided[plane, first:end].any()
-        if plane == 0:
-            assert first >= self.written
-            left_bytes = self.available_bytes() - (end - first) * self.bytes_per_page
-            assert left_bytes >= prefault.LEAVE_BYTES
+    def prefault(self, first: int, end: int) -> None:
+        assert self.written <= first < end <= self.num_pages
+        assert end - first <= max(1, prefault.PIECE_BYTES // self.bytes_per_page)
+        assert not self.provided[first:end].any()
+        left_bytes = self.available_bytes() - (end - first) * self.bytes_per_page
+        assert left_bytes >= prefault.LEAVE_BYTES
         self.calls += 1
-        self.provided[plane, first:end] = True
+        self.provided[first:end] = True
 
 
 @st.composite
@@ -72,7 +66,7 @@ def scenes(draw: st.DrawFn) -> tuple[AskedFor, int, list[int | Spare | None]]:
     or goes, or None, an idle thread."""
     num_pages = draw(st.integers(1, 40))
     page_bytes = prefault.PIECE_BYTES * 2 // draw(st.integers(1, 20))
-    cache = AskedFor(draw(st.integers(1, 3)), num_pages, page_bytes)
+    cache = AskedFor(num_pages, page_bytes)
     pages = st.integers(0, num_pages - 1)
     spare = st.integers(0, 12).map(
         lambda pages: Spare(prefault.LEAVE_BYTES + pages * cache.bytes_per_page)
@@ -86,12 +80,12 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
     cache, ahead, events = scene
     keeps = Prefault(cast(KVCache, cache), ahead, available_bytes=cache.available_bytes)
     wanted, more = ahead, True
-    whole = -(-prefault.PIECE_BYTES // cache.page_bytes)
+    whole = -(-prefault.PIECE_BYTES // cache.bytes_per_page)
 
     def check(idle: bool) -> None:
-        assert not cache.provided[:, wanted + whole :].any()
+        assert not cache.provided[wanted + whole :].any()
         if idle and cache.available_bytes() >= prefault.LEAVE_BYTES + whole * cache.bytes_per_page:
-            assert cache.provided[:, cache.written : wanted].all()
+            assert cache.provided[cache.written : wanted].all()
 
     for event in events:
         if event is None:
@@ -100,7 +94,7 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
         elif isinstance(event, Spare):
             cache.spare_bytes = event.bytes
         else:
-            locations = np.array([event * PAGE_SIZE + 1, 0], np.int64)
+            locations = np.array([[0, 0], [event * PAGE_SIZE + 1, 0]], np.int64)
             keeps.note_writes(locations)
             cache.written = max(cache.written, event + 1)
             wanted = cache.written + ahead
@@ -109,7 +103,7 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
     assert not more
     check(idle=True)
     calls = cache.calls
-    keeps.note_writes(np.array([], np.int64))
+    keeps.note_writes(np.empty((1, 0), np.int64))
     assert not keeps.advance()
     assert cache.calls == calls
 
@@ -136,28 +130,28 @@ def in_small_pages(tensor: torch.Tensor) -> None:
 
 
 def native_cache(num_pages: int) -> NativeKVCache:
-    """Of `CACHE_PAGE_BYTES` a page in each of its four planes."""
+    """Of `CACHE_PAGE_BYTES` a page."""
     cache = allocate(NATIVE, 2, num_pages, 16, 4, 128, torch.float32)
     assert isinstance(cache, NativeKVCache)
+    assert cache.bytes_per_page == CACHE_PAGE_BYTES
     return cache
 
 
 def test_memory_is_there_when_it_was_asked_for_and_not_before():
-    cache = native_cache(400)  # 12 MiB a plane
-    keys_of_second_layer = cache.storage[1, 0]
-    assert not any(resident(keys_of_second_layer))
-    cache.prefault(2, 64, 128)
-    there = resident(keys_of_second_layer)
+    cache = native_cache(400)
+    assert not any(resident(cache.storage))
+    cache.prefault(64, 128)
+    there = resident(cache.storage)
     first, end = (page * CACHE_PAGE_BYTES // mmap.PAGESIZE for page in (64, 128))
+    huge = 2**21 // mmap.PAGESIZE
     assert all(there[first:end])
-    assert not all(there)
-    assert not any(resident(cache.storage[0, 0])[: -(2**21) // mmap.PAGESIZE])
+    assert not any(there[: first - huge])
+    assert not any(there[end + huge :])
 
 
 @st.composite
-def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
-    """Sizes of a cache, a plane of it and pages [first, end), for whose bytes the system's pages
-    mean nothing."""
+def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
+    """Sizes of a cache and pages [first, end), for whose bytes the system's pages mean nothing."""
     layers, pages, size = (
         draw(st.integers(1, 2)),
         draw(st.integers(1, 30)),
@@ -165,18 +159,16 @@ def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
     )
     heads, dim = draw(st.integers(1, 3)), draw(st.integers(1, 256))
     first, end = sorted((draw(st.integers(0, pages)), draw(st.integers(0, pages))))
-    return (layers, pages, size, heads, dim), draw(st.integers(0, 2 * layers - 1)), first, end
+    return (layers, pages, size, heads, dim), first, end
 
 
 @given(ranges())
 def test_each_page_of_the_system_that_has_a_byte_of_the_range_is_there_and_no_other(scene):
-    (layers, pages, size, heads, dim), plane, first, end = scene
+    (layers, pages, size, heads, dim), first, end = scene
     cache = allocate(NATIVE, layers, pages, size, heads, dim, torch.float32)
     in_small_pages(cache.storage)
-    plane_bytes = cache.storage.nbytes // (2 * cache.num_layers)
-    page_bytes = plane_bytes // cache.num_pages
-    begins, ends = (plane * plane_bytes + page * page_bytes for page in (first, end))
-    cache.prefault(plane, first, end)
+    begins, ends = (page * cache.bytes_per_page for page in (first, end))
+    cache.prefault(first, end)
     there = [i for i, present in enumerate(resident(cache.storage)) if present]
     if first < end:
         assert there == list(range(begins // mmap.PAGESIZE, -(-ends // mmap.PAGESIZE)))
@@ -186,10 +178,10 @@ def test_each_page_of_the_system_that_has_a_byte_of_the_range_is_there_and_no_ot
 
 def test_writes_find_their_memory_there():
     """Not a page of zeros in its place, which memory that was only read has."""
-    cache = native_cache(400)
+    cache = native_cache(100)
     in_small_pages(cache.storage)
-    values = cache.storage[0, 1]
-    cache.prefault(1, 0, 400)
+    values = cache.storage
+    cache.prefault(0, 100)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     values.fill_(1.0)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -201,21 +193,20 @@ def test_nothing_that_was_written_changes():
     held = cache.storage.view(torch.uint8)
     held.copy_(torch.randint(1, 256, held.shape, dtype=torch.uint8))
     before = held.clone()
-    for plane in range(4):
-        cache.prefault(plane, 0, 70)
+    cache.prefault(0, 70)
     assert torch.equal(held, before)
 
 
 def test_nothing_is_lost_that_another_thread_writes_meanwhile():
     """Bytes that are touched count their writes: one that were put back would fall behind."""
     cache = native_cache(64)
-    counts = cache.storage[0, 0].view(torch.uint8).view(-1)[::4096]
+    counts = cache.storage[:16].view(torch.uint8).view(-1)[::4096]
     counts.zero_()
     ended = threading.Event()
 
     def touch() -> None:
         while not ended.is_set():
-            cache.prefault(0, 0, 64)
+            cache.prefault(0, 16)
 
     touching = threading.Thread(target=touch)
     touching.start()
@@ -233,18 +224,16 @@ def test_it_goes_by_the_memory_of_this_machine(leave_bytes, provides, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("plane", "first", "end", "message"),
+    ("first", "end", "message"),
     [
-        (-1, 0, 1, r"plane must be in \[0, 4\), got -1"),
-        (4, 0, 1, r"plane must be in \[0, 4\), got 4"),
-        (0, -1, 1, r"must lie in \[0, 8\), got \[-1, 1\)"),
-        (0, 2, 1, r"must lie in \[0, 8\), got \[2, 1\)"),
-        (0, 0, 9, r"must lie in \[0, 8\), got \[0, 9\)"),
+        (-1, 1, r"must lie in \[0, 8\), got \[-1, 1\)"),
+        (2, 1, r"must lie in \[0, 8\), got \[2, 1\)"),
+        (0, 9, r"must lie in \[0, 8\), got \[0, 9\)"),
     ],
 )
-def test_what_lies_outside_is_refused(plane, first, end, message):
+def test_what_lies_outside_is_refused(first, end, message):
     with pytest.raises(ValueError, match=message):
-        native_cache(8).prefault(plane, first, end)
+        native_cache(8).prefault(first, end)
 
 
 @pytest.mark.parametrize(("most_bytes", "pages"), [(2**40, 8192), (3000 * 8192, None)])
@@ -264,13 +253,12 @@ async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_d
     loaded = await loading.load("pyhelp", config, num_slots=4)
     page_bytes = loaded.description["kv_cache_bytes"] // 100_000
     pages = pages or most_bytes // page_bytes
-    planes = 2 * 6  # of pyhelp's layers
     warm = pages_for(PROMPT_TOKENS + 1, 16)  # that the first steps have written
-    await _until(lambda: len(asked) >= pages * planes)
+    await _until(lambda: len(asked) >= pages)
     await asyncio.sleep(0.05)  # nothing more is asked for
     await loaded.runner.aclose()
     wanted = range(warm, warm + pages)
-    assert asked == [(plane, page, page + 1) for page in wanted for plane in range(planes)]
+    assert asked == [(page, page + 1) for page in wanted]
 
 
 async def _until(done: Callable[[], bool]) -> None:

@@ -43,10 +43,23 @@ class Recorder:
         """There is nothing to end."""
 
 
-@given(num_pages=sizes, page_size=sizes, max_model_len=sizes, max_step_tokens=sizes)
-def test_its_steps_stay_within_every_limit(num_pages, page_size, max_model_len, max_step_tokens):
+@given(
+    num_pages=sizes,
+    page_size=sizes,
+    num_groups=st.integers(1, 3),
+    max_model_len=sizes,
+    max_step_tokens=sizes,
+)
+def test_its_steps_stay_within_every_limit(
+    num_pages, page_size, num_groups, max_model_len, max_step_tokens
+):
     runner = Recorder()
-    limits = {"num_pages": num_pages, "page_size": page_size, "max_model_len": max_model_len}
+    limits = {
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "num_groups": num_groups,
+        "max_model_len": max_model_len,
+    }
     asyncio.run(warm_up(runner, **limits, max_step_tokens=max_step_tokens))
     started = set[int]()
     tables: dict[int, int] = {}
@@ -59,13 +72,15 @@ def test_its_steps_stay_within_every_limit(num_pages, page_size, max_model_len, 
         for pages in plan.pages:
             assert pages.first == 0
             assert all(0 <= page < num_pages for page in pages.page_ids.tolist())
-            tables[pages.slot] = len(pages.page_ids)
+            assert len(set(pages.page_ids.tolist())) == len(pages.page_ids)
+            tables[pages.slot], rest = divmod(len(pages.page_ids), num_groups)
+            assert not rest
         for item in plan.items:
             assert item.slot in started
             assert item.end <= min(max_model_len, capacity_tokens(tables[item.slot], page_size))
             longest = max(longest, item.end)
     assert not started, "a slot is left behind"
-    room = min(capacity_tokens(num_pages, page_size), max_model_len)
+    room = min(capacity_tokens(num_pages // num_groups, page_size), max_model_len)
     assert longest == (0 if room < 2 else min(PROMPT_TOKENS, room - 1, max_step_tokens) + 1)
 
 

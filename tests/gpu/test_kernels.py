@@ -15,9 +15,9 @@ from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.gpu.place import Place
-from tests.ops.contents import contents, fill
+from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.test_attention import check
-from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, random
+from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, one_group, random
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -114,9 +114,9 @@ def test_linear_layers_agree_with_float64(
 @dtypes
 def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) -> None:
     """Within the cache, to pinned pages of the host and back, one copy after the other."""
-    cache = backend.allocate_kv(KVShape(4, 64, 16, 8, 128, dtype))
-    host = backend.allocate_host_kv(KVShape(4, 40, 16, 8, 128, dtype))
-    fill(cache, random(*cache.storage.shape, dtype=dtype))
+    cache = backend.allocate_kv(KVShape(one_group(4), 64, 16, 8, 128, dtype))
+    host = backend.allocate_host_kv(KVShape(one_group(4), 40, 16, 8, 128, dtype))
+    fill(cache, random(*by_layer(cache).shape, dtype=dtype))
     host.storage.zero_()
     before = contents(cache).cpu()
     there = [(0, page, 1, page, 16) for page in range(40)]

@@ -29,26 +29,28 @@ def test_every_token_of_a_batch_lies_in_a_slot_of_its_own_page(
 ) -> None:
     columns = pages_for(max(lengths), page_size) + spare_columns
     page_table = np.arange(len(lengths) * columns, dtype=np.int32)[::-1]
-    page_table = page_table.reshape(len(lengths), columns)
+    page_table = page_table.reshape(1, len(lengths), columns)
     tokens = [(row, position) for row, n in enumerate(lengths) for position in range(n)]
     rows, positions = np.array(tokens, np.int64).reshape(-1, 2).T
     slots = token_locations(page_table, rows, positions, page_size)
     assert slots.dtype == np.int64
+    assert slots.shape == (1, len(tokens))
+    slots = slots[0]
     assert len(set(slots.tolist())) == len(tokens)
     for slot, (row, position) in zip(slots.tolist(), tokens, strict=True):
-        assert slot // page_size == page_table[row, position // page_size]
+        assert slot // page_size == page_table[0, row, position // page_size]
         assert slot % page_size == position % page_size
 
 
 def test_slots_of_the_last_page_of_a_large_cache_do_not_overflow() -> None:
-    page_table = np.array([[2**31 - 1]], np.int32)
+    page_table = np.array([[[2**31 - 1]]], np.int32)
     position = np.array([63], np.int32)
     slots = token_locations(page_table, np.zeros(1, np.int32), position, 64)
-    assert slots.tolist() == [(2**31 - 1) * 64 + 63]
+    assert slots.tolist() == [[(2**31 - 1) * 64 + 63]]
 
 
 def test_a_position_past_the_table_is_refused() -> None:
-    page_table = np.array([[3]], np.int32)
+    page_table = np.array([[[3]]], np.int32)
     with pytest.raises(IndexError):
         token_locations(page_table, np.array([0]), np.array([16]), 16)
 

@@ -9,13 +9,13 @@ from torch.nn import functional
 from aioserve.ops import KVCache
 from aioserve.ops.native_types import NativeKVCache
 
-__all__ = ["contents", "fill"]
+__all__ = ["by_layer", "contents", "fill"]
 
 
 def contents(kv: KVCache) -> Tensor:
-    """`[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`, in memory of its own."""
+    """`[layers_per_page, 2, num_pages, num_kv_heads, page_size, head_dim]`, in its own memory."""
     if not isinstance(kv, NativeKVCache):
-        return kv.storage.clone()
+        return by_layer(kv).clone(memory_format=torch.contiguous_format)
     keys, values = _keys(kv), _values(kv)
     keys = keys.transpose(-2, -3).flatten(-2)[..., : kv.head_dim]
     if values.dim() == 6:
@@ -26,7 +26,7 @@ def contents(kv: KVCache) -> Tensor:
 def fill(kv: KVCache, values: Tensor) -> None:
     """Make every page hold what `contents` then returns."""
     if not isinstance(kv, NativeKVCache):
-        kv.storage.copy_(values)
+        by_layer(kv).copy_(values)
         return
     keys, own_values = _keys(kv), _values(kv)
     new_keys, new_values = values.to(kv.dtype).unbind(1)
@@ -38,15 +38,20 @@ def fill(kv: KVCache, values: Tensor) -> None:
     own_values.copy_(new_values)
 
 
+def by_layer(kv: KVCache) -> Tensor:
+    """A view of the storage, `[layers_per_page, 2, num_pages, num_kv_heads, ...]`."""
+    return kv.storage.movedim(0, 2)
+
+
 def _keys(kv: KVCache) -> Tensor:
-    """`[num_layers, num_pages, num_kv_heads, steps, page_size, dimensions of a step]`."""
-    return kv.storage[:, 0].unflatten(-1, (-1, kv.page_size, 4 // kv.dtype.itemsize))
+    """`[layers_per_page, num_pages, num_kv_heads, steps, page_size, dimensions of a step]`."""
+    return by_layer(kv)[:, 0].unflatten(-1, (-1, kv.page_size, 4 // kv.dtype.itemsize))
 
 
 def _values(kv: KVCache) -> Tensor:
-    """`[num_layers, num_pages, num_kv_heads, page_size, head_dim]`; where tokens are in pairs
+    """`[layers_per_page, num_pages, num_kv_heads, page_size, head_dim]`; where tokens are in pairs
     `[..., page_size / 2, head_dim, 2]`."""
     size, dim = kv.page_size, kv.head_dim
-    values = kv.storage[:, 1, ..., : size * dim]
+    values = by_layer(kv)[:, 1, ..., : size * dim]
     paired = kv.dtype is torch.bfloat16 and size % 2 == 0
     return values.unflatten(-1, (size // 2, dim, 2) if paired else (size, dim))

@@ -78,7 +78,7 @@ def check(
         storage.double(), contents(exact.kv), rtol=rtol, atol=atol, equal_nan=True
     )
     page_size = scenario.page_size
-    locations = torch.from_numpy(scenario.host.token_locations)
+    locations = torch.from_numpy(scenario.host.token_locations[0])
     written = torch.zeros(scenario.num_pages, page_size, dtype=torch.bool)
     written[locations // page_size, locations % page_size] = True
     bits = torch.int32 if dtype is torch.float32 else torch.int16
@@ -102,7 +102,7 @@ def check_a_token_beside_others(
     last = lay_out([(1, 1, 90)], heads, dtype=dtype)
     alone = write(backend, last, qkv[-1:], heads, 32, True)
     assert torch.equal(together.q[-1:], alone.q)
-    location = int(last.host.token_locations[0])
+    location = int(last.host.token_locations[0, 0])
     at = (0, slice(None), location // 16, slice(None), location % 16)
     assert torch.equal(contents(together.kv)[at], contents(alone.kv)[at])
 

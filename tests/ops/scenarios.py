@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.ops import Backend, Batch, HostBatch, KVCache, KVShape
 from aioserve.ops.backend import KVLayer
+from aioserve.ops.kv_cache import PlainKVCache
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.reference import ReferenceBackend
 from tests.ops.contents import fill
@@ -78,8 +80,8 @@ class Scenario:
                 token_ids=host.token_ids[own],
                 query_start=np.array([0, tokens], np.int32),
                 context_lens=host.context_lens[row : row + 1],
-                page_table=host.page_table[row : row + 1],
-                token_locations=host.token_locations[own],
+                page_table=host.page_table[:, row : row + 1],
+                token_locations=host.token_locations[:, own],
                 positions=host.positions[own],
                 logit_rows=np.arange(tokens),
             ),
@@ -87,7 +89,7 @@ class Scenario:
 
     def share(self, row: int, of: int, first: int, last: int) -> None:
         """Sequence `row` reads its pages [first, last) where sequence `of` has them."""
-        self.host.page_table[row, first:last] = self.host.page_table[of, first:last]
+        self.host.page_table[:, row, first:last] = self.host.page_table[:, of, first:last]
 
     def on(self, backend: Backend, *, wide: bool = False, qkv: Tensor | None = None) -> Step:
         """In memory of its own. `wide`: everything in float64, for an exact reference.
@@ -116,8 +118,22 @@ def allocate(
     head_dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    shape = KVShape(num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype)
-    return backend.allocate_kv(shape)
+    layout = one_group(num_layers)
+    return backend.allocate_kv(KVShape(layout, num_pages, page_size, num_kv_heads, head_dim, dtype))
+
+
+def one_group(num_layers: int) -> KVLayout:
+    """The layout of layers that see everything."""
+    return kv_layout([LayerKV(bytes_per_token=4)] * num_layers, 1)
+
+
+def plain_cache(values: Tensor, device: torch.device | str = "cpu") -> PlainKVCache:
+    """Pages that hold `values`, shaped as by `contents`, in memory of their own."""
+    layers, _, pages, heads, size, dim = values.shape
+    shape = KVShape(one_group(layers), pages, size, heads, dim, values.dtype)
+    cache = PlainKVCache(torch.empty(shape.plain(), dtype=values.dtype, device=device), shape)
+    fill(cache, values.to(device))
+    return cache
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -169,8 +185,8 @@ def lay_out(
         token_ids=np.zeros(starts[-1], np.int64),
         query_start=np.array(starts, np.int32),
         context_lens=np.array([context for _, _, context in sequences], np.int32),
-        page_table=table.numpy(),
-        token_locations=torch.cat(slots).numpy(),
+        page_table=table[None].numpy(),
+        token_locations=torch.cat(slots)[None].numpy(),
         positions=torch.cat(positions).numpy(),
         logit_rows=np.arange(starts[-1]),
         pending_rows=np.zeros(0, np.int64),

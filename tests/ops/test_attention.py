@@ -213,7 +213,7 @@ def test_keys_before_the_window_are_never_read(
     plain = contents(step.kv)
     for row, oldest in ((0, 649), (1, 46)):
         at = torch.arange(oldest)
-        pages = torch.from_numpy(scenario.host.page_table)[row, at // page_size].long()
+        pages = torch.from_numpy(scenario.host.page_table)[0, row, at // page_size].long()
         plain[:, :, pages, :, at % page_size] = float("nan")
     fill(step.kv, plain)
     assert torch.equal(attend(step, window=51), before)
@@ -251,14 +251,14 @@ def test_a_batch_without_tokens_gives_no_rows() -> None:
 @pytest.mark.parametrize(
     ("array", "index", "value", "message"),
     [
-        ("page_table", (0, 1), 1000, "sequence 0 names page 1000 of 5"),
-        ("page_table", (0, 0), -1, "sequence 0 names page -1 of 5"),
+        ("page_table", (0, 0, 1), 1000, "sequence 0 names page 1000 of 5"),
+        ("page_table", (0, 0, 0), -1, "sequence 0 names page -1 of 5"),
         ("context_lens", 0, 65, "sequence 0 has a context of 65, but its page table ends at 64"),
         ("context_lens", 0, 1, "sequence 0 has 2 query tokens in a context of 1"),
         ("query_start", 1, 3, "query_start must run from 0 to the number of tokens, 2"),
         ("query_start", 0, 1, "query_start must run from 0 to the number of tokens, 2"),
-        ("token_locations", 1, -1, r"token_locations\[1\] is -1, outside the 80 locations"),
-        ("token_locations", 0, 80, r"token_locations\[0\] is 80, outside the 80 locations"),
+        ("token_locations", (0, 1), -1, r"token_locations\[0, 1\] is -1, outside the 80 locations"),
+        ("token_locations", (0, 0), 80, r"token_locations\[0, 0\] is 80, outside the 80 locations"),
         ("positions", 1, -1, r"positions\[1\] is -1"),
         ("logit_rows", 1, -1, r"logit_rows\[1\] is -1 of 2 tokens"),
         ("logit_rows", 0, 2, r"logit_rows\[0\] is 2 of 2 tokens"),

@@ -22,6 +22,7 @@ from aioserve.ops.native_grouped import joined_linear
 from aioserve.ops.native_program import NativeProgram
 from aioserve.sampling.edits import leave_out
 from tests.ops.grouped_integers import random_integers
+from tests.ops.scenarios import one_group
 
 HIDDEN, VOCAB, HEAD_DIM, KV_HEADS = 24, 40, 8, 1
 Forward = Callable[[LayerOps[Any]], Any]
@@ -120,8 +121,8 @@ def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
         token_ids=(np.arange(starts[-1]) * 7 % VOCAB).astype(np.int64),
         query_start=starts.astype(np.int32),
         context_lens=np.array(counts, np.int32),
-        page_table=np.arange(len(counts), dtype=np.int32)[:, None].copy(),
-        token_locations=(pages * 16 + positions).astype(np.int64),
+        page_table=np.arange(len(counts), dtype=np.int32)[None, :, None].copy(),
+        token_locations=(pages * 16 + positions).astype(np.int64)[None],
         positions=positions.astype(np.int32),
         logit_rows=np.array(logit_rows, np.int64),
         pending_rows=np.zeros(0, np.int64),
@@ -130,7 +131,7 @@ def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
 
 
 def cache(dtype: torch.dtype, num_pages: int, layers: int = 1, heads: int = KV_HEADS) -> Any:
-    return NATIVE.allocate_kv(KVShape(layers, num_pages, 16, heads, HEAD_DIM, dtype))
+    return NATIVE.allocate_kv(KVShape(one_group(layers), num_pages, 16, heads, HEAD_DIM, dtype))
 
 
 def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:

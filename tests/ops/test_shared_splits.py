@@ -159,7 +159,7 @@ def test_only_what_lies_in_the_split_decides_whether_it_is_shared(threads: None)
         nearly = laid_out()
         nearly.share(2, 0, 0, 32)
         assert shared_splits(nearly, heads) == heads.kv
-        nearly.host.page_table[2, other] = nearly.host.page_table[1, other]
+        nearly.host.page_table[0, 2, other] = nearly.host.page_table[0, 1, other]
         assert shared_splits(nearly, heads) == 0, other
         assert torch.equal(attend(nearly), each_alone(nearly)), other
 

@@ -12,22 +12,22 @@ from aioserve.errors import ConfigError
 from aioserve.ops import KVShape, SampleRows, backend_named
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.contents import fill
-from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
+from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out, one_group
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_lie_in_steps_of_four_bytes_by_token_within(dtype: torch.dtype) -> None:
     cache = allocate(NATIVE, 3, 7, 16, 2, 32, dtype)
     per_step = 4 // dtype.itemsize
-    assert cache.storage.shape == (3, 2, 7, 2, 16 * 32)
+    assert cache.storage.shape == (7, 3, 2, 2, 16 * 32)
     plain = torch.zeros(3, 2, 7, 2, 16, 32)
     plain[2, 0, 6, 1, 15, 31] = 5
     fill(cache, plain)
-    assert cache.storage[2, 0, 6, 1].nonzero().item() == 16 * 32 - 1
+    assert cache.storage[6, 2, 0, 1].nonzero().item() == 16 * 32 - 1
     plain[2, 0, 6, 1, 15, 31] = 0
     plain[2, 0, 6, 1, 3, per_step] = 5
     fill(cache, plain)
-    assert cache.storage[2, 0, 6, 1].nonzero().item() == (16 + 3) * per_step
+    assert cache.storage[6, 2, 0, 1].nonzero().item() == (16 + 3) * per_step
     sizes = (cache.num_layers, cache.num_pages, cache.page_size, cache.num_kv_heads, cache.head_dim)
     assert sizes == (3, 7, 16, 2, 32)
     assert cache.dtype is dtype
@@ -48,7 +48,7 @@ def test_values_lie_in_rows_or_in_pairs_of_tokens(
     plain = torch.zeros(1, 2, 2, 2, page_size, 32)
     plain[0, 1, 1, 1, 3, 5] = 5
     fill(cache, plain)
-    assert cache.storage[0, 1, 1, 1].nonzero().item() == at
+    assert cache.storage[1, 0, 1, 1].nonzero().item() == at
     assert int(cache.storage.count_nonzero()) == 1
 
 
@@ -57,7 +57,7 @@ def test_values_lie_in_rows_or_in_pairs_of_tokens(
 def test_bytes_per_page_add_up_to_the_storage(dtype: torch.dtype, head_dim: int) -> None:
     cache = allocate(NATIVE, 3, 7, 16, 2, head_dim, dtype)
     assert 7 * cache.bytes_per_page == cache.storage.nbytes
-    assert KVShape(3, 7, 16, 2, head_dim, dtype).bytes_per_page == cache.bytes_per_page
+    assert KVShape(one_group(3), 7, 16, 2, head_dim, dtype).bytes_per_page == cache.bytes_per_page
 
 
 def test_a_cache_of_no_pages_is_refused_by_name() -> None:
@@ -66,10 +66,13 @@ def test_a_cache_of_no_pages_is_refused_by_name() -> None:
 
 
 def test_storage_of_another_shape_is_no_cache() -> None:
-    with pytest.raises(ValueError, match=r"storage must have shape \[num_layers, 2, num_pages"):
-        PlainKVCache(torch.zeros(1, 3, 2, 2, 2, 2))
+    shape = KVShape(one_group(3), 2, 4, 2, 8, torch.float32)
+    PlainKVCache(torch.zeros(2, 3, 2, 2, 4, 8), shape)
+    for storage in (torch.zeros(3, 2, 2, 2, 4, 8), torch.zeros(2, 3, 2, 2, 4, 8).half()):
+        with pytest.raises(ValueError, match=r"storage must be torch.float32 of shape \(2, 3, 2"):
+            PlainKVCache(storage, shape)
     with pytest.raises(ValueError, match="storage must be contiguous"):
-        PlainKVCache(torch.zeros(1, 2, 2, 2, 2, 2).mT)
+        PlainKVCache(torch.zeros(2, 3, 2, 2, 8, 4).mT, shape)
 
 
 def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
@@ -79,7 +82,7 @@ def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"query_start must have shape \(3,\), got \(2,\)"):
         dataclasses.replace(batch, query_start=batch.query_start[:2])
     with pytest.raises(ValueError, match="page_table must be contiguous"):
-        dataclasses.replace(batch, page_table=batch.page_table[:, ::2])
+        dataclasses.replace(batch, page_table=batch.page_table[:, :, ::2])
 
 
 def test_rows_at_other_positions_are_the_same_otherwise() -> None:

@@ -61,8 +61,8 @@ class PagedRun:
             token_ids=np.array(token_ids, np.int64),
             query_start=np.array(starts, np.int32),
             context_lens=np.array(contexts, np.int32),
-            page_table=np.array(table, np.int32),
-            token_locations=np.array(slots, np.int64),
+            page_table=np.array([table], np.int32),
+            token_locations=np.array([slots], np.int64),
             positions=np.array(positions, np.int32),
             logit_rows=np.arange(len(token_ids))
             if logit_rows is None

@@ -19,6 +19,7 @@ from aioserve.config import Attention, EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import DeviceFailedError
+from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import full_pages, pages_for_each, tokens_in_part
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVShape
@@ -178,7 +179,9 @@ class _Trial:
         self.tokens: int = sum(tokens for tokens, _ in prompts)
         heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
-        shape = KVShape(1, num_pages, config.page_size, heads.kv, heads.dim, decoder.kv_dtype)
+        # One layer in one group, for kinds of any group.
+        layout = kv_layout(decoder.config.kv_layers(decoder.kv_dtype.itemsize)[:1], 1)
+        shape = KVShape(layout, num_pages, config.page_size, heads.kv, heads.dim, decoder.kv_dtype)
         cache = backend.allocate_kv(shape)
         # The random numbers of the program that the engine lives in stay its own.
         generator = torch.Generator(backend.device).manual_seed(0)
@@ -241,14 +244,14 @@ def _lay_out(prompts: Sequence[tuple[int, int]], page_size: int) -> tuple[HostBa
     order = np.random.default_rng(0).permutation(int(pages.sum())).astype(np.int32)
     table = np.zeros((len(prompts), int(pages.max())), np.int32)
     table[np.arange(table.shape[1]) < pages[:, None]] = order
-    return HostBatch.laid_out(counts, contexts, table, page_size), len(order)
+    return HostBatch.laid_out(counts, contexts, table[None], page_size), len(order)
 
 
 def _filled(cache: PlainKVCache, host: HostBatch, generator: torch.Generator) -> PlainKVCache:
     """Random where a context has tokens, NaN elsewhere."""
     cache.storage.normal_(generator=generator)
     page_size = cache.page_size
-    for context, row in zip(host.context_lens.tolist(), host.page_table, strict=True):
+    for context, row in zip(host.context_lens.tolist(), host.page_table[0], strict=True):
         if held := tokens_in_part(context, page_size):
-            cache.storage[:, :, int(row[full_pages(context, page_size)]), :, held:] = math.nan
+            cache.storage[int(row[full_pages(context, page_size)]), ..., held:, :] = math.nan
     return cache

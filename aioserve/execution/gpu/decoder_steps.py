@@ -58,6 +58,7 @@ class DecoderSteps:
         self.max_model_len = max_model_len
         self.cache = cache
         self.page_size: int = cache.page_size
+        self.num_groups: int = cache.layout.num_groups
         self.max_result_bytes: int = ResultShape.largest(num_slots).num_bytes
         self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
         """Steps with rows that are filtered, or ask for more than a draw, are rare: their graphs
@@ -72,6 +73,7 @@ class DecoderSteps:
             max_scored=MAX_SCORED_TOKENS,
             max_pages=pages_for(max_model_len, cache.page_size),
             page_size=cache.page_size,
+            num_groups=self.num_groups,
         )
         self.max_input_bytes: int = self._layout.num_bytes
         self._padding_page = cache.num_pages - 1
@@ -88,8 +90,8 @@ class DecoderSteps:
         return self._pack(step.batch, step.samples, step.extras, target, padded_to)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
-        nothing = np.empty(0, np.int32)
-        batch = HostBatch.laid_out(nothing, nothing, np.empty((0, 1), np.int32), self.page_size)
+        nothing, empty = np.empty(0, np.int32), np.empty((self.num_groups, 0, 1), np.int32)
+        batch = HostBatch.laid_out(nothing, nothing, empty, self.page_size)
         packed = self._pack(batch, SampleRows.none(), None, target, padded_to)
         return replace(packed, shape=replace(packed.shape, draws=_draws(variant)))
 

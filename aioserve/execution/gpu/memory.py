@@ -78,6 +78,7 @@ def measure_step(
         max_sequences,
         model.max_model_len,
         model.page_size,
+        num_groups=model.num_groups,
         vocab_size=model.decoder.config.vocab_size,
     )
     with device.within():
@@ -117,7 +118,13 @@ def room_bytes(use: MemoryUse, step_bytes: int, utilization: float) -> int:
 
 
 def largest_step(
-    max_tokens: int, max_sequences: int, max_model_len: int, page_size: int, *, vocab_size: int
+    max_tokens: int,
+    max_sequences: int,
+    max_model_len: int,
+    page_size: int,
+    *,
+    num_groups: int,
+    vocab_size: int,
 ) -> HostStep:
     """As many tokens as there may be, of as many sequences, each with a row that is drawn: decodes
     of the longest contexts, and prompts behind them. All of them share one page.
@@ -135,7 +142,7 @@ def largest_step(
     ends = np.cumsum(counts)
     tokens, rows = int(ends[-1]), len(counts)
     scored = min(tokens, MAX_SCORED_TOKENS)
-    table = np.zeros((rows, pages_for(max_model_len, page_size)), np.int32)
+    table = np.zeros((num_groups, rows, pages_for(max_model_len, page_size)), np.int32)
     logit_rows = np.concatenate((ends - 1, np.arange(tokens - scored, tokens)))
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
     samples = SampleRows(

@@ -76,7 +76,9 @@ class CudaRunner:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._device = device
-        self._reader = PlanReader(model.page_size, num_slots, processors)
+        self._reader = PlanReader(
+            model.page_size, num_slots, processors, num_groups=model.num_groups
+        )
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
         with device.within():

@@ -119,6 +119,11 @@ class StepModel(Protocol):
         ...
 
     @property
+    def num_groups(self) -> int:
+        """Groups of layers, each with page tables of its own."""
+        ...
+
+    @property
     def max_input_bytes(self) -> int:
         """Input bytes of the largest step."""
         ...

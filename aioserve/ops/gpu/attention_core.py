@@ -71,26 +71,26 @@ def launch_constants(kv: KVCache, group: int, kind: AttentionKind, tile: Tile) -
 @triton.jit
 def key_offsets(
     pages,
+    page_stride,
     head,
     start,
-    end,
+    held,
     PAGE_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Offsets of keys `start` to `start + KEYS` of a KV head in a layer's pages, int64 [KEYS].
 
-    `pages` is the sequence's row of the page table. Keys from `end` on get an offset that must not
-    be read. `start` is a multiple of KEYS.
+    `pages` is the sequence's row of the page table, and a layer's pages are `page_stride` numbers
+    apart. Keys that are not `held` get an offset that must not be read, and no page is looked up
+    for them alone. `start` is a multiple of KEYS, and some key is held.
     """
     at = start + tl.arange(0, KEYS)
     if PAGE_SIZE % KEYS == 0:
         page = tl.load(pages + start // PAGE_SIZE)
     else:
-        page = tl.load(pages + at // PAGE_SIZE, mask=at < end, other=0)
-    row = (page.to(tl.int64) * KV_HEADS + head) * PAGE_SIZE + at % PAGE_SIZE
-    return row * HEAD_DIM
+        page = tl.load(pages + at // PAGE_SIZE, mask=held, other=0)
+    return page.to(tl.int64) * page_stride + (head * PAGE_SIZE + at % PAGE_SIZE) * HEAD_DIM
 
 
 @triton.jit

@@ -65,6 +65,7 @@ def decode_kernel(
     sinks,
     log_sums,
     row_stride,
+    page_stride,
     table_stride,
     capacity,
     window,
@@ -132,7 +133,7 @@ def decode_kernel(
         first = (first_block + block) * KEYS
         keys = first + tl.arange(0, KEYS)
         held = (keys >= oldest_key) & (keys < context)
-        offsets = key_offsets(pages, head, first, context, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS)
+        offsets = key_offsets(pages, page_stride, head, first, held, PAGE_SIZE, HEAD_DIM, KEYS)
         k = load_keys(k_pages, offsets, held, HEAD_DIM, DIMS, True)
         v = load_keys(v_pages, offsets, held, HEAD_DIM, DIMS, True)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -229,7 +230,8 @@ def decode(
     part_blocks = triton.cdiv(tiles.part_keys, tile.keys)
     most_parts = max_parts(kv.num_kv_heads)
     # Parts of the longest context that the page table has room for.
-    table_keys = capacity_tokens(batch.page_table.shape[1], kv.page_size)
+    page_table = batch.page_tables[at.group]
+    table_keys = capacity_tokens(page_table.shape[1], kv.page_size)
     capacity = min(most_parts, triton.cdiv(table_keys, part_blocks * tile.keys))
     split = batch.num_splits > 1 and capacity > 1
     heads = out.shape[1] // kv.head_dim
@@ -251,12 +253,13 @@ def decode(
         sums,
         k_pages,
         v_pages,
-        batch.page_table,
+        page_table,
         batch.context_lens,
         None if split else kind.sinks,
         None if split else log_sums,
         qkv.stride(0),
-        batch.page_table.stride(0),
+        kv.page_stride,
+        page_table.stride(0),
         capacity,
         kind.window,
         factor,

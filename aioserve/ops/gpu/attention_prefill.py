@@ -44,6 +44,7 @@ def _attend(
     k_pages,
     v_pages,
     pages,
+    page_stride,
     head,
     start,
     stop,
@@ -52,7 +53,6 @@ def _attend(
     window,
     factor,
     cap,
-    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -70,7 +70,7 @@ def _attend(
     for first in tl.range(start, stop, KEYS):
         keys = first + tl.arange(0, KEYS)
         held = (keys >= oldest_key) & (keys < end)
-        offsets = key_offsets(pages, head, first, end, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS)
+        offsets = key_offsets(pages, page_stride, head, first, held, PAGE_SIZE, HEAD_DIM, KEYS)
         k = load_keys(k_pages, offsets, held, HEAD_DIM, DIMS, MASKED)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_CAP:
@@ -99,6 +99,7 @@ def prefill_kernel(
     sinks,
     log_sums,
     row_stride,
+    page_stride,
     table_stride,
     window,
     factor,
@@ -165,19 +166,19 @@ def prefill_kernel(
     acc = tl.zeros([ROWS, DIMS], tl.float32)
     if HAS_WINDOW:
         top, total, acc = _attend(
-            q, position, top, total, acc, k_pages, v_pages, pages, head,
+            q, position, top, total, acc, k_pages, v_pages, pages, page_stride, head,
             start, plain_start, oldest_key, end, window, factor, cap,
-            KV_HEADS, HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
+            HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
         )  # fmt: skip
     top, total, acc = _attend(
-        q, position, top, total, acc, k_pages, v_pages, pages, head,
+        q, position, top, total, acc, k_pages, v_pages, pages, page_stride, head,
         plain_start, plain_stop, oldest_key, end, window, factor, cap,
-        KV_HEADS, HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, False,
+        HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, False,
     )  # fmt: skip
     top, total, acc = _attend(
-        q, position, top, total, acc, k_pages, v_pages, pages, head,
+        q, position, top, total, acc, k_pages, v_pages, pages, page_stride, head,
         plain_stop, end, oldest_key, end, window, factor, cap,
-        KV_HEADS, HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
+        HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
     )  # fmt: skip
 
     head_at = token * (KV_HEADS * GROUP) + query_head
@@ -208,6 +209,7 @@ def prefill(
     if not blocks:
         return
     k_pages, v_pages = kv.layer(layer)
+    page_table = batch.page_tables[at.group]
     factor, cap = score_units(kind)
     group = out.shape[1] // kv.head_dim // kv.num_kv_heads
     block_tiles = triton.cdiv(QUERY_BLOCK * group, tiles.prefill.rows)
@@ -216,14 +218,15 @@ def prefill(
         out,
         k_pages,
         v_pages,
-        batch.page_table,
+        page_table,
         batch.query_start,
         batch.context_lens,
         batch.query_blocks,
         kind.sinks,
         log_sums,
         qkv.stride(0),
-        batch.page_table.stride(0),
+        kv.page_stride,
+        page_table.stride(0),
         kind.window,
         factor,
         cap,

@@ -33,6 +33,7 @@ from aioserve.ops.checks import (
     check_norm,
     check_qkv,
     check_rotation,
+    check_window,
     own,
 )
 from aioserve.ops.gpu import rotary, rowwise, sampling
@@ -107,12 +108,14 @@ class CudaBackend(Backend):
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         sizes = _kv_sizes(shape)
-        return PlainKVCache(torch.empty(sizes, dtype=shape.dtype, device=self.device))
+        storage = torch.empty(sizes, dtype=shape.dtype, device=self.device)
+        return PlainKVCache(storage, shape)
 
     def allocate_host_kv(self, shape: KVShape) -> PlainKVCache:
         """Pinned, where the device is a GPU."""
         sizes, pinned = _kv_sizes(shape), self.device.type == "cuda"
-        return PlainKVCache(torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned))
+        storage = torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned)
+        return PlainKVCache(storage, shape)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> GpuBatch:
         check_batch(host, kv)
@@ -171,6 +174,7 @@ class CudaBackend(Backend):
         check_attention(
             kind, log_sum_exp, len(rows) if logit_rows_only else tokens, q_heads, self.device
         )
+        check_window(at.kv, at.layer, kind.window)
         of_all = log_sum_exp
         if log_sum_exp is not None and logit_rows_only:
             of_all = torch.empty((tokens, q_heads), dtype=torch.float32, device=self.device)

@@ -29,9 +29,10 @@ it, whatever the number of heads: so blocks are the same for all models.
 class HostPrompts:
     """The N sequences behind a step's decodes, on the host: for attention that is planned there.
 
-    query_counts  [N]     query tokens of each
-    context_lens  [N]     tokens in its KV pages after this step's writes
-    page_table    [N, P]  dense rows; what lies behind a context's pages is anything
+    query_counts  [N]        query tokens of each
+    context_lens  [N]        tokens in its KV pages after this step's writes
+    page_table    [G, N, P]  of each group of layers, dense rows; what lies behind a context's
+                             pages, or before the window of a group, is anything
     """
 
     query_counts: npt.NDArray[np.int32]
@@ -45,8 +46,10 @@ class GpuBatch(Batch):
 
         query_start      int32 [B + 1]  prefix sums of the query tokens per sequence
         context_lens     int32 [B]      tokens in the KV pages after this step's writes
-        page_table       int32 [B, P]   dense rows; they may lie apart, and be longer than needed
-        token_locations  int64 [T]      page * page_size + offset, where a token's K and V go
+        page_tables      int32 [B, P]   of each group of layers, dense rows; they may lie apart, and
+                                        be longer than needed
+        token_locations  int64 [T]      of each group: page * page_size + offset, where a token's K
+                                        and V go
         query_blocks     int32 [N, 2]   of the sequences behind the decodes: (sequence, first query
                                         token within it) of each block of QUERY_BLOCK tokens
 
@@ -59,8 +62,8 @@ class GpuBatch(Batch):
 
     query_start: torch.Tensor
     context_lens: torch.Tensor
-    page_table: torch.Tensor
-    token_locations: torch.Tensor
+    page_tables: tuple[torch.Tensor, ...]
+    token_locations: tuple[torch.Tensor, ...]
     num_sequences: int
     num_decodes: int
     query_blocks: torch.Tensor
@@ -74,3 +77,8 @@ class GpuKVLayer(NamedTuple):
     batch: GpuBatch
     kv: PlainKVCache
     layer: int
+
+    @property
+    def group(self) -> int:
+        """Group of the layer."""
+        return self.kv.places[self.layer][0]

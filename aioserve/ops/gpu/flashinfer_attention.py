@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.kv.pages import capacity_tokens, pages_for_each
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for_each
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.batch import GpuKVLayer, HostPrompts
 
@@ -130,6 +130,8 @@ def copy_event(device: torch.device) -> CopyEvent:
 class _Kind(NamedTuple):
     """Layers that one plan serves."""
 
+    group: int
+    """Group of layers whose pages they have."""
     dtype: torch.dtype
     query_heads: int
     kv_heads: int
@@ -139,7 +141,11 @@ class _Kind(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """Arrays of a plan, int32. All but `pages` are read on the host too."""
+    """Arrays of a plan, int32. All but `pages` are read on the host too.
+
+    Of layers with a window a context begins with the page of the first position that a query sees:
+    the pages before it may have left.
+    """
 
     query_starts: Tensor
     """[N + 1]: prefix sums of the query tokens of each prompt."""
@@ -152,34 +158,52 @@ class _Arrays(NamedTuple):
     """[all pages], on the device: the pages of each context, one after the other."""
 
 
+class _Keys(NamedTuple):
+    """What decides which pages the contexts of a batch have."""
+
+    group: int
+    window: int
+
+
 class _Turn:
     """Memory with which plans are made until the next batch but one."""
 
     def __init__(self, device: torch.device, copied: CopyEvent) -> None:
         self._device = device
-        self._host = torch.empty(0, dtype=torch.int32)
+        self._hosts: dict[_Keys, Tensor] = {}
         self.wrappers: dict[_Kind, Any] = {}
         self.copied = copied
         """Event after which the last plan made here is on the device."""
 
-    def arrays(self, prompts: HostPrompts, page_size: int) -> _Arrays:
+    def arrays(self, prompts: HostPrompts, keys: _Keys, page_size: int) -> _Arrays:
         counts, contexts = prompts.query_counts, prompts.context_lens
-        num_pages = pages_for_each(contexts, page_size)
-        held = np.arange(prompts.page_table.shape[1]) < num_pages[:, None]
+        table = prompts.page_table[keys.group]
+        ends = pages_for_each(contexts, page_size)
+        if keys.window:
+            seen = np.maximum(contexts - counts - keys.window + 1, 0)
+            first = full_pages(seen, page_size)
+        else:
+            first = np.zeros_like(ends)
+        num_pages = ends - first
+        contexts = contexts - capacity_tokens(first, page_size)
+        index = np.arange(table.shape[1])
+        held = (index >= first[:, None]) & (index < ends[:, None])
         parts = (
             np.concatenate(([0], np.cumsum(counts))),
             np.concatenate(([0], np.cumsum(num_pages))),
             contexts - capacity_tokens(np.maximum(num_pages - 1, 0), page_size),
             contexts,
-            prompts.page_table[held],
+            table[held],
         )
         sizes = [len(part) for part in parts]
         total = sum(sizes)
-        if len(self._host) < total:
+        host = self._hosts.get(keys)
+        if host is None or len(host) < total:
             pinned = self._device.type == "cuda"
-            self._host = torch.empty(2 * total, dtype=torch.int32, pin_memory=pinned)
-        np.concatenate(parts, out=self._host.numpy()[:total], casting="unsafe")
-        starts, page_starts, last_page_lens, context_lens, pages = self._host[:total].split(sizes)
+            host = torch.empty(2 * total, dtype=torch.int32, pin_memory=pinned)
+            self._hosts[keys] = host
+        np.concatenate(parts, out=host.numpy()[:total], casting="unsafe")
+        starts, page_starts, last_page_lens, context_lens, pages = host[:total].split(sizes)
         on_device = pages.to(self._device, non_blocking=True)
         return _Arrays(starts, page_starts, last_page_lens, context_lens, on_device)
 
@@ -206,7 +230,7 @@ class FlashInferAttention:
         """Turns; the first one plans now."""
         self._prompts: HostPrompts | None = None
         """Prompts of the batch that is planned now."""
-        self._arrays: _Arrays | None = None
+        self._arrays: dict[_Keys, _Arrays] = {}
         self._planned: dict[_Kind, Any] = {}
 
     def __call__(self, out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind) -> None:
@@ -214,7 +238,7 @@ class FlashInferAttention:
         kernels that can't be compiled."""
         batch, kv, layer = at
         dim, heads = kv.head_dim, out.shape[1] // kv.head_dim
-        planned = _Kind(kv.dtype, heads, kv.num_kv_heads, dim, kv.page_size, kind)
+        planned = _Kind(at.group, kv.dtype, heads, kv.num_kv_heads, dim, kv.page_size, kind)
         first = batch.num_decodes
         queries = qkv[first:, : heads * dim].unflatten(1, (heads, dim))
         results = out[first:].unflatten(1, (heads, dim))
@@ -233,7 +257,8 @@ class FlashInferAttention:
         return wrapper
 
     def _begin(self, prompts: HostPrompts) -> None:
-        self._prompts = self._arrays = None
+        self._prompts = None
+        self._arrays.clear()
         self._planned.clear()
         self._turns.rotate()
         self._turns[0].copied.synchronize()
@@ -245,9 +270,10 @@ class FlashInferAttention:
         if wrapper is None:
             wrapper = turn.wrappers[kind] = self._wrapper_class(self._workspace, "HND")
         try:
-            arrays = self._arrays
+            keys = _Keys(kind.group, kind.attention.window)
+            arrays = self._arrays.get(keys)
             if arrays is None:
-                arrays = self._arrays = turn.arrays(prompts, kind.page_size)
+                arrays = self._arrays[keys] = turn.arrays(prompts, keys, kind.page_size)
             wrapper.plan(
                 arrays.query_starts,
                 arrays.page_starts,

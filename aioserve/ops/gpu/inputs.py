@@ -2,11 +2,12 @@
 # pyright: reportCallIssue=false
 """All arrays of a step in one block of bytes, and what kernels see of it on the device.
 
-    token ids | slots of pending tokens | ... | page table
-    └────────── at fixed offsets for given maxima ───────┘
+    token ids | slots of pending tokens | ... | page tables
+    └────────── at fixed offsets for given maxima ────────┘
 
 One copy takes a step to the device, and a captured graph finds the next step where it found the
-last one. The page table is the last and by far the largest: of it only the rows in use are copied.
+last one. The page tables are the last and by far the largest: of them only the rows in use are
+copied. So a sequence's rows in the tables of all groups of layers lie together.
 
 Rows of logits are sampled from, but for the last ones of a step: those are only looked at.
 
@@ -126,7 +127,7 @@ def _of_sample(name: str) -> str:
 
 class InputLayout:
     """Places of all arrays, for steps of up to these many tokens, sequences, sampled rows, rows of
-    logits that are not sampled, and pages of a sequence."""
+    logits that are not sampled, and pages of a sequence in each of `num_groups` groups."""
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class InputLayout:
         max_scored: int = 0,
         max_pages: int,
         page_size: int,
+        num_groups: int = 1,
     ) -> None:
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
@@ -144,20 +146,21 @@ class InputLayout:
         self.max_scored = max_scored
         self.max_pages = max_pages
         self.page_size = page_size
+        self.num_groups = num_groups
         max_blocks = max_tokens // QUERY_BLOCK + max_sequences
         self._sections: dict[str, _Section] = {}
         offset = 0
         for name, dtype_name, size in (
             ("token_ids", "int64", max_tokens),
             ("token_slots", "int64", max_tokens),
-            ("token_locations", "int64", max_tokens),
+            ("token_locations", "int64", num_groups * max_tokens),
             ("positions", "int32", max_tokens),
             ("query_start", "int32", max_sequences + 1),
             ("context_lens", "int32", max_sequences),
             ("query_blocks", "int32", 2 * max_blocks),
             ("logit_rows", "int64", max_rows + max_scored),
             *((_of_sample(name), dtype, max_rows) for name, (dtype, _) in _SAMPLES.items()),
-            ("page_table", "int32", max_sequences * max_pages),
+            ("page_table", "int32", max_sequences * num_groups * max_pages),
         ):
             dtype, tensor_dtype = _DTYPES[dtype_name]
             self._sections[name] = _Section(offset, dtype, tensor_dtype, size)
@@ -173,6 +176,7 @@ class InputLayout:
             max_rows=len(host.logit_rows),
             max_pages=pages_for(host.max_context, page_size),
             page_size=page_size,
+            num_groups=len(host.page_table),
         )
 
     def pack(
@@ -208,7 +212,8 @@ class InputLayout:
         added = size - sequences
         needed_pages = pages_for(host.max_context, self.page_size)
         sampled = 0 if samples is None else rows - num_scored + added
-        self._check_sizes(tokens + added, size, sampled, rows + added, needed_pages)
+        groups = len(host.page_table)
+        self._check_sizes(tokens + added, size, sampled, rows + added, needed_pages, groups)
 
         def put(name: str, array: Array, fill: float = 0, *, pad: bool = True) -> None:
             section = self._view(name, target)
@@ -225,12 +230,10 @@ class InputLayout:
         put("query_start", host.query_start, pad=False)
         put("context_lens", host.context_lens)
         put("logit_rows", host.logit_rows, pad=False)
-        put(
-            "token_locations",
-            host.token_locations,
-            0 if padding is None else padding.page * self.page_size,
-        )
-        if added:
+        locations = self._view("token_locations", target).reshape(self.num_groups, self.max_tokens)
+        locations[:, :tokens] = host.token_locations
+        if padding is not None:
+            locations[:, tokens : tokens + added] = padding.page * self.page_size
             ends = np.arange(sequences, size)
             self._view("query_start", target)[sequences + 1 : size + 1] = ends + 1
             self._view("logit_rows", target)[sequences:size] = ends
@@ -241,11 +244,11 @@ class InputLayout:
         decodes = _leading_ones(counts)
         blocks = _query_blocks(counts, decodes)
         put("query_blocks", blocks.ravel(), pad=False)
-        width = min(host.page_table.shape[1], self.max_pages)
-        table = self._table(target)
-        table[:sequences, :width] = host.page_table[:, :width]
+        width = min(host.page_table.shape[2], self.max_pages)
+        tables = self._tables(target)
+        tables[:sequences, :, :width] = host.page_table[:, :, :width].swapaxes(0, 1)
         if padding is not None:
-            table[sequences:size] = padding.page
+            tables[sequences:size] = padding.page
             # Of the same shape whatever the contexts: graphs are captured with it.
             width = self.max_pages
         return InputShape(
@@ -259,9 +262,10 @@ class InputLayout:
             max_context=host.max_context,
             pending=padding is not None or len(host.pending_rows) > 0,
             draws=Draws.GREEDY if samples is None else Draws.of(samples),
-            num_bytes=self._sections["page_table"].offset + 4 * size * self.max_pages,
+            num_bytes=self._sections["page_table"].offset
+            + 4 * size * self.num_groups * self.max_pages,
             prompts=HostPrompts(
-                counts[decodes:], host.context_lens[decodes:], host.page_table[decodes:]
+                counts[decodes:], host.context_lens[decodes:], host.page_table[:, decodes:]
             ),
         )
 
@@ -274,7 +278,9 @@ class InputLayout:
 
         get = functools.partial(self._on_device, block)
         tokens, sequences = shape.num_tokens, shape.num_sequences
-        table = get("page_table", sequences * self.max_pages).view(sequences, self.max_pages)
+        groups, pages = self.num_groups, self.max_pages
+        tables = get("page_table", sequences * groups * pages).view(sequences, groups, pages)
+        locations = get("token_locations", groups * self.max_tokens).view(groups, self.max_tokens)
         batch = GpuBatch(
             token_ids=get("token_ids", tokens),
             positions=get("positions", tokens),
@@ -282,8 +288,8 @@ class InputLayout:
             max_context=shape.max_context,
             query_start=get("query_start", sequences + 1),
             context_lens=get("context_lens", sequences),
-            page_table=table[:, : shape.table_width],
-            token_locations=get("token_locations", tokens),
+            page_tables=tables[:, :, : shape.table_width].unbind(1),
+            token_locations=locations[:, :tokens].unbind(),
             num_sequences=sequences,
             num_decodes=shape.num_decodes,
             query_blocks=get("query_blocks", 2 * shape.num_query_blocks).view(-1, 2),
@@ -309,12 +315,17 @@ class InputLayout:
         end = section.offset + section.size * section.dtype.itemsize
         return target[section.offset : end].view(section.dtype)
 
-    def _table(self, target: Bytes) -> npt.NDArray[np.generic]:
-        return self._view("page_table", target).reshape(self.max_sequences, self.max_pages)
+    def _tables(self, target: Bytes) -> npt.NDArray[np.generic]:
+        shape = self.max_sequences, self.num_groups, self.max_pages
+        return self._view("page_table", target).reshape(shape)
 
     def _check_sizes(
-        self, tokens: int, sequences: int, sampled: int, rows: int, pages: int
+        self, tokens: int, sequences: int, sampled: int, rows: int, pages: int, groups: int
     ) -> None:
+        if groups != self.num_groups:
+            raise ValueError(
+                f"a step must have page tables of {self.num_groups} groups, got {groups}"
+            )
         for name, given, limit in (
             ("tokens", tokens, self.max_tokens),
             ("sequences", sequences, self.max_sequences),

@@ -23,7 +23,8 @@ from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages
 __all__ = ["THREADS", "PageCopies"]
 
 THREADS = 128
-"""Threads of a block, which copies one head's keys or values in one layer, of all pages."""
+"""Threads of a block, which copies one head's keys or values in one layer of a page, of all pages.
+"""
 
 
 class PageCopies:
@@ -52,7 +53,7 @@ class PageCopies:
                     f"caches[{i}] must be on {self._device} or pinned, got {storage.device}"
                 )
         # Pinned memory has one address, for the host and for the device.
-        table = [[cache.storage.data_ptr(), cache.num_pages] for cache in caches]
+        table = [cache.storage.data_ptr() for cache in caches]
         self._table: Tensor = torch.tensor(table, dtype=torch.int64, device=self._device)
 
     def __call__(self, copies: npt.NDArray[np.int32]) -> None:
@@ -85,13 +86,12 @@ class PageCopies:
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(self._device).cuda_stream)
         with cupy.cuda.Device(self._device.index), stream:
             _kernel(self._device.index)(
-                (first.num_layers * 2 * first.num_kv_heads,),
+                (first.layout.layers_per_page * 2 * first.num_kv_heads,),
                 (THREADS,),
                 (
                     np.uint64(self._table.data_ptr()),
                     np.uint64(copies.data_ptr()),
                     np.int64(count),
-                    np.int64(first.num_kv_heads),
                     np.int64(first.page_size * token_bytes),
                     np.int64(token_bytes),
                 ),
@@ -99,7 +99,8 @@ class PageCopies:
 
 
 def _kind(cache: KVCache) -> tuple[object, ...]:
-    sizes = cache.num_layers, cache.num_kv_heads, cache.page_size, cache.head_dim
+    layers = cache.layout.layers_per_page
+    sizes = layers, cache.num_kv_heads, cache.page_size, cache.head_dim
     return (*sizes, cache.dtype)
 
 

@@ -54,6 +54,7 @@ def rotary_kernel(
     query_norm,
     key_norm,
     row_stride,
+    page_stride,
     eps,
     weight_offset,
     Q_HEADS: tl.constexpr,
@@ -86,7 +87,7 @@ def rotary_kernel(
     location = tl.load(locations + token)
     page = location // PAGE_SIZE
     offset = location - page * PAGE_SIZE
-    kv_at = ((page * KV_HEADS + kv_head) * PAGE_SIZE + offset) * HEAD_DIM
+    kv_at = page * page_stride + (kv_head * PAGE_SIZE + offset) * HEAD_DIM
 
     if HALF > 0:
         pair = tl.arange(0, HALF_TILE)
@@ -166,7 +167,7 @@ def rotary_kv_write(
     rotary_kernel[(tokens, triton.cdiv(q_heads + 2 * kv.num_kv_heads, HEADS))](
         qkv,
         batch.positions,
-        batch.token_locations,
+        batch.token_locations[at.group],
         k_pages,
         v_pages,
         cos,
@@ -175,6 +176,7 @@ def rotary_kv_write(
         qkv if norms is None else norms.query,
         qkv if norms is None else norms.key,
         qkv.stride(0),
+        kv.page_stride,
         0.0 if norms is None else norms.eps,
         0.0 if norms is None else norms.weight_offset,
         Q_HEADS=q_heads,

@@ -162,7 +162,7 @@ def test_room_that_is_not_there_is_an_error_that_says_what_to_lower() -> None:
 def test_the_largest_step_has_all_tokens_and_rows_that_fit(
     tokens: int, sequences: int, length: int
 ) -> None:
-    step = largest_step(tokens, sequences, length, 4, vocab_size=7)
+    step = largest_step(tokens, sequences, length, 4, num_groups=2, vocab_size=7)
     assert step.batch is not None
     counts = step.batch.query_start[1:] - step.batch.query_start[:-1]
     assert len(counts) == len(step.samples) == min(tokens, sequences)

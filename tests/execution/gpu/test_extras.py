@@ -37,6 +37,7 @@ from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
 from aioserve.structured_output import StructuredOutput
 from tests.execution.gpu.host_device import HostDevice, HostEvent
 from tests.execution.gpu.plans import decode, item
+from tests.ops.scenarios import one_group
 from tests.placed import placed_plan
 
 VOCAB_SIZE = 60
@@ -78,7 +79,7 @@ class TableDecoder:
 
 
 def cache_of(backend: Backend) -> KVCache:
-    return backend.allocate_kv(KVShape(1, 33, 4, 1, 16, torch.float32))
+    return backend.allocate_kv(KVShape(one_group(1), 33, 4, 1, 16, torch.float32))
 
 
 def steps_on_host() -> DecoderSteps:

@@ -11,7 +11,7 @@ from torch import Tensor
 from aioserve.ops import HostBatch
 from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, GpuKVLayer, HostPrompts
 from aioserve.ops.kv_cache import PlainKVCache
-from tests.ops.scenarios import Scenario
+from tests.ops.scenarios import Scenario, plain_cache
 
 
 class GpuStep(NamedTuple):
@@ -44,8 +44,8 @@ def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> 
         max_context=host.max_context,
         query_start=upload(host.query_start),
         context_lens=upload(host.context_lens),
-        page_table=upload(host.page_table),
-        token_locations=upload(host.token_locations),
+        page_tables=upload(host.page_table).unbind(),
+        token_locations=upload(host.token_locations).unbind(),
         num_sequences=len(counts),
         num_decodes=decodes,
         query_blocks=upload(np.array(blocks, np.int32).reshape(-1, 2)),
@@ -53,7 +53,7 @@ def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> 
         prompts=HostPrompts(
             np.diff(host.query_start)[decodes:],
             host.context_lens[decodes:],
-            host.page_table[decodes:],
+            host.page_table[:, decodes:],
         ),
     )
 
@@ -64,6 +64,5 @@ def on_gpu(scenario: Scenario, device: torch.device, *, num_splits: int = 1) -> 
     kv_heads = scenario.storage.shape[3]
     others = torch.full((tokens, 2 * kv_heads, dim), float("nan"), dtype=scenario.q.dtype)
     qkv = torch.cat([scenario.q, others], dim=1).flatten(1)
-    storage = scenario.storage.to(device, copy=True)
     batch = gpu_batch(scenario.host, device, num_splits=num_splits)
-    return GpuStep(qkv.to(device), batch, PlainKVCache(storage))
+    return GpuStep(qkv.to(device), batch, plain_cache(scenario.storage, device))

@@ -119,7 +119,7 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
         "PRECISION": "ieee" if shape.dtype is torch.float32 else "tf32",
     }
     pages = {"k_pages": data, "v_pages": data, "page_table": "*i32:16", "context_lens": "*i32:16"}
-    strides = {"row_stride": "i32:16", "table_stride": "i32"}
+    strides = {"row_stride": "i32:16", "page_stride": "i32:16", "table_stride": "i32"}
     scores = {"window": "i32", "factor": "fp32", "cap": "fp32"}
     tile = tiles.prefill
     yield Build(

@@ -85,6 +85,7 @@ def _rotary_build(
             **dict.fromkeys(("cos", "sin"), F32 if half else data),
             "query_scale": F32 if scaled else data,
             "row_stride": "i32:16",
+            "page_stride": "i32:16",
             "eps": "fp32",
             "weight_offset": "fp32",
         },

@@ -12,8 +12,7 @@ from aioserve.ops.gpu.attention import paged_attention
 from aioserve.ops.gpu.attention_tiles import AttentionTiles
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
-from aioserve.ops.kv_cache import PlainKVCache
-from tests.ops.scenarios import Scenario
+from tests.ops.scenarios import Scenario, plain_cache
 
 __all__ = ["Prepared", "assert_close"]
 
@@ -25,7 +24,7 @@ class Prepared:
     def __init__(self, scenario: Scenario, device: torch.device, tiles: AttentionTiles) -> None:
         backend = CudaBackend(device)
         self._tiles = tiles
-        self.kv = PlainKVCache(scenario.storage.to(device, copy=True))
+        self.kv = plain_cache(scenario.storage, device)
         prepared = backend.prepare(scenario.host, self.kv, backend.allocate_slots(1))
         assert isinstance(prepared, GpuBatch)
         self.batch: GpuBatch = prepared

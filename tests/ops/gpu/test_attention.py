@@ -26,9 +26,9 @@ from aioserve.ops.gpu.attention_tiles import (
 )
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.batch import GpuKVLayer
-from tests.ops.contents import contents, fill
+from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.batches import GpuStep, on_gpu
-from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out
+from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, plain_cache
 
 SMALL = AttentionTiles(prefill=Tile(32, 16, 4, 1), decode=Tile(16, 16, 4, 1), part_keys=32)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -231,7 +231,7 @@ def test_padding_attends_to_nothing_or_to_a_page_of_nobody(
     scenario.host.context_lens[3] = 0
     step = on_gpu(scenario, device, num_splits=splits)
     # The dummy page was never written.
-    step.kv.storage[:, :, scenario.host.page_table[2, 0]] = float("nan")
+    step.kv.storage[scenario.host.page_table[0, 2, 0]] = float("nan")
     rows = run(step)
     assert torch.equal(rows[:2], alone)
     assert rows[2].isnan().all()
@@ -245,8 +245,8 @@ def test_keys_before_the_window_are_never_read(device: torch.device) -> None:
         before = run(step, 21)
         for row, oldest in ((0, 54), (1, 36)):
             at = np.arange(oldest)
-            pages = torch.from_numpy(scenario.host.page_table[row, at // 4]).long()
-            step.kv.storage[:, :, pages, :, at % 4] = float("nan")
+            pages = torch.from_numpy(scenario.host.page_table[0, row, at // 4]).long()
+            by_layer(step.kv)[:, :, pages, :, at % 4] = float("nan")
         assert torch.equal(run(step, 21), before)
 
 
@@ -269,17 +269,18 @@ def test_rows_of_tokens_and_of_the_page_table_may_lie_apart(device: torch.device
     tokens, width = step.qkv.shape
     qkv = torch.full((tokens, width + 24), float("nan"), device=device)
     qkv[:, :width] = step.qkv
-    sequences, pages = step.batch.page_table.shape
+    (page_table,) = step.batch.page_tables
+    sequences, pages = page_table.shape
     table = torch.full((sequences, pages + 9), 2**30, dtype=torch.int32, device=device)
-    table[:, :pages] = step.batch.page_table
-    batch = dataclasses.replace(step.batch, page_table=table[:, :pages])
+    table[:, :pages] = page_table
+    batch = dataclasses.replace(step.batch, page_tables=(table[:, :pages],))
     assert torch.equal(run(GpuStep(qkv[:, :width], batch, step.kv)), run(step))
 
 
 def test_layers_have_pages_of_their_own(device: torch.device) -> None:
     first, second = (lay_out([(name, 1, 40), (3, 5, 20)], Heads(2, 1, 32)) for name in (1, 2))
     steps = [on_gpu(scenario, device) for scenario in (first, second)]
-    kv = type(steps[0].kv)(torch.cat([step.kv.storage for step in steps]))
+    kv = plain_cache(torch.cat([contents(step.kv) for step in steps]), device)
     for layer, step in enumerate(steps):
         kind, at = AttentionKind(0.3), GpuKVLayer(step.batch, kv, layer)
         got = paged_attention(step.qkv, at, kind, tiles=SMALL)

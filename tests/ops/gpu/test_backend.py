@@ -20,9 +20,9 @@ from aioserve.ops.gpu.backend import CudaBackend, GpuLinear
 from aioserve.ops.native_types import NativeLinear
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import PENDING_TOKEN
-from tests.ops.contents import contents, fill
+from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
-from tests.ops.scenarios import REFERENCE, Heads, allocate, lay_out, random
+from tests.ops.scenarios import REFERENCE, Heads, allocate, lay_out, one_group, random
 from tests.parity import tiny_models
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
@@ -115,13 +115,13 @@ def test_kv_pages_are_refused_where_kernels_have_none(backend: CudaBackend) -> N
 
 def test_pages_of_the_host_are_copied_to_and_from(backend: CudaBackend) -> None:
     cache = allocate(backend, 2, 3, 4, 2, 8, torch.float16)
-    host = backend.allocate_host_kv(KVShape(2, 5, 4, 2, 8, torch.float16))
+    host = backend.allocate_host_kv(KVShape(one_group(2), 5, 4, 2, 8, torch.float16))
     assert host.storage.is_cpu
-    fill(cache, random(*cache.storage.shape, dtype=torch.float16))
+    fill(cache, random(*by_layer(cache).shape, dtype=torch.float16))
     host.storage.zero_()
     page = contents(cache)[:, :, 2]
     backend.copy_pages([cache, host], np.array([(0, 2, 1, 4, 4), (1, 4, 0, 0, 3)], np.int32))
-    assert torch.equal(host.storage[:, :, 4], page.cpu())
+    assert torch.equal(host.storage[4], page.cpu())
     assert torch.equal(contents(cache)[:, :, 0, :, :3], page[:, :, :, :3])
 
 

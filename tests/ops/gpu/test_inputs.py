@@ -19,7 +19,7 @@ from aioserve.ops.gpu.batch import HostPrompts
 from aioserve.ops.gpu.inputs import DeviceInputs, InputLayout, InputShape, Padding, fill_pending
 from tests.ops.contents import fill
 from tests.ops.gpu.batches import gpu_batch
-from tests.ops.scenarios import Heads, lay_out, random
+from tests.ops.scenarios import Heads, lay_out, one_group, random
 
 PAGE_SIZE = 4
 SAMPLES = ("slots", "temperatures", "top_ks", "top_ps", "seeds", "positions")
@@ -52,14 +52,14 @@ def steps(draw: st.DrawFn) -> tuple[HostBatch, SampleRows]:
     generator = np.random.default_rng(draw(st.integers(0, 1000)))
     tokens = sum(counts)
     width = max([-(-context // PAGE_SIZE) for context in contexts], default=0)
-    rows = draw(st.integers(0, min(tokens, 40)))
+    rows, groups = draw(st.integers(0, min(tokens, 40))), draw(st.integers(1, 3))
     pending = generator.permutation(tokens)[: draw(st.integers(0, tokens))]
     host = HostBatch(
         token_ids=generator.integers(0, 1000, tokens),
         query_start=np.cumsum([0, *counts]).astype(np.int32),
         context_lens=np.array(contexts, np.int32),
-        page_table=generator.integers(0, 90, (len(counts), width), np.int32),
-        token_locations=generator.integers(0, 400, tokens),
+        page_table=generator.integers(0, 90, (groups, len(counts), width), np.int32),
+        token_locations=generator.integers(0, 400, (groups, tokens)),
         positions=generator.integers(0, 400, tokens, np.int32),
         logit_rows=generator.integers(0, max(tokens, 1), rows),
         pending_rows=pending,
@@ -88,9 +88,12 @@ def check_equal(inputs: DeviceInputs, host: HostBatch, samples: SampleRows) -> N
     batch, expected = inputs.batch, gpu_batch(host, torch.device("cpu"), num_splits=3)
     for field in dataclasses.fields(batch):
         value, wanted = getattr(batch, field.name), getattr(expected, field.name)
-        if isinstance(wanted, torch.Tensor):
-            if field.name == "page_table":
-                value = value[:, : wanted.shape[1]]
+        if field.name in ("page_tables", "token_locations"):
+            assert len(value) == len(wanted)
+            for own, of_group in zip(value, wanted, strict=True):
+                columns = own if own.dim() == 1 else own[:, : of_group.shape[1]]
+                assert torch.equal(columns.cpu(), of_group), field.name
+        elif isinstance(wanted, torch.Tensor):
             assert value.dtype is wanted.dtype
             assert torch.equal(value.cpu(), wanted), field.name
         elif isinstance(wanted, HostPrompts):
@@ -118,15 +121,16 @@ def test_what_is_packed_is_what_is_seen(step: tuple[HostBatch, SampleRows], spar
         max_sequences=len(host.context_lens) + spare,
         max_rows=len(samples) + spare,
         max_scored=len(host.logit_rows) - len(samples),
-        max_pages=host.page_table.shape[1] + spare,
+        max_pages=host.page_table.shape[2] + spare,
         page_size=PAGE_SIZE,
+        num_groups=len(host.page_table),
     )
     shape, inputs = packed(layout, host, samples, device)
     check_equal(inputs, host, samples)
     assert (shape.num_rows, shape.num_samples) == (len(host.logit_rows), len(samples))
     assert shape.pending == (len(host.pending_rows) > 0)
     # The same places in every step: a graph looks for them there.
-    for tensor in (inputs.batch.token_ids, inputs.batch.page_table, inputs.samples.seeds):
+    for tensor in (inputs.batch.token_ids, inputs.batch.page_tables[0], inputs.samples.seeds):
         assert tensor.data_ptr() % 16 == 0
 
 
@@ -138,8 +142,8 @@ def decodes(count: int, *, seed: int = 0, pending: bool = True) -> tuple[HostBat
         token_ids=generator.integers(0, 1000, count),
         query_start=np.arange(count + 1, dtype=np.int32),
         context_lens=contexts.astype(np.int32),
-        page_table=generator.integers(0, 90, (count, 10), np.int32),
-        token_locations=generator.integers(0, 360, count),
+        page_table=generator.integers(0, 90, (1, count, 10), np.int32),
+        token_locations=generator.integers(0, 360, (1, count)),
         positions=(contexts - 1).astype(np.int32),
         logit_rows=rows,
         pending_rows=rows[::2].copy() if pending else rows[:0],
@@ -161,13 +165,14 @@ def test_padding_has_no_context_and_a_page_and_slot_of_its_own(
     assert (batch.num_sequences, batch.num_decodes) == (8, 8)
     assert batch.query_start.tolist() == list(range(9))
     assert batch.logit_rows.tolist() == list(range(8))
-    assert batch.page_table.shape == (8, 12)
+    (page_table,), (locations,) = batch.page_tables, batch.token_locations
+    assert page_table.shape == (8, 12)
     assert batch.token_ids[:count].tolist() == host.token_ids.tolist()
-    assert batch.page_table[:count, :10].tolist() == host.page_table.tolist()
+    assert page_table[:count, :10].tolist() == host.page_table[0].tolist()
     assert batch.context_lens.tolist() == [*host.context_lens.tolist(), *[0] * (8 - count)]
     added = slice(count, 8)
-    assert (batch.page_table[added] == 91).all()
-    assert (batch.token_locations[added] == 91 * PAGE_SIZE).all()
+    assert (page_table[added] == 91).all()
+    assert (locations[added] == 91 * PAGE_SIZE).all()
     assert (batch.positions[added] == 0).all()
     assert (inputs.token_slots[added] == -1).all()
     assert (inputs.samples.slots[added] == 77).all()
@@ -254,7 +259,7 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
     storage = torch.cat([scenario.storage, torch.full_like(scenario.storage[:, :, :1], 5.0)], dim=2)
     found = []
     for padding in (None, Padding(8, page=pages, slot=3)):
-        shape = KVShape(1, pages + 1, PAGE_SIZE, heads.kv, heads.dim, torch.float32)
+        shape = KVShape(one_group(1), pages + 1, PAGE_SIZE, heads.kv, heads.dim, torch.float32)
         kv = backend.allocate_kv(shape)
         fill(kv, storage)
         last_tokens = torch.full((6,), -5, device=device)
@@ -272,9 +277,9 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
         statuses = torch.empty(size, dtype=torch.int32, device=device)
         sampling.draw(logits.to(device), inputs.samples, last_tokens, tokens, statuses)
         assert not statuses.any()
-        found.append((attended[:3], kv.storage[:, :, :pages], tokens[:3], last_tokens))
+        found.append((attended[:3], kv.storage[:pages], tokens[:3], last_tokens))
         if padding is None:
-            assert (kv.storage[:, :, pages] == 5).all()
+            assert (kv.storage[pages] == 5).all()
             assert last_tokens[3:].tolist() == [-5] * 3
     bare, padded = found
     assert torch.equal(bare[0], padded[0])

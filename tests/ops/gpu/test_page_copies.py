@@ -22,7 +22,7 @@ from aioserve.ops import KVCache
 from aioserve.ops.gpu import cupy_module
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.page_copies import THREADS, PageCopies
-from tests.ops.contents import fill
+from tests.ops.contents import by_layer, fill
 from tests.ops.scenarios import NATIVE, allocate
 from tests.ops.test_kv_cache import Copies, bits_of, copied_by_hand, lists_of_copies, rows
 
@@ -43,7 +43,7 @@ def numbered(
     cache = allocate(backend, 2, num_pages, page_size, 2, dim, dtype)
     numbers = torch.arange(start, start + cache.storage.numel())
     bits = torch.int32 if dtype is torch.float32 else torch.int16
-    fill(cache, numbers.to(bits).view(dtype).view(cache.storage.shape))
+    fill(cache, numbers.to(bits).view(dtype).view(by_layer(cache).shape))
     return cache
 
 

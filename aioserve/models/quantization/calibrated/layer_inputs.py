@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aioserve.errors import ModelError
+from aioserve.kv.layout import kv_layout
 from aioserve.models import architecture
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
@@ -46,7 +47,7 @@ def show_inputs(model: Path, windows: Windows, visit: Visit) -> None:
     """
     decoder = load_model(model, backend=ReferenceBackend(), use_program=False)
     counts = np.array([len(window) for window in windows])
-    pages = np.arange(len(windows), dtype=np.int32)[:, None]
+    pages = np.arange(len(windows), dtype=np.int32)[None, :, None]
     rows = np.arange(counts.sum())
     host = HostBatch.laid_out(counts, counts, pages, int(counts.max()), logit_rows=rows)
     host = replace(host, token_ids=np.concatenate(windows))
@@ -69,7 +70,8 @@ class _ShownOps(TensorOps):
     def __init__(self, decoder: Decoder, host: HostBatch, visit: Visit) -> None:
         # Each layer reads what it has just written, and nothing else: all may write to one place.
         shape = decoder.kv_shape(len(host.context_lens), int(host.context_lens.max()))
-        kv = decoder.backend.allocate_kv(shape._replace(num_layers=1))
+        layout = kv_layout(decoder.config.kv_layers(decoder.kv_dtype.itemsize)[:1], 1)
+        kv = decoder.backend.allocate_kv(shape._replace(layout=layout))
         nothing_pending = decoder.backend.allocate_slots(1)
         decoder.cover(host.max_context)
         super().__init__(decoder.backend, decoder.backend.prepare(host, kv, nothing_pending), kv)
