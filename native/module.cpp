@@ -8,6 +8,7 @@ void bind_pool(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_weights(nb::module_& m);
 void bind_measure(nb::module_& m);
 void bind_program(nb::module_& m);
@@ -20,11 +21,12 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     m.doc() =
         "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers, "
-        "step programs, draws, reading weights, measuring, waking an event loop, texts of CUDA kernels.";
+        "experts, step programs, draws, reading weights, measuring, waking an event loop, texts of CUDA kernels.";
     bind_pool(m);
     bind_tree(m);
     bind_ops(m);
     bind_linear(m);
+    bind_experts(m);
     bind_weights(m);
     bind_measure(m);
     bind_program(m);

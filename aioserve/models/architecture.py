@@ -16,6 +16,7 @@ from typing import TypeVar
 from aioserve.errors import UnsupportedModelError
 from aioserve.kv.layout import LayerKV, bytes_of_heads
 from aioserve.models.rope import RopeConfig
+from aioserve.models.routing import Routing
 
 __all__ = [
     "GATED",
@@ -23,6 +24,7 @@ __all__ = [
     "UNGATED",
     "Architecture",
     "Attention",
+    "Experts",
     "FeedForward",
     "Heads",
     "Layer",
@@ -56,6 +58,8 @@ class Tensor:
     """As Hugging Face's files store it."""
     transposed: bool = False
     """Whether these files store a weight [N, K] as [K, N]."""
+    is_wide: bool = False
+    """Whether it is kept in float32, whatever the dtype of the model."""
     turns: tuple[int, int] | None = None
     """(parts, rows): these files store so many rows of each part in turn, as GPT-NeoX does with the
     queries, keys and values of each head. Here the parts follow one another, whole."""
@@ -77,6 +81,8 @@ class Linear:
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] = ()
+    is_exact: bool = False
+    """Whether nothing that rounds weights rounds these: those of a router, which choose."""
 
     @property
     def transposed(self) -> bool:
@@ -177,10 +183,36 @@ class MLP:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture: each token has a weighted sum of some of many MLPs, and what all tokens share."""
+
+    router: Linear
+    """Scores of each expert: [experts, hidden]."""
+    routing: Routing
+    correction: Tensor | None = None
+    """Added to the scores that choose, not to those that weigh: [experts]."""
+    experts: tuple[MLP, ...]
+    shared: MLP | None = None
+    """Added to the sum."""
+    shared_gate: Linear | None = None
+    """Its sigmoid is a factor on the shared part: [1, hidden]."""
+
+    def __post_init__(self) -> None:
+        kinds = {(one.activation, one.gated) for one in self.experts}
+        if len(self.experts) != self.routing.experts or len(kinds) != 1:
+            raise UnsupportedModelError(
+                f"there must be {self.routing.experts} experts of one activation, got "
+                f"{len(self.experts)} of {sorted(map(str, kinds))}"
+            )
+        if not self.experts[0].gated:
+            raise UnsupportedModelError("experts must be MLPs with a gate")
+
+
 Mixer = Attention
 """Kinds of blocks in which a token reads those before it. Each has `heads`, `rope`, `window`; its
 last linear layer gives what the layer adds."""
-FeedForward = MLP
+FeedForward = MLP | Experts
 """Kinds of blocks that compute each token by itself."""
 
 
@@ -268,6 +300,11 @@ class Architecture:
     def linears(self) -> Iterator[Linear]:
         """Linear layers but the head, in the order of the computation."""
         return parts_of(self.layers, Linear)
+
+    @property
+    def rounded_linears(self) -> Iterator[Linear]:
+        """Those whose weights may be rounded."""
+        return (one for one in self.linears if not one.is_exact)
 
     def canonical(self, stored_name: str) -> str:
         """The name used here for a checkpoint's tensor."""

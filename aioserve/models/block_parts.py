@@ -65,7 +65,8 @@ class Weights:
         return torch.cat([tensor.T for tensor in stored] if transposed else stored)
 
     def _tensor(self, tensor: architecture.Tensor) -> Tensor:
-        return torch.from_numpy(self._read.arrays[tensor]).view(self.dtype)
+        array = torch.from_numpy(self._read.arrays[tensor])
+        return array if tensor.is_wide else array.view(self.dtype)
 
 
 class Norm:

@@ -20,7 +20,7 @@ from aioserve.models import architecture
 from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.computed import ComputedFormats, HeldLinear
 from aioserve.models.config import DecoderConfig
-from aioserve.models.decoding import ARRAY_DTYPES, Array
+from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles
 from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
@@ -106,6 +106,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             layout = WeightLayout.of(config, self._stored, chosen)
             self._weights = ReadWeights(config, chosen, formats, layout, length)
             self._decoding = HeldDecoding(chosen, formats)
+            self._wide = Decoding("float32")
             self.expected_memory: WeightMemory = self._memory(
                 ExpectedKernels(self._stored, self._decoding)
                 if formats.packed
@@ -135,6 +136,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         """Let `read` end with WeightsError, soon, from any thread; before it begins as well."""
         self._reader.stop()
         self._decoding.stop()
+        self._wide.stop()
 
     def read(self, progress: ReportBytes | None = None) -> ReadWeights:
         """All weights; once. `progress` is called in this thread."""
@@ -231,7 +233,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         arrays, stored = self._weights.arrays, self._stored[tensor]
         if tensor in arrays:
             return
-        if not self._is_plain((tensor,)):
+        if tensor.is_wide or not self._is_plain((tensor,)):
             self._decode_array(tensor)
             return
         array = np.empty(tensor.shape, ARRAY_DTYPES[self._weights.dtype])
@@ -254,7 +256,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
 
     def _decode_array(self, tensor: Tensor) -> None:
         def decode() -> None:
-            array = self._decoding.array([self._stored[tensor]])
+            decoding = self._wide if tensor.is_wide else self._decoding
+            array = decoding.array([self._stored[tensor]])
             self._weights.arrays[tensor] = (
                 array.T if tensor.transposed else array.reshape(tensor.shape)
             )

@@ -131,7 +131,8 @@ def weight_memory(
             sums.file_bytes += one.num_bytes
 
     def array_bytes(tensor: Tensor) -> int:
-        return tensor.rows * tensor.columns * ARRAY_DTYPES[dtype].itemsize
+        held = "float32" if tensor.is_wide else dtype
+        return tensor.rows * tensor.columns * ARRAY_DTYPES[held].itemsize
 
     multiplied = dict.fromkeys(
         t for described in layout.linears for t in parts_of(described, Tensor)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
+from aioserve.models.routing import Routing
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     Activation,
@@ -28,6 +29,7 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
+from aioserve.ops.experts import ExpertGate, Mixture
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
 from aioserve.ops.linear import HeldWeight, Linear
@@ -79,6 +81,18 @@ class Backend(RowOps[Tensor]):
         Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
         Raises TypeError for a weight of a form that isn't among `formats`.
         """
+
+    def mixture(
+        self,
+        routing: Routing,
+        ups: Sequence[Linear],
+        downs: Sequence[Linear],
+        *,
+        gate: ExpertGate = "silu",
+        correction: Tensor | None = None,
+    ) -> Mixture:
+        """A mixture of experts whose linear layers this backend made."""
+        return Mixture(routing, ups, downs, gate=gate, correction=correction)
 
     @abstractmethod
     def allocate_kv(self, shape: KVShape) -> KVCache:
@@ -238,6 +252,11 @@ class Backend(RowOps[Tensor]):
             return functional.relu(x).square_()
         return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
+    def sigmoid_scale(self, x: Tensor, gate: Tensor) -> None:
+        check_tensor("x", x, x.dtype, x.shape, self.device)
+        check_tensor("gate", gate, torch.float32, (len(x), 1), self.device)
+        x.copy_(x.float() * gate.sigmoid())
+
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         check_tensor("logits", logits, torch.float32, logits.shape, self.device)
         logits.div_(cap).tanh_().mul_(cap)
@@ -278,6 +297,12 @@ class TensorOps(LayerOps[Tensor]):
 
     def layer_norm(self, x: Tensor, norm: LayerNorm, residual: Tensor | None = None) -> Tensor:
         return self._backend.layer_norm(x, norm, residual)
+
+    def experts(self, x: Tensor, scores: Tensor, mixture: Mixture) -> Tensor:
+        return mixture(x, mixture.route(scores))
+
+    def sigmoid_scale(self, x: Tensor, gate: Tensor) -> None:
+        self._backend.sigmoid_scale(x, gate)
 
     def rotary_kv_write(
         self, qkv: Tensor, layer: int, rotary: RotarySource | None, norms: HeadNorms | None

@@ -21,6 +21,7 @@ from aioserve.ops.checks import (
     RMSNorm,
     Rotation,
 )
+from aioserve.ops.experts import Mixture
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
@@ -81,6 +82,10 @@ class RowOps(ABC, Generic[X]):
         """The activation of each number of `[T, I]`."""
 
     @abstractmethod
+    def sigmoid_scale(self, x: X, gate: X) -> None:
+        """x *= sigmoid(gate) in place, x `[T, H]`, gate float32 `[T, 1]`."""
+
+    @abstractmethod
     def soft_cap(self, logits: X, cap: float) -> None:
         """`cap * tanh(logits / cap)` in place, logits float32 `[S, V]`."""
 
@@ -98,6 +103,11 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def linear(self, x: X, layer: Linear) -> X: ...
+
+    @abstractmethod
+    def experts(self, x: X, scores: X, mixture: Mixture) -> X:
+        """The sum of the experts of each row of x `[T, hidden]` that its scores, float32
+        `[T, experts]`, choose: `[T, hidden]`."""
 
     @abstractmethod
     def rotary_kv_write(

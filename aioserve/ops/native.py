@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.models.computed import NATIVE
+from aioserve.models.routing import Routing
 from aioserve.ops.backend import (
     AttentionKind,
     Backend,
@@ -43,9 +44,11 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
+from aioserve.ops.experts import ExpertGate
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import LayerOps
-from aioserve.ops.linear import HeldWeight
+from aioserve.ops.linear import HeldWeight, Linear
+from aioserve.ops.native_experts import NativeMixture
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import (
@@ -86,6 +89,17 @@ class NativeBackend(Backend):
         if bias is not None:
             raise TypeError("bias must be None: it is packed with the weight")
         return NativeLinear.of_packed(weight, out_dtype)
+
+    def mixture(
+        self,
+        routing: Routing,
+        ups: Sequence[Linear],
+        downs: Sequence[Linear],
+        *,
+        gate: ExpertGate = "silu",
+        correction: Tensor | None = None,
+    ) -> NativeMixture:
+        return NativeMixture(routing, ups, downs, gate=gate, correction=correction)
 
     def allocate_kv(self, shape: KVShape) -> NativeKVCache:
         """KV pages in memory that is resident once a page is written or prefaulted."""
@@ -252,6 +266,12 @@ class NativeBackend(Backend):
         bfloat16 = is_bfloat16("x", x.dtype)
         check_tensor("x", x, x.dtype, x.shape, CPU)
         _native.scale(x.data_ptr(), factor, bfloat16, x.numel())
+
+    def sigmoid_scale(self, x: Tensor, gate: Tensor) -> None:
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_tensor("x", x, x.dtype, x.shape, CPU)
+        check_tensor("gate", gate, torch.float32, (len(x), 1), CPU)
+        _native.sigmoid_scale(x.data_ptr(), gate.data_ptr(), bfloat16, *x.shape)
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         check_tensor("logits", logits, torch.float32, logits.shape, CPU)

@@ -27,10 +27,13 @@ from aioserve.ops.checks import (
     check_head_norms,
     check_rotation,
     check_tensor,
+    own,
 )
+from aioserve.ops.experts import Mixture
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
+from aioserve.ops.native_experts import NativeMixture
 from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import CPU, address, is_bfloat16, own_arrays, own_linear, own_pages
 
@@ -220,6 +223,15 @@ class _RecordedOps(LayerOps[Value]):
 
     def activated(self, x: Value, kind: Activation) -> Value:
         return Value(self.program.activation(x.index, ACTIVATIONS.index(kind)), x.columns)
+
+    def experts(self, x: Value, scores: Value, mixture: Mixture) -> Value:
+        made = own("mixture", mixture, NativeMixture, "made")
+        self.kept.append(made)
+        index = self.program.experts(x.index, scores.index, made.packed, made.packed_routing)
+        return Value(index, x.columns)
+
+    def sigmoid_scale(self, x: Value, gate: Value) -> None:
+        self.program.sigmoid_scale(x.index, gate.index)
 
     def logit_rows(self, x: Value) -> Value:
         return Value(self.program.logit_rows(x.index), x.columns)

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,33 @@ class Phases {
         });
     }
 
+    // What is added from `begin_side_by_side` on, up to each `next_beside`, is one strand. Strands
+    // don't wait for each other: the first phases of all become one phase, then the second ones, and
+    // so on.
+    void begin_side_by_side() {
+        beside_ = count();
+        strand_ends_.clear();
+    }
+    void next_beside() { strand_ends_.push_back(count()); }
+    void end_side_by_side() {
+        merged_.clear();
+        for (int64_t step = 0;; ++step) {
+            std::vector<Phase> together;
+            int64_t begin = beside_, num_tasks = 0;
+            for (const int64_t end : strand_ends_) {
+                if (begin + step < end) {
+                    together.push_back(phases_[static_cast<std::size_t>(begin + step)]);
+                    num_tasks += together.back().num_tasks;
+                }
+                begin = end;
+            }
+            if (together.empty()) break;
+            merged_.push_back(merge(std::move(together), num_tasks));
+        }
+        phases_.resize(static_cast<std::size_t>(beside_));
+        phases_.insert(phases_.end(), merged_.begin(), merged_.end());
+    }
+
     int64_t count() const { return static_cast<int64_t>(phases_.size()); }
 
     // As `run_phases` does. They stay, and may run again.
@@ -51,6 +79,7 @@ class Phases {
     // Keeps the memory for the next ones.
     void clear() {
         phases_.clear();
+        strands_.clear();
         block_ = 0;
         used_ = 0;
     }
@@ -71,7 +100,33 @@ class Phases {
         return memory;
     }
 
+    // The tasks of several phases, one phase after the other.
+    struct Together {
+        std::vector<Phase> phases;
+        std::vector<int64_t> ends;  // of their tasks
+
+        void run(int64_t task) const {
+            const auto at = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
+            const Phase& phase = phases[static_cast<std::size_t>(at)];
+            phase.run(phase.context, task - (ends[static_cast<std::size_t>(at)] - phase.num_tasks));
+        }
+    };
+
+    Phase merge(std::vector<Phase> phases, int64_t num_tasks) {
+        if (phases.size() == 1) return phases.front();
+        std::vector<int64_t> ends;
+        int64_t end = 0;
+        for (const Phase& phase : phases) ends.push_back(end += phase.num_tasks);
+        strands_.push_back(std::make_unique<Together>(std::move(phases), std::move(ends)));
+        return {[](void* context, int64_t task) { static_cast<Together*>(context)->run(task); },
+                strands_.back().get(), num_tasks};
+    }
+
     std::vector<Phase> phases_;
+    std::vector<std::unique_ptr<Together>> strands_;
+    std::vector<Phase> merged_;
+    int64_t beside_ = 0;
+    std::vector<int64_t> strand_ends_;
     std::vector<std::unique_ptr<std::byte[]>> blocks_;
     std::size_t block_ = 0;
     std::size_t used_ = 0;

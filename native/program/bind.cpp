@@ -105,6 +105,8 @@ void bind_program(nb::module_& m) {
         .def("attention", &attention)
         .def("gated", &Program::gated)
         .def("activation", &activation)
+        .def("experts", &Program::experts, nb::keep_alive<1, 4>())
+        .def("sigmoid_scale", &Program::sigmoid_scale)
         .def("logit_rows", &Program::logit_rows)
         .def("soft_cap", &Program::soft_cap)
         .def("finish", &Program::finish)

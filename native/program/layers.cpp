@@ -245,6 +245,26 @@ void Linear::fuse(std::unique_ptr<Op> before) {
     source = std::move(before);
 }
 
+void Route::append(const Frame& frame) const {
+    append_routing(frame.phases, routing, frame.at<float>(reads[0]), frame.rows(reads[0]),
+                   frame.at<int32_t>(writes[0]), frame.at<float>(writes[1]));
+}
+
+void Experts::append(const Frame& frame) const {
+    experts.append(frame.phases, frame.at<char>(reads[0]),
+                   {.ids = frame.at<int32_t>(reads[1]),
+                    .weights = frame.at<float>(reads[2]),
+                    .rows = frame.rows(reads[0]),
+                    .top_k = frame.values[reads[1]].columns},
+                   frame.at<char>(writes[0]), frame.own_memory);
+}
+
+void SigmoidScale::append(const Frame& frame) const {
+    mixture::append_sigmoid_scale(frame.phases, frame.at(reads[0]), frame.at<float>(reads[1]),
+                                  frame.dtype, frame.rows(reads[0]),
+                                  frame.values[reads[0]].columns);
+}
+
 void RotaryKvWrite::append(const Frame& frame) const {
     const Rotation none{};
     const Rotation& table = rotation < 0 ? none : frame.rotations[rotation];

@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "experts/experts.h"
+#include "experts/routing.h"
 #include "ops/attention.h"
 #include "program/op.h"
 
@@ -124,6 +126,28 @@ struct Linear : Op {
     const linear::LinearKernel& weight;
     bool float32;
     std::unique_ptr<Op> source;
+};
+
+// The experts that each row goes to, and their weights.
+struct Route : Op {
+    Route(ValueId scores, ValueId ids, ValueId weights, const mixture::Routing& routing_)
+        : Op(Kind::rowwise, {scores}, {ids, weights}), routing(routing_) {}
+    void append(const Frame& frame) const override;
+    mixture::Routing routing;
+};
+
+struct Experts : Op {
+    Experts(ValueId x, ValueId ids, ValueId weights, ValueId out, const mixture::Experts& experts_)
+        : Op(Kind::linear, {x, ids, weights}, {out}), experts(experts_) {}
+    bool reads_results() const override { return true; }
+    void append(const Frame& frame) const override;
+    const mixture::Experts& experts;
+};
+
+// x *= sigmoid(gate), a number for each row.
+struct SigmoidScale : Op {
+    SigmoidScale(ValueId x, ValueId gate) : Op(Kind::rowwise, {x, gate}, {}) {}
+    void append(const Frame& frame) const override;
 };
 
 struct RotaryKvWrite : Op {

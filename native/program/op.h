@@ -60,6 +60,7 @@ struct Frame {
     ops::DType dtype;
     char* scratch;  // of each op while it runs: as much as it asked for
     Phases& phases;
+    linear::AlignedMemory& own_memory;  // of ops that only know how much when they are appended
 
     int64_t rows(ValueId id) const {
         return values[id].logit_rows_only ? inputs.batch.num_logit_rows()
@@ -80,6 +81,9 @@ class Op {
     // Bytes, of memory aligned to 64 bytes. Called before values have addresses.
     virtual std::size_t scratch_bytes(const Frame&) const { return 0; }
     virtual void append(const Frame& frame) const = 0;
+
+    // Whether `append` reads results of earlier ops: what was appended before must have run.
+    virtual bool reads_results() const { return false; }
 
     // For ops that can compute a row by itself: how, while the next layer's input is packed. The
     // context lives in `frame.phases`.

@@ -167,6 +167,33 @@ ValueId Program::activation(ValueId x, ops::Activation kind) {
     return out;
 }
 
+ValueId Program::experts(ValueId x, ValueId scores, const mixture::Experts& experts,
+                         const mixture::Routing& routing) {
+    routing.check();
+    const Value& rows = check(x);
+    const Value& from = check(scores);
+    if (rows.columns != experts.hidden() || experts.bfloat16() != (dtype_ == ops::DType::bfloat16) ||
+        from.columns != experts.count() || routing.experts != experts.count() ||
+        from.row_bytes != 4 * from.columns || from.logit_rows_only != rows.logit_rows_only)
+        refuse("experts must read a value of " + std::to_string(experts.hidden()) +
+               " columns in its dtype, and float32 scores of as many rows for each of " +
+               std::to_string(experts.count()));
+    const bool logit_rows_only = rows.logit_rows_only;
+    const ValueId ids = add_value(logit_rows_only, routing.top_k, true);
+    const ValueId weights = add_value(logit_rows_only, routing.top_k, true);
+    const ValueId out = add_value(logit_rows_only, experts.hidden());
+    ops_.push_back(std::make_unique<Route>(scores, ids, weights, routing));
+    ops_.push_back(std::make_unique<Experts>(x, ids, weights, out, experts));
+    return out;
+}
+
+void Program::sigmoid_scale(ValueId x, ValueId gate) {
+    if (check(gate).columns != 1 || check(gate).row_bytes != 4 ||
+        check(gate).logit_rows_only != check(x).logit_rows_only)
+        refuse("scales the rows of a value by a float32 column of as many rows");
+    ops_.push_back(std::make_unique<SigmoidScale>(x, gate));
+}
+
 ValueId Program::logit_rows(ValueId x) {
     const ValueId out = add_value(true, check(x).columns);
     ops_.push_back(std::make_unique<PickLogitRows>(x, out));
@@ -275,7 +302,8 @@ void Program::check_inputs(const Inputs& inputs) const {
 
 // Addresses of all values, and the scratch after them.
 void Program::lay_out(const Inputs& inputs, float* logits) {
-    const Frame sizes{inputs, values_, addresses_, rotations_, dtype_, nullptr, phases_};
+    const Frame sizes{inputs, values_,  addresses_, rotations_,
+                      dtype_, nullptr, phases_,    own_memory_};
     std::size_t scratch = 0;
     for (const auto& op : ops_) scratch = std::max(scratch, op->scratch_bytes(sizes));
     std::vector<std::size_t> offsets;
@@ -308,12 +336,9 @@ void Program::run(const Inputs& inputs, const Outputs& outputs) {
     lay_out(inputs, outputs.logits);
     phases_.clear();
     kinds_.clear();
-    append_ops({inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_}, outputs);
-    if (!measured_) return phases_.run();
-    ended_.resize(kinds_.size());
-    const int64_t began = now_ns();
-    phases_.run(ended_.data());
-    time_phases(began);
+    append_ops({inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_, own_memory_},
+               outputs);
+    run_phases();
 }
 
 void Program::append_ops(const Frame& frame, const Outputs& outputs) {
@@ -323,6 +348,7 @@ void Program::append_ops(const Frame& frame, const Outputs& outputs) {
     const auto* head = dynamic_cast<const Linear*>(ops_.back().get());
     const bool fused = outputs.largest && head && head->writes[0] == logits_;
     for (const auto& op : ops_) {
+        if (op->reads_results()) run_phases();
         if (fused && op == ops_.back()) {
             head->append_argmax(frame, outputs);
         } else {
@@ -336,11 +362,20 @@ void Program::append_ops(const Frame& frame, const Outputs& outputs) {
     counts_as(Kind::rowwise);
 }
 
-void Program::time_phases(int64_t began) {
-    for (std::size_t i = 0; i < kinds_.size(); ++i) {
-        nanoseconds_[static_cast<int>(kinds_[i])] += ended_[i] - began;
-        began = ended_[i];
+void Program::run_phases() {
+    if (measured_) {
+        ended_.resize(kinds_.size());
+        int64_t began = now_ns();
+        phases_.run(ended_.data());
+        for (std::size_t i = 0; i < kinds_.size(); ++i) {
+            nanoseconds_[static_cast<int>(kinds_[i])] += ended_[i] - began;
+            began = ended_[i];
+        }
+    } else {
+        phases_.run();
     }
+    phases_.clear();
+    kinds_.clear();
 }
 
 void Program::measure(bool on) {

@@ -4,7 +4,8 @@
 // An op names values: matrices with a row for each token, or for each whose logits are
 // wanted. Their memory is an
 // arena, in which values that are never alive together share a place. A run puts the phases of all
-// ops together and hands them to the thread pool in one go. An op that works row by row and whose
+// ops together and hands them to the thread pool in one go, or in as many as there are ops whose rows
+// depend on what was computed. An op that works row by row and whose
 // result only the next linear layer reads is fused into it: its rows are computed where they are
 // packed, and never lie in memory.
 
@@ -13,6 +14,8 @@
 #include <array>
 #include <memory>
 
+#include "experts/experts.h"
+#include "experts/routing.h"
 #include "program/op.h"
 
 namespace aioserve::program {
@@ -54,6 +57,10 @@ class Program {
     ValueId attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
                       const float* sinks, bool logit_rows_only);
     ValueId gated(ValueId gate_up, bool gelu);
+    // The sum of the experts of each row of x that its scores choose.
+    ValueId experts(ValueId x, ValueId scores, const mixture::Experts& experts,
+                    const mixture::Routing& routing);
+    void sigmoid_scale(ValueId x, ValueId gate);
     ValueId activation(ValueId x, ops::Activation kind);
     ValueId logit_rows(ValueId x);
     void soft_cap(ValueId x, float cap);
@@ -82,7 +89,7 @@ class Program {
     void place();
     void lay_out(const Inputs& inputs, float* logits);
     void append_ops(const Frame& frame, const Outputs& outputs);
-    void time_phases(int64_t began);
+    void run_phases();  // those so far, which are gone then
 
     struct FreeMemory {
         std::size_t size;
@@ -111,6 +118,7 @@ class Program {
     std::unique_ptr<char[], FreeMemory> arena_{nullptr, {0}};
     std::size_t arena_size_ = 0;
     Phases phases_;
+    linear::AlignedMemory own_memory_;
     bool measured_ = false;
     std::vector<Kind> kinds_;  // of phases
     std::vector<int64_t> ended_;

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.models.architecture import MLP, parts_of
 from aioserve.models.config import DecoderConfig
 from tests.parity.tiny_models import CONFIGS
 
@@ -114,7 +115,7 @@ def test_absent_fields_take_the_defaults_of_their_family():
     assert (nemotron.final_norm.weight_offset, rotated(nemotron)) == (1.0, (4, False))
     neox = read("GPTNeoXForCausalLM")
     assert (neox.layers[0].parallel, rotated(neox)) == (True, (2, False))
-    assert neox.layers[0].feed_forward.activation == "gelu"
+    assert next(parts_of(neox.layers, MLP)).activation == "gelu"
     granite = read("GraniteForCausalLM")
     assert (granite.layers[0].mixer.scale, granite.logit_scale) == (1.0, 1.0)
     ministral = read("Ministral3ForCausalLM")
@@ -200,4 +201,4 @@ def test_gpt_neox_20b_is_read():
         "num_attention_heads": 64, "num_hidden_layers": 44, "rotary_emb_base": 10000,
         "rotary_pct": 0.25, "vocab_size": 50432,
     }  # fmt: skip
-    assert DecoderConfig.from_dict(said).layers[0].feed_forward.activation == "gelu_tanh"
+    assert next(parts_of(DecoderConfig.from_dict(said).layers, MLP)).activation == "gelu_tanh"

@@ -19,10 +19,13 @@ from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
+from aioserve.models.families.mixtral import mixtral
 from aioserve.models.families.nemotron import nemotron
 from aioserve.models.families.neox import neox
 from aioserve.models.families.olmo import olmo2, olmo3
+from aioserve.models.families.olmoe import olmoe
 from aioserve.models.families.qwen import qwen2, qwen3
+from aioserve.models.families.qwen_moe import qwen2_moe, qwen3_moe
 from aioserve.models.families.smollm import smollm3
 from aioserve.models.families.stablelm import stablelm
 from aioserve.models.fields import Fields
@@ -48,12 +51,16 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "MinistralForCausalLM": ("ministral", mistral.ministral),
     "Mistral3ForConditionalGeneration": ("mistral3", mistral.mistral3_conditional),
     "MistralForCausalLM": ("mistral", mistral.mistral),
+    "MixtralForCausalLM": ("mixtral", mixtral),
     "NemotronForCausalLM": ("nemotron", nemotron),
     "Olmo2ForCausalLM": ("olmo2", olmo2),
     "Olmo3ForCausalLM": ("olmo3", olmo3),
+    "OlmoeForCausalLM": ("olmoe", olmoe),
     "Phi3ForCausalLM": ("phi3", phi3),
     "Qwen2ForCausalLM": ("qwen2", qwen2),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", qwen2_moe),
     "Qwen3ForCausalLM": ("qwen3", qwen3),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe),
     "SmolLM3ForCausalLM": ("smollm3", smollm3),
     "StableLmForCausalLM": ("stablelm", stablelm),
 }

@@ -13,6 +13,7 @@ from aioserve.models.architecture import (
     MLP,
     Architecture,
     Attention,
+    FeedForward,
     Heads,
     Layer,
     Norm,
@@ -154,6 +155,7 @@ def llama_like(
     norm_of: Callable[[str, int, float], Norm] = rms_norm,
     scale: float | None = None,
     attention_cap: float = 0.0,
+    feed_forward: Callable[[str, int], FeedForward] | None = None,
     residual_scale: float = 1.0,
     parallel: bool = False,
     **other: Any,
@@ -166,6 +168,7 @@ def llama_like(
         head_norms: RMS norms of each query and key head, or of all together; None: none.
         norm_of: makes a norm of its name, its size and its epsilon.
         scale: of scores; None for 1 / sqrt(head_dim).
+        feed_forward: makes that of a layer of its tensors' name, and its number; None: an MLP.
         residual_scale, parallel: as `Layer` has them.
         other: more of the architecture's fields.
     """
@@ -186,8 +189,17 @@ def llama_like(
             return None
         return norm_of(name, heads.dim * (1 if head_norms == "each" else num_heads), shape.eps)
 
-    def layer(at: str, rope: RopeConfig | None, window: int) -> Layer:
-        attention, mlp = f"{at}.{names.attention}", f"{at}.{names.mlp}"
+    def mlp(at: str, _: int) -> FeedForward:
+        return MLP(
+            up=linear(at, hidden, mlp_bias, **up),
+            down=linear(at, inner, mlp_bias, **{names.down: hidden}),
+            activation=activation,
+            gated=gated,
+        )
+
+    def layer(index: int, rope: RopeConfig | None, window: int) -> Layer:
+        at = f"{names.root}.layers.{index}"
+        attention = f"{at}.{names.attention}"
         projected = linear(attention, hidden, qkv_bias, **qkv)
         return Layer(
             mixer_norm=block_norm(at, names.norms.attention),
@@ -204,12 +216,7 @@ def llama_like(
             ),
             mixer_post_norm=block_norm(at, names.norms.attention_post),
             feed_forward_norm=block_norm(at, names.norms.mlp),
-            feed_forward=MLP(
-                up=linear(mlp, hidden, mlp_bias, **up),
-                down=linear(mlp, inner, mlp_bias, **{names.down: hidden}),
-                activation=activation,
-                gated=gated,
-            ),
+            feed_forward=(feed_forward or mlp)(f"{at}.{names.mlp}", index),
             feed_forward_post_norm=block_norm(at, names.norms.mlp_post),
             residual_scale=residual_scale,
             parallel=parallel,
@@ -221,7 +228,7 @@ def llama_like(
         max_position_embeddings=shape.max_positions,
         embedding=Tensor(f"{names.root}.{names.embedding}.weight", (shape.vocab, hidden)),
         layers=tuple(
-            layer(f"{names.root}.layers.{i}", rope, window)
+            layer(i, rope, window)
             for i, (rope, window) in enumerate(zip(ropes, windows, strict=True))
         ),
         final_norm=norm(f"{names.root}.{names.final_norm}"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aioserve.errors import ConfigError
-from aioserve.models.architecture import Architecture
+from aioserve.models.architecture import MLP, Architecture, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.gguf.config import FAMILIES, generation_of, read_config
 from aioserve.models.gguf.file import short_decimal
@@ -85,7 +85,7 @@ def _sizes(config: DecoderConfig) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
-        "feed_forward_length": config.layers[0].feed_forward.down.weights[0].columns,
+        "feed_forward_length": next(parts_of(config.layers, MLP)).down.weights[0].columns,
         "attention.head_count": config.heads.query,
     }
 

@@ -112,7 +112,7 @@ class RoundingMethod(Method):
         self, model: OpenModel, write: WriteParts, scaling: Scaling
     ) -> Mapping[Tensor, Floats]:
         """`encode`, with weights scaled before they are rounded."""
-        for described in model.config.linears:
+        for described in model.config.rounded_linears:
             for tensor in described.weights:
                 stored = model.weights[tensor]
                 for first, end in self.blocks(stored):

@@ -159,7 +159,7 @@ def _tensors(stack: ExitStack, directory: Path) -> Iterator[StoredTensor]:
 def _linear_weights(model: OpenModel, method: Method) -> dict[str, Tensor]:
     """The weights of linear layers by their names in the files."""
     found: dict[str, Tensor] = {}
-    for described in model.config.linears:
+    for described in model.config.rounded_linears:
         for tensor in described.weights:
             linear = model.weights[tensor]
             name = linear.parts["weight"].name

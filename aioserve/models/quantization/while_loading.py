@@ -129,6 +129,6 @@ def _methods(architecture: Architecture, method: str) -> dict[Tensor, str]:
     methods = {architecture.head: HEAD_METHOD}
     if architecture.tie_word_embeddings:
         methods[architecture.embedding] = HEAD_METHOD
-    for described in architecture.linears:
+    for described in architecture.rounded_linears:
         methods |= dict.fromkeys(described.weights, method)
     return methods

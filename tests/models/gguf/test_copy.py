@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from aioserve import Engine, SamplingParams
 from aioserve.errors import ConfigError, WeightsError
-from aioserve.models.architecture import Architecture
+from aioserve.models.architecture import MLP, Architecture, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.files import model_files
 from aioserve.models.gguf import settings
@@ -207,7 +207,7 @@ def test_the_package_reads_what_was_written(tmp_path: Path):
     files = model_files(tmp_path / "hf-Q4_K_M.gguf")
     config = files.config()
     with files.weights(config) as ours:
-        stored = ours[config.layers[1].feed_forward.down.weights[0]]
+        stored = ours[next(parts_of(config.layers[1], MLP)).down.weights[0]]
         theirs = next(one for one in reader.tensors if one.name == "blk.1.ffn_down.weight")
         values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
         assert np.array_equal(stored.floats(), values)

@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.errors import ModelError
+from aioserve.errors import ConfigError, ModelError
 from aioserve.kv.layout import kv_layout
 from aioserve.models import architecture
+from aioserve.models.architecture import parts_of
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.ops import HostBatch, Linear, TensorOps
@@ -43,9 +44,16 @@ _ROWS = 4096
 def show_inputs(model: Path, windows: Windows, visit: Visit) -> None:
     """Compute the windows in the dtype of the model's weights, on the reference backend.
 
-    Raises `ModelError` where the model computes NaN or infinity, and as `load_model` does.
+    Raises `ConfigError` for a mixture of experts, `ModelError` where the model computes NaN or
+    infinity, and as `load_model` does.
     """
     decoder = load_model(model, backend=ReferenceBackend(), use_program=False)
+    if any(parts_of(decoder.config.layers, architecture.Experts)):
+        raise ConfigError(
+            f"{model}: its experts see some of the tokens each, and no text calibrates all of "
+            f"them: use a method without a text",
+            argument="model",
+        )
     counts = np.array([len(window) for window in windows])
     pages = np.arange(len(windows), dtype=np.int32)[None, :, None]
     rows = np.arange(counts.sum())

@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from aioserve.models import architecture
+from aioserve.models.architecture import parts_of
 from aioserve.models.decoding import rounded
 from aioserve.models.quantization.calibrated.layer_inputs import Windows, show_inputs
 from aioserve.models.quantization.method import (
@@ -157,7 +158,7 @@ class _Folding:
         """The layers whose inputs can be scaled: those behind norms, or all."""
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
-            attention, mlp = layer.mixer, layer.feed_forward
+            attention, mlp = layer.mixer, next(parts_of(layer.feed_forward, architecture.MLP))
             shared = layer.parallel and layer.feed_forward_norm is None
             for norm, described in (
                 (layer.mixer_norm, attention.qkv),
