@@ -53,9 +53,15 @@ FOR_ALL = (
 )
 """Modules that every place may import. The last is compiled."""
 
-VALUES = ("aioserve.kv.layout", "aioserve.kv.pages", "aioserve.models.computed")
-"""Which layers share a page, the one place for page arithmetic, and what backends say that they
-compute: these import nothing of the package, so all may import them."""
+VALUES = (
+    "aioserve.kv.layout",
+    "aioserve.kv.pages",
+    "aioserve.models.computed",
+    "aioserve.models.routing",
+)
+"""Which layers share a page, the one place for page arithmetic, what backends say that they
+compute, and how routers choose: these import nothing of the package but what all may import, so all
+may import them."""
 
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")

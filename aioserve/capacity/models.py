@@ -13,7 +13,7 @@ import msgspec
 
 from aioserve.arguments import plain_str, shown
 from aioserve.capacity.hardware import check
-from aioserve.capacity.sizes import ModelSizes, count_parameters
+from aioserve.capacity.sizes import ModelSizes, count_idle, count_parameters
 from aioserve.errors import ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
@@ -30,7 +30,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """What the cost of a decoder's step depends on. Raises `ConfigError` for what is no count."""
 
     layer_params: int
-    """Weights of the layers: every token is multiplied with them."""
+    """Weights of the layers that a token is multiplied with."""
     head_params: int
     """Weights of the output head: tokens that are sampled from are."""
     num_layers: int
@@ -50,16 +50,22 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
-        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
-        count = count_parameters(config)
+        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell. Steps
+        of a mixture of experts are taken to read all of them, as those of many tokens do."""
+        count, idle = count_parameters(config), count_idle(config)
+        layer_params = count.matrices + count.vectors
+        head_params = config.vocab_size * config.hidden_size
+        bytes_per_value = 4 if config.dtype == "float32" else 2
+        whole = (layer_params + head_params) * bytes_per_value
         return cls(
-            layer_params=count.matrices + count.vectors,
-            head_params=config.vocab_size * config.hidden_size,
+            layer_params=layer_params - idle,
+            head_params=head_params,
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            bytes_per_value=4 if config.dtype == "float32" else 2,
+            bytes_per_value=bytes_per_value,
+            step_weight_bytes=whole if idle else None,
         )
 
     @property

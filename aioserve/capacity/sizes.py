@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
-from aioserve.models.architecture import Tensor, parts_of
+from aioserve.models.architecture import Experts, Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.config import read_scheme
 
-__all__ = ["ModelSizes", "ParameterCount", "count_parameters"]
+__all__ = ["ModelSizes", "ParameterCount", "count_idle", "count_parameters"]
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 """Where models that see or hear say what their text decoder is."""
@@ -68,7 +68,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         count = count_parameters(config)
         return cls(
             parameters=count,
-            num_active_parameters=count.total,
+            num_active_parameters=count.total - count_idle(config),
             num_kv_heads=config.num_kv_heads,
             kv_values_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim,
             max_position_embeddings=config.max_position_embeddings,
@@ -110,6 +110,16 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
         else:
             vectors += math.prod(tensor.shape)
     return ParameterCount(embeddings, matrices, vectors)
+
+
+def count_idle(config: DecoderConfig) -> int:
+    """Parameters that one token isn't multiplied with: those of the experts that it isn't sent
+    to."""
+    idle = 0
+    for mixture in parts_of(config.layers, Experts):
+        expert = sum(math.prod(one.shape) for one in parts_of(mixture.experts[0], Tensor))
+        idle += expert * (mixture.routing.experts - mixture.routing.top_k)
+    return idle
 
 
 # -- a config.json that no family reads

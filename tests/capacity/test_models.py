@@ -118,8 +118,8 @@ def test_a_name_that_is_nothing_is_told_the_presets() -> None:
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(GQA | {"architectures": ["MixtralForCausalLM"]}))
-    with pytest.raises(UnsupportedModelError, match="MixtralForCausalLM"):
+    file.write_text(json.dumps(GQA | {"architectures": ["UnheardOfForCausalLM"]}))
+    with pytest.raises(UnsupportedModelError, match="UnheardOfForCausalLM"):
         read_model(str(file))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.capacity.capacity import capacity_of
-from aioserve.capacity.models import PRESETS, read_model, read_sizes
+from aioserve.capacity.models import PRESETS, ModelShape, read_model, read_sizes
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig
@@ -29,6 +29,7 @@ MIXTRAL = {
     "max_position_embeddings": 32768,
     "torch_dtype": "bfloat16",
 }
+UNKNOWN = MIXTRAL | {"architectures": ["UnheardOfForCausalLM"]}
 QWEN3_30B = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "hidden_size": 2048,
@@ -109,11 +110,29 @@ def test_a_mixture_has_as_many_parameters_as_its_makers_say(
     assert sizes.parameters.total / 1e9 == pytest.approx(billions, rel=0.005)
     assert sizes.num_active_parameters / 1e9 == pytest.approx(active, rel=0.02)
     assert sizes.kv_values_per_token == kv_values
-    assert "is not supported" in sizes.refused
+    assert ("is not supported" in sizes.refused) is (config is DEEPSEEK_V3)
     found = capacity_of("m", sizes)
     assert found.refused == sizes.refused
     assert found.num_active_parameters == sizes.num_active_parameters
     assert found.kv_bytes_per_token == kv_values * 2
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN3_30B, QWEN15_A27])
+def test_a_mixture_that_is_served_has_the_sizes_that_its_fields_say(config):
+    whole = ModelSizes.of(DecoderConfig.from_dict(config))
+    counted = ModelSizes.of_refused(config, "config.json", UnsupportedModelError("no"))
+    assert counted.parameters.embeddings == whole.parameters.embeddings
+    assert counted.parameters.matrices <= whole.parameters.matrices
+    assert whole.parameters.matrices <= counted.parameters.matrices * 1.0001  # of shared gates
+    assert whole.num_active_parameters == pytest.approx(counted.num_active_parameters, rel=1e-3)
+
+
+def test_the_cost_of_a_mixture_has_its_active_weights_and_reads_all():
+    config = DecoderConfig.from_dict(QWEN3_30B)
+    shape, sizes = ModelShape.of(config), ModelSizes.of(config)
+    table = QWEN3_30B["vocab_size"] * QWEN3_30B["hidden_size"]
+    assert shape.layer_params + 2 * table == sizes.num_active_parameters
+    assert shape.weight_bytes == 2 * (sizes.parameters.total - table)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +213,8 @@ def test_what_it_cannot_count_is_refused_as_before(tmp_path, change):
 )
 def test_a_field_that_is_missing_or_absurd_is_named(tmp_path, field, value):
     with pytest.raises(ModelError, match=rf"Its sizes aren't known: .*{field} must be") as failure:
-        read_sizes(written(tmp_path, MIXTRAL | {field: value}))
-    assert "MixtralForCausalLM" in str(failure.value)
+        read_sizes(written(tmp_path, UNKNOWN | {field: value}))
+    assert "UnheardOfForCausalLM" in str(failure.value)
 
 
 def test_a_model_that_sees_is_counted_by_its_text_decoder(tmp_path):

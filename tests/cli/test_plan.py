@@ -121,7 +121,7 @@ def test_a_model_that_is_refused_has_its_sizes_and_the_reason(
     aioserve_here: Run, tmp_path: Path
 ) -> None:
     mixture = PRESETS["llama-3-8b"] | {
-        "architectures": ["MixtralForCausalLM"],
+        "architectures": ["DbrxForCausalLM"],
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     }
@@ -131,6 +131,6 @@ def test_a_model_that_is_refused_has_its_sizes_and_the_reason(
     assert "47.49 billion parameters (13.67 billion for a token) in bfloat16" in done.stdout
     last = done.stdout.splitlines()[-1]
     assert last.startswith("The sizes are those that its config.json tells")
-    assert "architecture MixtralForCausalLM is not supported: it is a mixture of experts" in last
+    assert "architecture DbrxForCausalLM is not supported: it is a mixture of experts" in last
     found = json.loads(aioserve_here("plan", tmp_path, "--json").stdout)
-    assert "MixtralForCausalLM" in found["refused"]
+    assert "DbrxForCausalLM" in found["refused"]

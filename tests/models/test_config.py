@@ -226,7 +226,7 @@ def test_a_directory_without_config_is_an_error_naming_it(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "fields", "kind"),
     [
-        ("Qwen3MoeForCausalLM", {}, "a mixture of experts"),
+        ("DbrxForCausalLM", {}, "a mixture of experts"),
         ("UnheardOfForCausalLM", {"num_local_experts": 8}, "a mixture of experts"),
         ("BertForMaskedLM", {}, "an encoder; embeddings"),
         ("T5ForConditionalGeneration", {}, "an encoder with a decoder"),

@@ -9,7 +9,7 @@ from aioserve.models.architecture import MLP, Experts, Linear, linear
 from aioserve.models.fields import Fields
 from aioserve.models.routing import Routing
 
-__all__ = ["gated_mlp", "mixture", "read_routing", "router", "sparse_layers"]
+__all__ = ["MOST_EXPERTS", "gated_mlp", "mixture", "read_routing", "router", "sparse_layers"]
 
 MOST_EXPERTS = 1024
 """Most experts of a layer. Each is described before the checkpoint can say that it is missing."""

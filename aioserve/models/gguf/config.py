@@ -72,14 +72,15 @@ def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
         )
     if kind != "model":
         general.unsupported("general.type", "only whole models can be served")
-    if general.has(f"{name}.expert_count") and general.integer(f"{name}.expert_count", least=0):
-        general.unsupported(f"{name}.expert_count", "mixtures of experts can't be served yet")
     if general.integer("general.quantization_version", _QUANTIZATION) != _QUANTIZATION:
         general.unsupported(
             "general.quantization_version", f"blocks are read as version {_QUANTIZATION} has them"
         )
     if name not in FAMILIES:
         general.unsupported("general.architecture", f"supported are {', '.join(FAMILIES)}")
+    count = f"{name}.expert_count"
+    if name not in _MIXTURES and general.has(count) and general.integer(count, least=0):
+        general.unsupported(count, f"mixtures of experts are {', '.join(_MIXTURES)}")
     return name
 
 
@@ -226,8 +227,38 @@ def _window(keys: Fields) -> int | None:
     return window or None
 
 
+def _experts(model: _Model, field: str) -> dict[str, Any]:
+    return {
+        field: model.keys.integer("expert_count"),
+        "num_experts_per_tok": model.keys.integer("expert_used_count"),
+    }
+
+
+def _qwen3_moe(model: _Model) -> dict[str, Any]:
+    return _qwen3(model) | {
+        **_experts(model, "num_experts"),
+        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # files don't say, and llama.cpp has it so
+    }
+
+
+def _olmoe(model: _Model) -> dict[str, Any]:
+    biases = {"attention_bias": model.has_bias("attn_q"), "norm_topk_prob": False}
+    return _whole_heads(model, _sizes(model)) | _experts(model, "num_experts") | biases
+
+
+def _mixtral(model: _Model, config: dict[str, Any]) -> dict[str, Any]:
+    return config | {
+        "architectures": ["MixtralForCausalLM"],
+        "sliding_window": _window(model.keys),
+        **_experts(model, "num_local_experts"),
+    }
+
+
 def _llama(model: _Model) -> dict[str, Any]:
     config = _whole_heads(model, _sizes(model))
+    if model.keys.integer("expert_count", 0, least=0):
+        return _mixtral(model, config)
     if (window := _window(model.keys)) is not None:
         return config | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     biases = {"attention_bias": model.has_bias("attn_q"), "mlp_bias": model.has_bias("ffn_up")}
@@ -335,12 +366,15 @@ def _family(architecture: str, read: Callable[[_Model], dict[str, Any]], *keys: 
 
 _WINDOW = "attention.sliding_window"
 _PATTERN = "attention.sliding_window_pattern"
+_EXPERT_WIDTH = "expert_feed_forward_length"
 _CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 
 FAMILIES: Mapping[str, _Family] = {
     "llama": _family("LlamaForCausalLM", _llama, _WINDOW),
     "qwen2": _family("Qwen2ForCausalLM", _qwen2),
     "qwen3": _family("Qwen3ForCausalLM", _qwen3),
+    "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe, _EXPERT_WIDTH),
+    "olmoe": _family("OlmoeForCausalLM", _olmoe, _EXPERT_WIDTH),
     "gemma2": _family("Gemma2ForCausalLM", _gemma2, _WINDOW, _PATTERN, *_CAPS),
     "gemma3": _family(
         "Gemma3ForCausalLM", _gemma3, _WINDOW, _PATTERN, *_CAPS, "rope.freq_base_swa"
@@ -349,3 +383,5 @@ FAMILIES: Mapping[str, _Family] = {
     "gpt2": _Family("GPT2LMHeadModel", _gpt2, _EVERYWHERE | {"attention.layer_norm_epsilon"}),
 }
 """What `general.architecture` may be."""
+_MIXTURES = ("llama", "qwen3moe", "olmoe")
+"""Those that may have experts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["checkpoint_name", "stored_name"]
+__all__ = ["checkpoint_name", "expert_names", "stored_name"]
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
@@ -27,6 +27,8 @@ _LLAMA = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QWEN_MOE = _LLAMA | {"ffn_gate_inp": "mlp.gate"}
+_MIXTRAL = _LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _GEMMA = _LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -46,14 +48,42 @@ _GPT2 = {
     "ffn_down": "mlp.c_proj",
 }
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    "llama": _LLAMA,
+    "llama": _MIXTRAL,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen3moe": _QWEN_MOE,
+    "olmoe": _QWEN_MOE,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": _PHI3,
     "gpt2": _GPT2,
 }
+
+_QWEN_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_STACKED: Mapping[str, Mapping[str, str]] = {
+    "llama": {
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    "qwen3moe": _QWEN_EXPERTS,
+    "olmoe": _QWEN_EXPERTS,
+}
+"""Tensors that hold those of all experts of a layer, one after the other."""
+
+
+def expert_names(family: str, name: str, experts: int) -> list[str] | None:
+    """What the tensors that the tensor `name` of a file holds are called in a directory; None
+    where it is one tensor."""
+    layer = _LAYER.fullmatch(name)
+    inside = None if layer is None else _STACKED.get(family, {}).get(layer[2])
+    if layer is None or inside is None:
+        return None
+    return [f"model.layers.{layer[1]}.{inside.format(i)}.{layer[3]}" for i in range(experts)]
 
 
 def checkpoint_name(family: str, name: str) -> str | None:

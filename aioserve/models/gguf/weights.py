@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy.typing as npt
 
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Architecture, Heads, Tensor
+from aioserve.models.families.experts import MOST_EXPERTS
 from aioserve.models.gguf.config import architecture_of
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
-from aioserve.models.gguf.names import checkpoint_name
+from aioserve.models.gguf.names import checkpoint_name, expert_names
 from aioserve.models.gguf.parts import open_parts
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import (
@@ -166,13 +168,35 @@ class GGUFWeights(StoredWeights):
         """False for a tensor without a name in the architecture."""
         if _READ_WITH_THE_CONFIG.fullmatch(stored.name):
             return True
-        name = checkpoint_name(self._family, stored.name)
-        if name is None:
-            return False
-        if (other := self._found.get(name)) is not None:
-            raise WeightsError(f"{stored.path}: {stored.name} is also in {other.path}")
-        self._found[name] = stored
+        for name, one in self._named(stored):
+            if name is None:
+                return False
+            if (other := self._found.get(name)) is not None:
+                raise WeightsError(f"{stored.path}: {stored.name} is also in {other.path}")
+            self._found[name] = one
         return True
+
+    def _named(self, stored: StoredTensor) -> Iterator[tuple[str | None, StoredTensor]]:
+        """The tensors that one of a file holds, by their names in the architecture."""
+        experts = stored.shape[0] if len(stored.shape) == 3 else 0
+        names = None
+        if 0 < experts <= MOST_EXPERTS:
+            names = expert_names(self._family, stored.name, experts)
+        if names is None:
+            yield checkpoint_name(self._family, stored.name), stored
+            return
+        num_bytes = stored.num_bytes // experts
+        for i, name in enumerate(names):
+            yield (
+                name,
+                msgspec.structs.replace(
+                    stored,
+                    name=f"{stored.name}[{i}]",
+                    offset=stored.offset + i * num_bytes,
+                    num_bytes=num_bytes,
+                    shape=stored.shape[1:],
+                ),
+            )
 
     def _check(self, left: list[StoredTensor]) -> None:
         expected = expected_tensors(self._architecture)

@@ -8,6 +8,7 @@ change places, 1 is added to Gemma's norms, GPT-2's matrices are turned.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from safetensors.torch import load_file
 from tests.models.gguf.vocabularies import write_byte_level
 from tests.models.gguf.writing import quantized
 
+_EXPERT = re.compile(r"experts\.(\d+)\.")
+
 Array = npt.NDArray[np.float32]
 
 ARCHITECTURES = {
@@ -31,6 +34,9 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
 }
 
 
@@ -56,14 +62,15 @@ def convert(
     _tokenizer(writer, directory, config, pre)
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     names = gguf.get_tensor_name_map(architecture, layers)
-    for name, tensor in (*tensors.items(), *_rope_tensors(config).items()):
+    for name, tensor in (*stacked(tensors).items(), *_rope_tensors(config).items()):
         stored = name if name.startswith("rope") else names.get_name(name, (".weight", ".bias"))
         assert stored is not None, name
         tensor = converted(architecture, name, tensor, config)
         given = [value for part, value in (formats or {}).items() if part in stored]
         form = "F32" if tensor.ndim == 1 else given[0] if given else weights
         kind = gguf.GGMLQuantizationType[form]
-        rows = quantized(tensor, form)
+        rows = quantized(tensor.reshape(-1, tensor.shape[-1]), form)
+        rows = rows.reshape(*tensor.shape[:-1], -1)
         if form in ("F32", "F16"):
             rows = rows.view(np.float32 if form == "F32" else np.float16).reshape(tensor.shape)
         writer.add_tensor(stored, rows, raw_dtype=kind)
@@ -72,6 +79,20 @@ def convert(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors, with those of all experts of a layer as one."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if (expert := _EXPERT.search(name)) is None:
+            found[name] = tensor
+        else:
+            found.setdefault(_EXPERT.sub("experts.", name), {})[int(expert[1])] = tensor
+    return {
+        name: np.stack([one[i] for i in range(len(one))]) if isinstance(one, dict) else one
+        for name, one in found.items()
+    }
 
 
 def with_bytes_vocabulary(model: Path, directory: Path) -> Path:
@@ -92,6 +113,11 @@ def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if (experts := config.get("num_experts", config.get("num_local_experts"))) is not None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads", heads))
     writer.add_key_length(head_dim)

@@ -78,7 +78,6 @@ def test_the_file_that_the_others_are_made_of_is_right(tmp_path: Path, tiny: Tin
         ({"general.type": "mmproj"}, "holds the part of a model that sees or hears (mmproj)"),
         ({"general.type": "imatrix"}, "holds an importance matrix (imatrix)"),
         ({"general.type": "adapter"}, "general.type = 'adapter' is not supported"),
-        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported: mixtures of experts"),
         ({"llama.made_up": 1}, "llama.made_up = 1 is not supported: an unknown setting"),
         ({"llama.attention.causal": False}, "only causal attention"),
         ({"llama.attention.value_length": 4}, "keys have 8 dimensions, and values 4"),
