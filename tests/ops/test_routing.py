@@ -228,8 +228,9 @@ def test_another_order_of_the_experts_changes_no_bit(normalized: bool, sigmoid: 
     ],
 )
 def test_routing_that_can_t_be_is_refused(changes: dict[str, int], named: str) -> None:
+    settings: dict[str, Any] = {"experts": 12, "top_k": 2, **changes}
     with pytest.raises(UnsupportedModelError, match=named):
-        Routing(**{"experts": 12, "top_k": 2, **changes})
+        Routing(**settings)
 
 
 def test_scores_of_another_shape_or_dtype_are_refused(backend: Backend) -> None:
