@@ -107,17 +107,14 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             self._weights = ReadWeights(config, chosen, formats, layout, length)
             self._decoding = HeldDecoding(chosen, formats)
             self._wide = Decoding("float32")
-            self.expected_memory: WeightMemory = self._memory(
-                ExpectedKernels(self._stored, self._decoding)
-                if formats.packed
-                else self._expected_sizes
-            )
+            self.expected_memory: WeightMemory = self._expected_memory()
             """What the weights will take."""
             needed = self.expected_memory.held_bytes
             if memory_bytes is not None and needed > memory_bytes:
+                fits = "" if quantization is not None else self._what_fits(memory_bytes)
                 raise ModelError(
                     f"{files.path}: the weights take {needed} bytes in {chosen}, and there are "
-                    f"{memory_bytes} bytes of memory"
+                    f"{memory_bytes} bytes of memory{fits}"
                 )
         except BaseException:
             self._stored.close()
@@ -154,6 +151,24 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             self._weights.linears[described] = self._reader.take(number)
         self._weights.memory = self._memory(self._sizes)
         return self._weights
+
+    def _expected_memory(self) -> WeightMemory:
+        if self._weights.computed.packed:
+            return self._memory(ExpectedKernels(self._stored, self._decoding))
+        return self._memory(self._expected_sizes)
+
+    def _what_fits(self, memory_bytes: int) -> str:
+        """How weights that are too large would fit, for the message; nothing can be read then."""
+        plain, needed = self._stored, 0
+        for method in ("int8", "int4"):
+            try:
+                self._stored = QuantizedWhileLoading(plain, self._weights.config, method)
+            except ConfigError:  # they are quantised already
+                return ""
+            needed = self._expected_memory().held_bytes
+            if needed <= memory_bytes:
+                return f": with quantization={method!r} they take {needed}, which fits"
+        return f": with quantization='int4' they take {needed}, which doesn't fit either"
 
     def _memory(self, kernels: KernelBytes) -> WeightMemory:
         weights = self._weights

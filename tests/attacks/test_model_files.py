@@ -426,11 +426,14 @@ def test_weights_beyond_the_machines_memory_are_refused_unread(
         values = sum(tensor.numel() for tensor in load_file(directory / WEIGHTS).values())
         with WeightReading(model_files(directory), formats=NATIVE) as reading:
             held_bytes = reading.read().memory.held_bytes
+        with WeightReading(model_files(directory), formats=NATIVE, quantization="int4") as reading:
+            int4_bytes = reading.expected_memory.held_bytes
         # Kernels hold panels of whole outputs, and a small embedding is held as rows, too.
         assert 4 * values <= held_bytes <= 5 * values
         assert attack(directory) == (
             f"{directory}: the weights take {held_bytes} bytes in float32, and there are "
-            "1000 bytes of memory"
+            "1000 bytes of memory: with quantization='int4' they take "
+            f"{int4_bytes}, which doesn't fit either"
         )
 
 

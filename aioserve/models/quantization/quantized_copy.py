@@ -94,6 +94,12 @@ class _Copy:
                 and one.name.endswith(_WEIGHT)
                 and len(one.shape) > 1
             ),
+            *(
+                self._stored(tensor).name.removesuffix(_WEIGHT)
+                for one in model.config.linears
+                for tensor in one.weights
+                if one.is_exact
+            ),
         ]
         """Linear layers that stay plain, as quantization_config names them."""
         self.read_bytes: int = sum(one.num_bytes for one in self._tensors)

@@ -29,7 +29,7 @@ def check_stands_for(model: Path, floats: Path) -> None:
     files, plain_files = model_files(model), model_files(floats)
     config = files.config()
     with files.weights(config) as stored, plain_files.weights(plain_files.config()) as plain:
-        for described in config.linears:
+        for described in config.rounded_linears:
             for tensor in described.weights:
                 one, meant = stored[tensor], plain[tensor].floats()
                 assert np.array_equal(one.floats(), meant), one.name

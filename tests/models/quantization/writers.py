@@ -102,9 +102,9 @@ def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def matrices(tensors: Tensors) -> Iterator[str]:
-    """Names of the modules that are quantised: the layers' linear ones."""
+    """Names of the modules that are quantised: the layers' linear ones but routers."""
     for name, tensor in tensors.items():
-        if tensor.dim() == 2 and ".layers." in name:
+        if tensor.dim() == 2 and ".layers." in name and not name.endswith("gate.weight"):
             yield name.removesuffix(".weight")
 
 
