@@ -21,8 +21,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, UnsupportedModelError
 from aioserve.models.computed import CUDA, HeldLinear
+from aioserve.models.routing import Routing
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
@@ -36,6 +37,7 @@ from aioserve.ops.checks import (
     check_window,
     own,
 )
+from aioserve.ops.experts import Mixture
 from aioserve.ops.gpu import rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
@@ -105,6 +107,12 @@ class CudaBackend(Backend):
                 raise TypeError("bias must be None: it is held with the weight")
             return GroupedLinear(weight, out_dtype=out_dtype, device=self.device)
         return GpuLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
+
+    def mixture(self, routing: Routing, *_: object, **__: object) -> Mixture:
+        """Raise `UnsupportedModelError`: there are no kernels for experts."""
+        raise UnsupportedModelError(
+            f"a mixture of {routing.experts} experts is computed on CPUs alone: use device='cpu'"
+        )
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         sizes = _kv_sizes(shape)
