@@ -254,7 +254,7 @@ class ReferenceBackend(Backend):
             if kind.sinks is not None:
                 sinks = kind.sinks.to(scores.dtype)[:, None, None]
                 scores = torch.cat([scores, sinks.expand(-1, stop - start, 1)], dim=-1)
-            weights = scores.softmax(-1)[..., :context]
+            weights = scores.softmax(-1)[..., : len(key_at)]
             attended = weights @ values.repeat_interleave(group, 0)
             out[start:stop] = attended.transpose(0, 1).to(q.dtype)
             if log_sum_exp is not None:
