@@ -158,7 +158,9 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_batch_and_page_size(
 ) -> None:
     context, sinks = 1100, of_heads("random", heads.q)
     options = {"window": window, "soft_cap": soft_cap}
-    whole = attend(lay_out([(7, context, context)], heads, dtype=dtype).on(NATIVE), sinks, **options)
+    whole = attend(
+        lay_out([(7, context, context)], heads, dtype=dtype).on(NATIVE), sinks, **options
+    )
     for page_size, chunk in ((16, 1), (1, 37), (64, 300), (7, 3)):
         for end in (1, 129, 512, 513, 1100):
             tokens = min(chunk, end)
@@ -249,9 +251,13 @@ def cuts(draw: st.DrawFn) -> Cut:
     where = []
     for context in contexts:
         pages = -(-context // 4)
-        inner = sorted(draw(st.lists(st.integers(0, pages), min_size=parts - 1, max_size=parts - 1)))
+        inner = sorted(
+            draw(st.lists(st.integers(0, pages), min_size=parts - 1, max_size=parts - 1))
+        )
         where.append((0, *inner, pages))
-    scenario = lay_out([(i, 1, context) for i, context in enumerate(contexts)], Heads(4, 2, 20), page_size=4)
+    scenario = lay_out(
+        [(i, 1, context) for i, context in enumerate(contexts)], Heads(4, 2, 20), page_size=4
+    )
     return Cut(scenario, contexts, tuple(where))
 
 
@@ -292,9 +298,7 @@ def test_one_part_may_have_the_sinks(backend: Backend) -> None:
 
 @backends
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_part_without_keys_is_never_read(
-    isa: str, backend: Backend, dtype: torch.dtype
-) -> None:
+def test_a_part_without_keys_is_never_read(isa: str, backend: Backend, dtype: torch.dtype) -> None:
     rows, sums = random(6, 40, dtype=dtype), random(6, 2, seed=1)
     garbage = torch.full((6, 40), float("nan"), dtype=dtype)
     nothing = torch.full((6, 2), NOTHING)
@@ -315,9 +319,7 @@ def test_a_part_without_keys_is_never_read(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_native_merge_is_the_references(isa: str, dtype: torch.dtype) -> None:
     pairs = [(random(9, 3 * 37, dtype=dtype, seed=i), 9 * random(9, 3, seed=i + 7)) for i in (0, 1)]
-    got, expected = (
-        [each.clone() for pair in pairs for each in pair] for _ in range(2)
-    )
+    got, expected = ([each.clone() for pair in pairs for each in pair] for _ in range(2))
     NATIVE.merge_attention(*got)
     REFERENCE.merge_attention(*expected)
     torch.testing.assert_close(got[0], expected[0])
@@ -337,13 +339,13 @@ def test_what_does_not_fit_is_refused_by_name(backend: Backend) -> None:
     with pytest.raises(TypeError, match=r"sinks must be torch.float32, got torch.bfloat16"):
         attend(step, torch.zeros(4, dtype=torch.bfloat16), backend)
     with pytest.raises(ValueError, match=r"log_sum_exp must be contiguous, of shape \(2, 4\)"):
-        backend.paged_attention(
-            step.qkv, step.at, AttentionKind(1), log_sum_exp=torch.zeros(4, 2)
-        )
+        backend.paged_attention(step.qkv, step.at, AttentionKind(1), log_sum_exp=torch.zeros(4, 2))
     out, sums = torch.zeros(2, 128), torch.zeros(2, 4)
     with pytest.raises(ValueError, match=r"part must be contiguous, of shape \(2, 128\)"):
         backend.merge_attention(out, sums, torch.zeros(2, 64), sums)
-    with pytest.raises(ValueError, match=r"log_sum_exp must have shape \(2, Hq\) with Hq a divisor"):
+    with pytest.raises(
+        ValueError, match=r"log_sum_exp must have shape \(2, Hq\) with Hq a divisor"
+    ):
         backend.merge_attention(out, torch.zeros(2, 3), out.clone(), sums)
     with pytest.raises(ValueError, match=r"part_log_sum_exp must be contiguous"):
         backend.merge_attention(out, sums, out.clone(), torch.zeros(2, 2))

@@ -158,7 +158,7 @@ def add_sink(top, total, acc, sink):
 @triton.jit
 def log_sum_exp(top, total):
     """The natural logarithm of the sum of all weights: -inf in a row that saw no key."""
-    return tl.fma(top, 0.6931471805599453, tl.log(total))
+    return tl.fma(top, 0.6931471805599453, tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
 @triton.jit

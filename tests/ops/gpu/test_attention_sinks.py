@@ -33,11 +33,11 @@ def run(
     prompts: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """[T, Hq * D], and the log-sum-exp [T, Hq]"""
-    kind = AttentionKind(0.2, window, soft_cap, None if sinks is None else sinks.to(step.qkv.device))
-    sums = torch.full((len(step.qkv), HEADS.q), float("nan"), device=step.qkv.device)
-    rows = paged_attention(
-        step.qkv, step.at, kind, tiles=SMALL, prompts=prompts, log_sum_exp=sums
+    kind = AttentionKind(
+        0.2, window, soft_cap, None if sinks is None else sinks.to(step.qkv.device)
     )
+    sums = torch.full((len(step.qkv), HEADS.q), float("nan"), device=step.qkv.device)
+    rows = paged_attention(step.qkv, step.at, kind, tiles=SMALL, prompts=prompts, log_sum_exp=sums)
     return rows.cpu(), sums.cpu()
 
 
