@@ -217,9 +217,5 @@ def _quantised(config: Fields, refusal: UnsupportedModelError) -> str:
     try:
         scheme = read_scheme(config)
     except UnsupportedModelError:
-        said = config.nested("quantization_config")
-        method = said.text("quant_method", "")
-        if method == "mxfp4":
-            return "int4"
         raise refusal from None
     return scheme.precision if scheme is not None else ""

@@ -16,7 +16,7 @@ from typing import TypeVar
 from aioserve.errors import UnsupportedModelError
 from aioserve.kv.layout import LayerKV, bytes_of_heads
 from aioserve.models.rope import RopeConfig
-from aioserve.models.routing import Routing
+from aioserve.models.routing import ClampedSwiglu, Routing
 
 __all__ = [
     "GATED",
@@ -143,6 +143,8 @@ class Attention:
     """Last positions that a token sees, its own included; 0: all."""
     soft_cap: float = 0.0
     """Cap of scores: with c > 0 they become c * tanh(score / c)."""
+    sinks: Tensor | None = None
+    """A learned score of each query head, [heads.query], that has no value; None: there is none."""
 
     def __post_init__(self) -> None:
         norms = self.query_norm, self.key_norm
@@ -170,13 +172,15 @@ class MLP:
     up: Linear
     """The up projection, stacked behind the gate where there is one."""
     down: Linear
-    activation: str
-    """silu or gelu_tanh with a gate; gelu_tanh, gelu or relu_squared without one."""
+    activation: str | ClampedSwiglu
+    """silu, gelu_tanh or, in an expert, a `ClampedSwiglu` with a gate; gelu_tanh, gelu or
+    relu_squared without one."""
     gated: bool = True
 
     def __post_init__(self) -> None:
         implemented = GATED if self.gated else UNGATED
-        if self.activation not in implemented:
+        is_clamped = self.gated and isinstance(self.activation, ClampedSwiglu)
+        if not is_clamped and self.activation not in implemented:
             raise UnsupportedModelError(
                 f"the activation of an MLP with gated={self.gated} must be "
                 f"{' or '.join(implemented)}, got {self.activation!r}"
@@ -259,6 +263,9 @@ class Architecture:
     """Factor on logits, before the cap."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """(prefix found in some checkpoints, prefix here)."""
+    stacked: tuple[tuple[str, str], ...] = ()
+    """(ending of the name of a tensor that holds those of all experts, ending of the name that each
+    of them has here, with {} for its number)."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
     """Tensors that the computation doesn't need: buffers, towers for other inputs."""
 
@@ -312,6 +319,14 @@ class Architecture:
             if stored_name.startswith(found):
                 return here + stored_name.removeprefix(found)
         return stored_name
+
+    def name_of_each(self, name: str) -> str | None:
+        """What the tensors are called here, with {} for the number of each, that the tensor `name`
+        of files holds along its first axis; None where it is one tensor."""
+        for ending, here in self.stacked:
+            if name.endswith("." + ending):
+                return name.removesuffix(ending) + here
+        return None
 
 
 def parts_of(described: object, kind: type[Part]) -> Iterator[Part]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.families.experts import MOST_EXPERTS
 from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
 from aioserve.models.reordered import InTurns
 from aioserve.models.safetensors_file import SafetensorsFile
@@ -93,15 +94,23 @@ class Checkpoint(StoredWeights):
                 self._scheme is not None and KV_SCALES.search(name)
             ):
                 continue
-            stored = file.tensors[name]
-            if (
-                other := self._found.get(canonical := self._architecture.canonical(name))
-            ) is not None:
-                raise WeightsError(
-                    f"{path}: {short_name(name)} is also in {other.path} as "
-                    f"{short_name(other.name)}"
-                )
-            self._found[canonical] = stored
+            for canonical, stored in self._named(file.tensors[name]):
+                if (other := self._found.get(canonical)) is not None:
+                    raise WeightsError(
+                        f"{path}: {short_name(name)} is also in {other.path} as "
+                        f"{short_name(other.name)}"
+                    )
+                self._found[canonical] = stored
+
+    def _named(self, stored: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+        """The tensors that one of a file holds, by the names that they have here."""
+        name = self._architecture.canonical(stored.name)
+        each = self._architecture.name_of_each(name)
+        if each is None or not 1 <= stored.shape[0] <= MOST_EXPERTS:
+            yield name, stored
+            return
+        for i, part in enumerate(stored.along_first_axis()):
+            yield each.format(i), part
 
     def _describe(self) -> None:
         expected, found = expected_tensors(self._architecture), self._found
@@ -165,7 +174,8 @@ def _parts_of_modules(
 
 def _stored_name(module: str, parts: Mapping[str, StoredTensor]) -> str:
     """What the file calls the module, which is what quantization_config calls it."""
-    return next((s.name.removesuffix("." + rest) for rest, s in parts.items()), module)
+    names = ((stored.name, "." + rest) for rest, stored in parts.items())
+    return next((name.removesuffix(rest) for name, rest in names if name.endswith(rest)), module)
 
 
 def _taken(name: str, parts: Parts, linear: StoredLinear, scheme: Scheme) -> set[str]:

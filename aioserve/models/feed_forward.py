@@ -6,8 +6,10 @@ from typing import Protocol, TypeVar, cast
 
 import torch
 
+from aioserve.errors import UnsupportedModelError
 from aioserve.models import architecture
 from aioserve.models.block_parts import Weights
+from aioserve.models.routing import ClampedSwiglu
 from aioserve.ops import LayerOps
 from aioserve.ops.checks import Activation
 from aioserve.ops.experts import ExpertGate
@@ -33,6 +35,8 @@ class DenseMLP:
         self._up = weights.linear(described.up)
         self._down = weights.linear(described.down)
         self._gated = described.gated
+        if isinstance(described.activation, ClampedSwiglu):
+            raise UnsupportedModelError("a clamped SwiGLU is that of experts alone")
         self._activation = described.activation
 
     def __call__(self, ops: LayerOps[X], x: X) -> X:

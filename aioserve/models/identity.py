@@ -43,7 +43,7 @@ def computation_digest(architecture: Architecture, max_model_len: int) -> bytes:
     if any(rope is not None and rope.depends_on_longest_context for rope in ropes):
         whole.update(b"%d" % max_model_len)
     for field in fields(Architecture):
-        if field.name not in ("prefixes", "ignored", "max_position_embeddings"):
+        if field.name not in ("prefixes", "stacked", "ignored", "max_position_embeddings"):
             value = repr(getattr(architecture, field.name)).encode()
             whole.update(b"%s%d:%s," % (field.name.encode(), len(value), value))
     return whole.digest()

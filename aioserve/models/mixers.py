@@ -37,7 +37,8 @@ class PagedAttention:
         self._norms_of_all_heads = _norms_of_all_heads(described, weights)
         self._output = weights.linear(described.output)
         self._rotary = None if described.rope is None else weights.rotary(described.rope)
-        self._kind = AttentionKind(described.scale, described.window, described.soft_cap)
+        sinks = None if described.sinks is None else weights.vector(described.sinks)
+        self._kind = AttentionKind(described.scale, described.window, described.soft_cap, sinks)
 
     def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool) -> X:
         qkv = ops.linear(x, self._qkv)

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from aioserve.errors import UnsupportedModelError
 
-__all__ = ["Routing"]
+__all__ = ["ClampedSwiglu", "Routing"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """What GPT-OSS's experts make of gate and up: `(up + 1) * gate * sigmoid(gain * gate)`, where
+    gate is at most `limit`, and up from -`limit` to `limit`."""
+
+    gain: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,19 @@ class StoredTensor(msgspec.Struct, frozen=True):
     def label(self) -> str:
         return f"{self.path}: {self.name}"
 
+    def along_first_axis(self) -> Iterator[StoredTensor]:
+        """The tensors that it holds one after the other."""
+        count = self.shape[0]
+        size = self.num_bytes // count
+        for i in range(count):
+            yield msgspec.structs.replace(
+                self,
+                name=f"{self.name}[{i}]",
+                offset=self.offset + i * size,
+                num_bytes=size,
+                shape=self.shape[1:],
+            )
+
     def read(self, first: int = 0, end: int | None = None) -> npt.NDArray[Any]:
         """Rows `first` to `end` of the first axis as they are stored: of dtypes that numpy lacks,
         the bits. A tensor without axes has one row and gives shape [1]."""

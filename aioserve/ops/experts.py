@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.models.routing import Routing
+from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.linear import Linear
 
-__all__ = ["EXPERT_GATES", "ExpertGate", "Mixture", "Routes"]
+__all__ = ["ExpertGate", "Mixture", "Routes"]
 
-ExpertGate = Literal["silu", "gelu_tanh"]
-EXPERT_GATES: tuple[ExpertGate, ...] = ("silu", "gelu_tanh")
-"""In the order of `aioserve::mixture::Gate`."""
+ExpertGate = Literal["silu", "gelu_tanh"] | ClampedSwiglu
+"""What makes `act(gate) * up` of gate and up."""
 
 
 class Routes(NamedTuple):
@@ -121,9 +120,7 @@ class Mixture:
                 continue
             pairs = (ids == expert).nonzero()[:, 0]
             gate, up = self.ups[expert](x[pairs // top_k]).float().chunk(2, dim=-1)
-            gelu = self.gate == "gelu_tanh"
-            gate = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
-            parts[pairs] = self.downs[expert]((gate * up).to(x.dtype))
+            parts[pairs] = self.downs[expert](_gated(self.gate, gate, up).to(x.dtype))
         out = torch.zeros((len(x), self.hidden), dtype=torch.float32, device=x.device)
         for rank, part in enumerate(parts.unflatten(0, (-1, top_k)).unbind(1)):
             weights = routes.weights[:, rank, None].masked_fill(routes.ids[:, rank, None] < 0, 0)
@@ -138,6 +135,15 @@ class Mixture:
         ids = routes.ids
         if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < len(self.ups):
             raise ValueError(f"ids must be from -1 to {len(self.ups) - 1}")
+
+
+def _gated(kind: ExpertGate, gate: Tensor, up: Tensor) -> Tensor:
+    if isinstance(kind, ClampedSwiglu):
+        gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+        return (up + 1) * gate * (gate * kind.gain).sigmoid()
+    if kind == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh") * up
+    return functional.silu(gate) * up
 
 
 def _highest(keys: Tensor, count: int) -> Tensor:

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.routing import Routing
+from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
-from aioserve.ops.experts import EXPERT_GATES, ExpertGate, Mixture, Routes
+from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.linear import Linear
 from aioserve.ops.native_types import CPU, address, own_linear
 
 __all__ = ["NativeMixture"]
+
+_GATES = ("silu", "gelu_tanh", "clamped_swiglu")
+"""In the order of `aioserve::mixture::GateKind`."""
 
 
 class NativeMixture(Mixture):
@@ -36,7 +39,7 @@ class NativeMixture(Mixture):
         self.packed: _native.Experts = _native.Experts(
             tuple(own_linear(up).packed for up in ups),
             tuple(own_linear(down).packed for down in downs),
-            EXPERT_GATES.index(gate),
+            *_told(gate),
         )
         self.packed_routing: _native.Routing = _native.Routing(
             routing.experts,
@@ -64,3 +67,10 @@ class NativeMixture(Mixture):
         at = x.data_ptr(), routes.ids.data_ptr(), routes.weights.data_ptr()
         self.packed.apply(*at, *routes.ids.shape, y.data_ptr())
         return y
+
+
+def _told(gate: ExpertGate) -> tuple[int, float, float]:
+    """Number of the gate, its gain and its limit."""
+    if isinstance(gate, ClampedSwiglu):
+        return _GATES.index("clamped_swiglu"), gate.gain, gate.limit
+    return _GATES.index(gate), 0.0, 0.0

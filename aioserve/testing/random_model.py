@@ -48,7 +48,7 @@ def write_random_model(
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(path, parsed.vocab_size)
-    tensors = random_tensors(parsed, seed, _DTYPES[dtype], device)
+    tensors = _stacked(parsed, random_tensors(parsed, seed, _DTYPES[dtype], device))
     save_file(tensors, path / SINGLE_FILE, metadata={"format": "pt"})
     return path
 
@@ -64,6 +64,22 @@ def random_tensors(
         values = torch.empty(shape, device=device).normal_(mean, deviation, generator=generator)
         tensors[name] = values.to(dtype).cpu()
     return tensors
+
+
+def _stacked(config: DecoderConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As files have them: those of all experts of a layer in one."""
+    written: dict[str, torch.Tensor] = {}
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        for ending, each in config.stacked:
+            head, _, tail = each.partition("{}")
+            before, found, number = name.removesuffix(tail).rpartition("." + head)
+            if name.endswith(tail) and found and number.isdecimal():
+                parts.setdefault(f"{before}.{ending}", []).append(tensor)
+                break
+        else:
+            written[name] = tensor
+    return written | {name: torch.stack(each) for name, each in parts.items()}
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -112,6 +128,8 @@ def _distributions(
                 yield weight.name, weight.shape, 0.0, gain * inputs**-0.5
             for bias in linear.biases:
                 yield bias.name, bias.shape, 0.0, 0.2
+        if layer.mixer.sinks is not None:
+            yield layer.mixer.sinks.name, layer.mixer.sinks.shape, 1.0, 2.0
         inner = list(parts_of(layer.mixer, Norm))
         for norm in parts_of(layer, Norm):
             mean = norm_mean + 0.5 if norm in inner else norm_mean

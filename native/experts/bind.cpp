@@ -39,12 +39,13 @@ void route(const Routing& self, Address scores, int64_t rows, Address ids, Addre
     });
 }
 
-void make_experts(Experts* self, const nb::tuple& ups, const nb::tuple& downs, int gate) {
+void make_experts(Experts* self, const nb::tuple& ups, const nb::tuple& downs, int gate, float gain,
+                  float limit) {
     std::vector<Expert> experts;
     for (std::size_t i = 0; i < ups.size(); ++i)
         experts.push_back({&nb::cast<const LinearKernel&>(ups[i]),
                            &nb::cast<const LinearKernel&>(downs[i])});
-    new (self) Experts(std::move(experts), static_cast<Gate>(gate));
+    new (self) Experts(std::move(experts), {static_cast<GateKind>(gate), gain, limit});
 }
 
 void apply(const Experts& self, Address x, Address ids, Address weights, int64_t rows,
@@ -77,8 +78,8 @@ void bind_experts(nb::module_& m) {
              "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "correction"_a)
         .def("route", &route, ReleaseGil());
     nb::class_<Experts>(m, "Experts", "Gated MLPs of which each row has some.")
-        .def("__init__", &make_experts, "ups"_a, "downs"_a, "gate"_a, nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 3>())
+        .def("__init__", &make_experts, "ups"_a, "downs"_a, "gate"_a, "gain"_a, "limit"_a,
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("apply", &apply, ReleaseGil());
     m.def("sigmoid_scale", &sigmoid_scale, ReleaseGil());
 }

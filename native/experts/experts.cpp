@@ -32,6 +32,7 @@ struct GatedRows {
     int64_t size;
     int64_t element_bytes;
     void (*kernel)(const ops::GatedArgs&, int64_t, int64_t);
+    float gain, limit;
 };
 
 const char* gated_row(const void* context, int64_t index, char* memory) {
@@ -39,7 +40,9 @@ const char* gated_row(const void* context, int64_t index, char* memory) {
     from.kernel({.gate_up = from.gate_up + index * 2 * from.size * from.element_bytes,
                  .stride = 2 * from.size,
                  .out = memory,
-                 .size = from.size},
+                 .size = from.size,
+                 .gain = from.gain,
+                 .limit = from.limit},
                 0, 1);
     return memory;
 }
@@ -81,6 +84,11 @@ void scale_row(T* x, float factor, int64_t size) {
         const Vec scaled = Vec::load(x + column, left) * Vec::set(factor);
         scaled.store(x + column, left);
     }
+}
+
+auto gated_kernel(const ops::Kernels& table, GateKind kind) {
+    if (kind == GateKind::clamped_swiglu) return table.clamped_swiglu;
+    return kind == GateKind::silu ? table.silu_mul : table.gelu_tanh_mul;
 }
 
 }  // namespace
@@ -154,7 +162,7 @@ void Experts::append(Phases& phases, const char* x, const Routes& routes, char* 
 
     const ops::Kernels& table =
         kernels(bfloat16() ? ops::DType::bfloat16 : ops::DType::float32);
-    const auto gated = gate_ == Gate::silu ? table.silu_mul : table.gelu_tanh_mul;
+    const auto gated = gated_kernel(table, gate_.kind);
     const std::ptrdiff_t x_row_bytes = hidden() * element;
     char* const middle = at + middle_at;
     char* const parts = at + parts_at;
@@ -171,7 +179,8 @@ void Experts::append(Phases& phases, const char* x, const Routes& routes, char* 
         expert.up->append(phases, from, rows, at + packed_at[i],
                           {own, 2 * inner() * element, !bfloat16()});
         const linear::RowSource active{
-            gated_row, phases.keep(GatedRows{own, inner(), element, gated}), 0};
+            gated_row,
+            phases.keep(GatedRows{own, inner(), element, gated, gate_.gain, gate_.limit}), 0};
         expert.down->append(phases, active, rows, at + packed_at[i],
                             {parts + first * hidden() * 4, hidden() * 4, true});
         phases.next_beside();

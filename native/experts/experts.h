@@ -19,7 +19,12 @@ struct Expert {
     const linear::LinearKernel* down;  // [hidden, inner]
 };
 
-enum class Gate : int { silu, gelu_tanh };
+enum class GateKind : int { silu, gelu_tanh, clamped_swiglu };
+
+struct Gate {
+    GateKind kind;
+    float gain = 0, limit = 0;  // of `clamped_swiglu` alone
+};
 
 // Rows as `append_routing` leaves them.
 struct Routes {

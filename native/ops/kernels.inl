@@ -25,6 +25,7 @@ constexpr Kernels kKernels = {
     .rotary_kv_write = rotary_kv_write<T>,
     .silu_mul = gated<T, false>,
     .gelu_tanh_mul = gated<T, true>,
+    .clamped_swiglu = clamped_swiglu<T>,
     .activation = {activation<T, Activation::gelu_tanh>, activation<T, Activation::gelu>,
                    activation<T, Activation::relu_squared>},
     .add_rows = add_rows<T>,

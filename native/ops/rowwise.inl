@@ -234,6 +234,29 @@ static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
     }
 }
 
+// The order of arguments lets NaN through.
+static inline Vec at_most(Vec limit, Vec x) {
+    return Vec::zero() - Vec::max(Vec::zero() - limit, Vec::zero() - x);
+}
+
+template <class T>
+static void clamped_swiglu(const GatedArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    const Vec limit = Vec::set(args.limit), gain = Vec::set(args.gain), one = Vec::set(1.0f);
+    for (int64_t row = begin; row < end; ++row) {
+        const T* gate = static_cast<const T*>(args.gate_up) + row * args.stride;
+        const T* up = gate + size;
+        T* out = static_cast<T*>(args.out) + row * size;
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            const Vec x = at_most(limit, load_some(gate + i, left));
+            const Vec y = at_most(limit, load_some(up + i, left));
+            const Vec factor = Vec::max(Vec::zero() - limit, y) + one;
+            store_some(factor * (x / one_plus_exp_minus(gain * x)), out + i, left);
+        }
+    }
+}
+
 // Gelu itself is x erfc(-x / sqrt(2)) / 2, of which no part cancels as max(x, 0) less the tail. Past 14
 // the tail is nothing, and infinity would make no number of it.
 template <Activation Kind>

@@ -119,6 +119,7 @@ struct GatedArgs {
     int64_t stride;
     void* out;  // [T, size] contiguous
     int64_t size;
+    float gain = 0, limit = 0;  // of `clamped_swiglu` alone
 };
 
 // What a layer does to each number where it has no gate.
@@ -199,6 +200,8 @@ struct Kernels {
     void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
     void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
     void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
+    // (up + 1) * gate * sigmoid(gain * gate), where gate is at most `limit`, and up within it.
+    void (*clamped_swiglu)(const GatedArgs&, int64_t begin, int64_t end);
     void (*activation[kNumActivations])(const ActivationArgs&, int64_t begin, int64_t end);
     void (*add_rows)(const AddRowsArgs&, int64_t begin, int64_t end);
     // Elements [begin, end) of x become x * factor.

@@ -15,7 +15,7 @@ from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import VOCAB_SIZE
 
 LENGTHS = {"a": 41, "b": 23, "c": 3}
-MODELS = ("gemma3", "qwen3", "gpt2", "olmo3", "cohere2", "ministral3")
+MODELS = ("gemma3", "qwen3", "gpt2", "olmo3", "cohere2", "ministral3", "gpt-oss")
 
 
 def token_ids(name: str) -> list[int]:

@@ -23,7 +23,16 @@ from tests.parity.planned import PlannedRun, item
 from tests.parity.tiny_models import VOCAB_SIZE
 
 PAGE_SIZES = (1, 2, 16, 64)
-MODELS = ("llama", "mistral", "qwen3-sliding", "gemma2", "gemma3", "phi3-longrope", "gpt2")
+MODELS = (
+    "llama",
+    "mistral",
+    "qwen3-sliding",
+    "gemma2",
+    "gemma3",
+    "phi3-longrope",
+    "gpt-oss",
+    "gpt2",
+)
 LONGEST = 200
 
 every_model = pytest.mark.parametrize("model", MODELS)

@@ -280,6 +280,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         use_parallel_residual=False,
         tie_word_embeddings=True,
     ),
+    "gpt-oss": _config(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        head_dim=16,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_scaling={**_YARN, "truncate": False},
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=0.7,
+        swiglu_alpha=1.3,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -298,7 +310,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "cohere2",
-    "nemotron", "gpt2",
+    "nemotron", "gpt-oss", "gpt2",
 )  # fmt: skip
 """One name for each way to put norms, attention and MLP together."""
 

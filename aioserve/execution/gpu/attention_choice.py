@@ -94,6 +94,8 @@ def choose_attention(
 
 
 def _why_unfit(decoder: Decoder, config: EngineConfig) -> str | None:
+    if all(layer.mixer.sinks is not None for layer in decoder.config.layers):
+        return "FlashInfer: its kernels know no sinks, which this model's attention has"
     heads = decoder.config.heads
     unfit = why_not(
         dtype=decoder.dtype,
@@ -170,9 +172,9 @@ class _Trial:
         device: Device,
         clock: Callable[[], float],
     ) -> None:
-        layers = [layer.mixer for layer in decoder.config.layers]
+        layers = [one.mixer for one in decoder.config.layers if one.mixer.sinks is None]
         self._kinds = [AttentionKind(one.scale, one.window, one.soft_cap) for one in layers]
-        """Kind of each layer."""
+        """Kind of each layer whose prompts it may attend from."""
         self._backend = backend
         self._device = device
         self._clock = clock

@@ -17,6 +17,7 @@ from aioserve.models.families import gemma, mistral
 from aioserve.models.families.cohere import cohere, cohere2
 from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
+from aioserve.models.families.gpt_oss import gpt_oss
 from aioserve.models.families.granite import granite, granite_hybrid
 from aioserve.models.families.llama import llama, phi3
 from aioserve.models.families.mixtral import mixtral
@@ -44,6 +45,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),
     "Glm4ForCausalLM": ("glm4", glm4),
     "GlmForCausalLM": ("glm", glm),
+    "GptOssForCausalLM": ("gpt_oss", gpt_oss),
     "GraniteForCausalLM": ("granite", granite),
     "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite_hybrid),
     "LlamaForCausalLM": ("llama", llama),
@@ -170,7 +172,7 @@ def _said_name(config: Fields) -> str:
 
 _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
     (
-        re.compile("M[oO][eE]|Mixtral|Deepseek|GptOss|Dbrx"),
+        re.compile("M[oO][eE]|Mixtral|Deepseek|Dbrx"),
         ("num_experts", "num_local_experts", "n_routed_experts"),
         "a mixture of experts",
     ),

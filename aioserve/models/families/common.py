@@ -155,6 +155,7 @@ def llama_like(
     norm_of: Callable[[str, int, float], Norm] = rms_norm,
     scale: float | None = None,
     attention_cap: float = 0.0,
+    sinks: bool = False,
     feed_forward: Callable[[str, int], FeedForward] | None = None,
     residual_scale: float = 1.0,
     parallel: bool = False,
@@ -168,6 +169,7 @@ def llama_like(
         head_norms: RMS norms of each query and key head, or of all together; None: none.
         norm_of: makes a norm of its name, its size and its epsilon.
         scale: of scores; None for 1 / sqrt(head_dim).
+        sinks: whether attention has them.
         feed_forward: makes that of a layer of its tensors' name, and its number; None: an MLP.
         residual_scale, parallel: as `Layer` has them.
         other: more of the architecture's fields.
@@ -213,6 +215,7 @@ def llama_like(
                 rope=rope,
                 window=window,
                 soft_cap=attention_cap,
+                sinks=Tensor(f"{attention}.sinks", (heads.query,), is_wide=True) if sinks else None,
             ),
             mixer_post_norm=block_norm(at, names.norms.attention_post),
             feed_forward_norm=block_norm(at, names.norms.mlp),

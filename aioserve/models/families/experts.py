@@ -56,11 +56,11 @@ def mixture(
     )
 
 
-def router(name: str, inputs: int, outputs: int) -> Linear:
+def router(name: str, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
     """A layer that chooses, or weighs what others give: nothing rounds its weights."""
     at, _, last = name.rpartition(".")
-    plain = linear(at, inputs, **{last: outputs})
-    return Linear(plain.weights, is_exact=True)
+    plain = linear(at, inputs, bias, **{last: outputs})
+    return Linear(plain.weights, plain.biases, is_exact=True)
 
 
 def gated_mlp(

@@ -185,18 +185,7 @@ class GGUFWeights(StoredWeights):
         if names is None:
             yield checkpoint_name(self._family, stored.name), stored
             return
-        num_bytes = stored.num_bytes // experts
-        for i, name in enumerate(names):
-            yield (
-                name,
-                msgspec.structs.replace(
-                    stored,
-                    name=f"{stored.name}[{i}]",
-                    offset=stored.offset + i * num_bytes,
-                    num_bytes=num_bytes,
-                    shape=stored.shape[1:],
-                ),
-            )
+        yield from zip(names, stored.along_first_axis(), strict=True)
 
     def _check(self, left: list[StoredTensor]) -> None:
         expected = expected_tensors(self._architecture)

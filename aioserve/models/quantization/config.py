@@ -10,6 +10,7 @@ from aioserve.models.quantization.bitsandbytes import BitsAndBytes
 from aioserve.models.quantization.compressed_tensors import CompressedTensors
 from aioserve.models.quantization.fp8 import Fp8
 from aioserve.models.quantization.gptq import Gptq
+from aioserve.models.quantization.mxfp4 import Mxfp4Experts
 from aioserve.models.quantization.scheme import Scheme
 
 __all__ = ["FILES", "METHODS", "SAID", "read_scheme"]
@@ -21,6 +22,7 @@ METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "fbgemm_fp8": Fp8.read,
     "fp8": Fp8.read,
     "gptq": Gptq.read,
+    "mxfp4": Mxfp4Experts.read,
 }
 SAID = "quantization_config"
 """The field of config.json."""

@@ -1,22 +1,25 @@
-"""MXFP4 of compressed-tensors: E2M1, two in each byte along the inputs, the first in the low bits,
-and a scale for each 32 inputs that is an exponent (OCP Microscaling Formats, 1.0).
+"""MXFP4 of compressed-tensors and of GPT-OSS: E2M1, two in each byte along the inputs, the first in
+the low bits, and a scale for each 32 inputs that is an exponent (OCP Microscaling Formats, 1.0).
 
 Twice such a number is an integer, so weights are integers with half the scale, exactly.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from aioserve.models.architecture import Tensor
+from aioserve.models.fields import Fields
 from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers
 from aioserve.models.quantization.packing import e8m0
-from aioserve.models.quantization.scheme import Parts
+from aioserve.models.quantization.scheme import Parts, Scheme
 from aioserve.models.stored import Format, IntegerForm, StoredLinear
 
-__all__ = ["GROUP_SIZE", "Mxfp4"]
+__all__ = ["GROUP_SIZE", "Mxfp4", "Mxfp4Experts"]
 
 GROUP_SIZE = 32
 
@@ -27,7 +30,8 @@ _PAIRS = np.stack((np.tile(_TWICE, 16), np.repeat(_TWICE, 16)), axis=1)
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Format):
-    """The parts "weight", uint8 [out, in / 2], and "scales", uint8 [out, groups]."""
+    """The parts "weight", uint8 [out, in / 2] or [out, groups, 16], and "scales", uint8 [out,
+    groups]."""
 
     @property
     def name(self) -> str:
@@ -37,9 +41,13 @@ class Mxfp4(Format):
         rows, columns = tensor.rows, tensor.columns
         if columns % GROUP_SIZE:
             parts.refuse(f"{columns} inputs are no whole groups of {GROUP_SIZE}")
+        groups = columns // GROUP_SIZE
+        found = parts.found.get("weight_packed")
+        blocks = found is not None and len(found.shape) == 3
+        shape = (rows, groups, GROUP_SIZE // 2) if blocks else (rows, columns // 2)
         read = {
-            "weight": parts.take("weight_packed", ("U8",), (rows, columns // 2)),
-            "scales": parts.take("weight_scale", ("U8", "F8_E8M0"), (rows, columns // GROUP_SIZE)),
+            "weight": parts.take("weight_packed", ("U8",), shape),
+            "scales": parts.take("weight_scale", ("U8", "F8_E8M0"), (rows, groups)),
         }
         return StoredLinear(self, read, rows, columns, GROUP_SIZE)
 
@@ -57,3 +65,24 @@ class Mxfp4(Format):
             bits=4,
             table=E2M1_TWICE,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts(Scheme):
+    """The method "mxfp4", which GPT-OSS's experts are stored by."""
+
+    precision = "int4"
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+
+    @classmethod
+    def read(cls, fields: Fields) -> Mxfp4Experts:
+        """From `quantization_config`, which says no more than the name. What isn't stored so is
+        plain, as the files show."""
+        return cls()
+
+    @property
+    def name(self) -> str:
+        return "mxfp4"
+
+    def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
+        return Mxfp4().described(tensor, parts)

@@ -358,7 +358,7 @@ def test_biases_of_zeros_that_no_layer_has_are_left_out(tmp_path: Path):
                     "hqq",
                     "modelopt",
                 ),
-                *("modelopt_fp4", "mxfp4", "quanto", "quark", "quip", "spqr", "torchao", "vptq"),
+                *("modelopt_fp4", "quanto", "quark", "quip", "spqr", "torchao", "vptq"),
             )
         ),
     ],
