@@ -293,8 +293,8 @@ class Architecture:
     def kv_layers(self, item_bytes: int) -> tuple[LayerKV, ...]:
         """What each layer keeps of a token, in numbers of so many bytes."""
         return tuple(
-            LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), layer.attention.window)
-            for layer, heads in ((layer, layer.attention.heads) for layer in self.layers)
+            LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), layer.mixer.window)
+            for layer, heads in ((layer, layer.mixer.heads) for layer in self.layers)
         )
 
     @property
