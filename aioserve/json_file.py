@@ -16,7 +16,7 @@ from typing import Any
 
 from aioserve.errors import ModelError
 
-__all__ = ["read_file", "read_json_object"]
+__all__ = ["read_file", "read_json_list", "read_json_object"]
 
 MAX_VALUES = 250_000
 """In one file; brackets and commas within strings count too. The largest index has 92,000."""
@@ -59,16 +59,28 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
     Raises `ModelError` naming the file: unreadable, larger than `max_bytes`, or not such JSON.
     """
+    value = _read_json(path, max_bytes)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_json_list(path: Path, max_bytes: int) -> list[Any]:
+    """The JSON list in `path`, read as `read_json_object` reads an object."""
+    value = _read_json(path, max_bytes)
+    if not isinstance(value, list):
+        raise ModelError(f"{path}: expected a JSON list, got {type(value).__name__}")
+    return value
+
+
+def _read_json(path: Path, max_bytes: int) -> Any:
     content = read_file(path, max_bytes)
     try:
-        value = _parsed(content.decode("utf-8"))
+        return _parsed(content.decode("utf-8"))
     except RecursionError:
         raise ModelError(f"{path}: its JSON is nested too deeply") from None
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 class _Decoder(json.JSONDecoder):

@@ -383,20 +383,22 @@ class Engine(EngineFacts, EnteredByAsync):
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> npt.NDArray[np.float32]:
         """The model's hidden states behind the final norm, pooled to one vector: float32
         `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
 
         `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
-        all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
-        of `score_each`.
+        all; `normalize` divides by the Euclidean length. What is None is as the model's files say
+        (`retrieval`), or else "last" and True. `prompt_name` names the prompt of the model's that
+        goes before each text; "" is none. Other options, ids and errors are those of `score_each`.
         """
         check_names("embed", options, EmbedOptions)
         vectors, _ = await self.embed_counted(
-            prompts, pooling=pooling, normalize=normalize, **options
+            prompts, pooling=pooling, normalize=normalize, prompt_name=prompt_name, **options
         )
         return vectors
 
@@ -405,14 +407,20 @@ class Engine(EngineFacts, EnteredByAsync):
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
         """Return what `embed` does, and the token counts of all prompts together."""
         check_names("embed_counted", options, EmbedOptions)
         return await embeddings_of(
-            self._lifecycle, prompts, pooling=pooling, normalize=normalize, **options
+            self._lifecycle,
+            prompts,
+            pooling=pooling,
+            normalize=normalize,
+            prompt_name=prompt_name,
+            **options,
         )
 
     @takes(EncodeOptions, STREAM_DEFAULTS)

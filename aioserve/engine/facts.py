@@ -10,6 +10,7 @@ from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.stats import EngineStats, dump_of, stats_of
 from aioserve.errors import EngineState, InvalidRequestError, ModelError
 from aioserve.execution.runner import ModelLimits
+from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
 from aioserve.text.output_parsers.registry import tells_tool_parser
 from aioserve.text.tokenizer import Tokenizer
@@ -68,6 +69,11 @@ class EngineFacts:
         if template is None or not template.reads("tools"):
             return False
         return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """How texts are embedded where a request doesn't say: as the model's files do."""
+        return self._lifecycle.started().model.retrieval
 
     @property
     def default_params(self) -> SamplingParams:

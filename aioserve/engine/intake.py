@@ -124,6 +124,8 @@ class Intake:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
             )
+        if prompt_fields is None:
+            self.check_generates()
         params = self._params.checked(params)
         processors = self._params.processors(params)
         request_id = self._checked_request_id(request_id)
@@ -176,6 +178,15 @@ class Intake:
         return drawn if params.seed is None else params.seed
 
     # -- checks at the edge
+
+    def check_generates(self) -> None:
+        """Raise `InvalidRequestError` for a model that makes hidden states alone."""
+        if not self._model.generates:
+            raise InvalidRequestError(
+                f"{self._model.name} can't generate text, or score it: its checkpoint has no "
+                "output layer. It makes embeddings",
+                argument="prompt",
+            )
 
     def _check_count_waiting(self) -> None:
         num_waiting, waiting = self._core.num_waiting, self._core.table.waiting

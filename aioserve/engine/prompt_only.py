@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import boolean, check, choice, integer, name
+from aioserve.arguments import boolean, check, choice, integer, optional, plain_str, text
+from aioserve.arguments import name as name_rule
 from aioserve.engine.encoding import BareText
 from aioserve.engine.intake import Intake, PromptFields
 from aioserve.engine.lifecycle import EngineLifecycle
@@ -29,6 +30,7 @@ from aioserve.engine.prompts import (
     Prompt,
     checked_continuation,
     holds_prompts,
+    kind_of,
     listed,
 )
 from aioserve.engine.stream import TokenStream
@@ -40,6 +42,7 @@ from aioserve.errors import (
     RequestFailedError,
 )
 from aioserve.execution.loop_callbacks import settle
+from aioserve.models.retrieval import Retrieval
 from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Timings, Usage
 
 __all__ = ["Pooling", "Score", "embeddings_of", "scores_of", "token_ids_of"]
@@ -86,6 +89,7 @@ async def scores_of(
     """
     live = engine.usable()
     limits, encoder = live.model.limits, live.intake.encoder
+    live.intake.check_generates()
     if several is not None:
         continuations = listed(several, continuations, live.config.max_waiting)
     top = check(InvalidRequestError, "top_logprobs", top_logprobs, integer(0, MAX_LOGPROBS))
@@ -127,8 +131,9 @@ async def embeddings_of(
     engine: EngineLifecycle,
     prompts: Prompt | Sequence[Prompt],
     *,
-    pooling: Pooling,
-    normalize: bool,
+    pooling: Pooling | None,
+    normalize: bool | None,
+    prompt_name: str | None,
     request_id: str | None = None,
     **options: Any,
 ) -> tuple[npt.NDArray[np.float32], Usage]:
@@ -139,8 +144,8 @@ async def embeddings_of(
     norm, and is a row of `last_hidden_state` in transformers.
     """
     live = engine.usable()
-    pooling = check(InvalidRequestError, "pooling", pooling, choice("last", "mean", "cls"))
-    normalize = check(InvalidRequestError, "normalize", normalize, boolean)
+    pooling, normalize = _wanted(live.model.retrieval, pooling, normalize)
+    name = check(InvalidRequestError, "prompt_name", prompt_name, optional(text(0, 256)))
     if not live.model.pools:
         raise InvalidRequestError(
             f"embeddings can't be computed on {live.model.description.get('device')}: its runner "
@@ -151,6 +156,7 @@ async def embeddings_of(
     every: list[Any] = [prompts]
     if several is not None:
         every = listed(several, prompts, live.config.max_waiting)
+    every = [_with_prompt(live.model.retrieval, name, prompt) for prompt in every]
 
     def wanted(prompt_tokens: int) -> dict[str, Any]:
         return {"pooled": _pooled_positions(pooling, prompt_tokens), "answers": False}
@@ -163,6 +169,45 @@ async def embeddings_of(
     prompt_tokens = sum([each.prompt_tokens for each in counts])
     usage = Usage(prompt_tokens, 0, sum([each.cached_tokens for each in counts]))
     return (vectors[0] if several is None else np.stack(vectors)), usage
+
+
+def _wanted(
+    retrieval: Retrieval, pooling: Pooling | None, normalize: bool | None
+) -> tuple[Pooling, bool]:
+    """What is asked for, or else what the model's files say. Raises `InvalidRequestError`."""
+    ways = choice("last", "mean", "cls")
+    pooling = check(InvalidRequestError, "pooling", pooling, optional(ways))
+    normalize = check(InvalidRequestError, "normalize", normalize, optional(boolean))
+    if pooling is None and retrieval.problem is not None:
+        raise InvalidRequestError(
+            f"pooling must be one of last, mean and cls with this model: {retrieval.problem}",
+            argument="pooling",
+        )
+    return pooling or retrieval.pooling, retrieval.normalize if normalize is None else normalize
+
+
+def _with_prompt(retrieval: Retrieval, name: str | None, prompt: Any) -> Any:
+    """The prompt, behind the text of the model's that `name` names; None: its default, if it has
+    one; "": none. Raises `InvalidRequestError`."""
+    wanted = retrieval.default_prompt if name is None else name
+    if not wanted:
+        return prompt
+    if wanted not in retrieval.prompts:
+        known = ", ".join(map(repr, sorted(retrieval.prompts))) or "it has none"
+        raise InvalidRequestError(
+            f"prompt_name must be that of a prompt of the model ({known}), got {wanted!r}",
+            argument="prompt_name",
+            value=wanted,
+        )
+    if kind_of(prompt) == "text":
+        return retrieval.prompts[wanted] + (plain_str(prompt) or "")
+    if name is not None:
+        raise InvalidRequestError(
+            "prompt_name goes with text alone: token ids and messages have all of their prompt",
+            argument="prompt_name",
+            value=name,
+        )
+    return prompt
 
 
 def _pooled_positions(pooling: Pooling, prompt_tokens: int) -> range:
@@ -226,7 +271,7 @@ def request_ids_of(request_id: Any, count: int | None) -> list[Any]:
     """The id of a request, or ids of `count`: what the caller gives, and the place behind it."""
     if count is None or request_id is None:
         return [request_id] * (count or 1)
-    given = check(InvalidRequestError, "request_id", request_id, name)
+    given = check(InvalidRequestError, "request_id", request_id, name_rule)
     return [f"{given}-{index}" for index in range(count)]
 
 

@@ -166,6 +166,8 @@ def described(
         why_no_tokenizer=text.why_no_tokenizer,
         processors=processors,
         pools=pools,
+        generates=decoder.config.has_head,
+        retrieval=text.retrieval,
     )
 
 

@@ -192,7 +192,7 @@ class _Loader:
                     value=file,
                 )
             template = files.chat_template(file)
-            return Text(files.tokenizer(), template, "")
+            return Text(files.tokenizer(), template, "", files.retrieval())
         if self.config.chat_template is not None:
             raise ConfigError(
                 f"chat_template={self.config.chat_template!r} has no effect with a model that has "
@@ -203,4 +203,4 @@ class _Loader:
         logger.warning(
             "%s. Until then prompts must be token ids, and answers have no text", why_none
         )
-        return Text(None, None, why_none)
+        return Text(None, None, why_none, files.retrieval())

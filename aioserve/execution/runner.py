@@ -9,6 +9,7 @@ import msgspec
 
 from aioserve.config import EngineConfig
 from aioserve.errors import AioserveError
+from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
@@ -65,6 +66,7 @@ class Text(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     why_no_tokenizer: str
+    retrieval: Retrieval = Retrieval()
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -86,6 +88,10 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """What the runner makes logits processors with, by number: filled by the engine."""
     pools: bool = True
     """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
+    generates: bool = True
+    """Whether it makes logits, which text and scores of continuations come of."""
+    retrieval: Retrieval = Retrieval()
+    """How texts are embedded, where a request doesn't say."""
 
 
 class ModelSource(Protocol):

@@ -25,7 +25,7 @@ from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
 from aioserve.models.tensor_names import check_there, expected_tensors, short_name, some_names
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "weight_files"]
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "tensor_names", "weight_files"]
 
 SINGLE_FILE: str = "model.safetensors"
 INDEX_FILE: str = "model.safetensors.index.json"
@@ -212,6 +212,18 @@ def weight_files(directory: Path) -> dict[Path, set[str] | None]:
                 names.add(name)
         return files
     raise WeightsError(_no_weights(directory))
+
+
+def tensor_names(directory: Path) -> set[str]:
+    """Names of all tensors in the weight files. Raises `WeightsError`."""
+    names: set[str] = set()
+    for path, own in weight_files(directory).items():
+        if own is None:
+            file = SafetensorsFile(path)
+            own = set(file.tensors)
+            file.close()
+        names |= own
+    return names
 
 
 def _no_weights(directory: Path) -> str:

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from aioserve.errors import InvalidSamplingError, ModelError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
-from aioserve.models.families import SEEING, read_family
+from aioserve.models.families import SEEING, lacks_head, num_labels, read_family
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.config import read_scheme
 from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
 
-__all__ = ["MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
+__all__ = ["CLASSIFIER", "MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
+
+CLASSIFIER: str = "score.weight"
+"""Name of a classifier's tensor, [labels, hidden]."""
 
 MAX_CONFIG_BYTES = 1 << 20
 """Largest size of config.json and of generation_config.json, which have a few thousand bytes."""
@@ -96,6 +100,11 @@ class DecoderConfig(Architecture):
     generation: GenerationDefaults = NOTHING_SAID
     quantization: Scheme | None = None
     """How weights are stored that the checkpoint quantises; None: none are."""
+    has_head: bool = True
+    """Whether the model makes logits. One without a head makes hidden states alone, and has its
+    embedding in the place of the head."""
+    num_labels: int | None = None
+    """Number of classes that a classifier tells apart, by the hidden state of the last token."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -116,6 +125,9 @@ class DecoderConfig(Architecture):
         architecture that isn't supported by itself."""
         whole = Fields(config, source)
         name, text, architecture = read_family(whole, read_as)
+        has_head = read_as is not None or not lacks_head(whole)
+        if not has_head:
+            architecture = _headless(architecture)
         quantization = read_scheme(whole, text)
         eos_token_ids = text.token_ids("eos_token_id")
         defaults = NOTHING_SAID
@@ -131,7 +143,21 @@ class DecoderConfig(Architecture):
             eos_token_ids=eos_token_ids,
             generation=defaults,
             quantization=quantization,
+            has_head=has_head,
+            num_labels=None if has_head else num_labels(whole),
         )
+
+    def without_head(self) -> DecoderConfig:
+        """The same decoder, of a checkpoint that has no head."""
+        return _headless(replace(self, has_head=False))
+
+
+A = TypeVar("A", bound=Architecture)
+
+
+def _headless(architecture: A) -> A:
+    ignored = re.compile(rf"{architecture.ignored.pattern}|^{re.escape(CLASSIFIER)}$")
+    return replace(architecture, tie_word_embeddings=True, ignored=ignored)
 
 
 def _read_dtype(config: Fields) -> str | None:

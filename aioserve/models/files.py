@@ -15,7 +15,7 @@ from typing import Any
 
 from aioserve.errors import ConfigError, ModelError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
-from aioserve.models.checkpoint import Checkpoint
+from aioserve.models.checkpoint import Checkpoint, tensor_names
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.families import is_described
 from aioserve.models.fields import Fields
@@ -23,6 +23,7 @@ from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.gguf.parts import is_gguf, meant_file
 from aioserve.models.model_files import ModelFiles
 from aioserve.models.quantization import config as quantization
+from aioserve.models.retrieval import MODULES_FILE, Retrieval, read_retrieval
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
@@ -63,7 +64,8 @@ class ModelDirectory(ModelFiles):
             generation_source=str(generation),
         )
         try:
-            return read(read_as=self._architecture)
+            config = read(read_as=self._architecture)
+            return config.without_head() if self._lacks_head(config) else config
         except UnsupportedModelError as error:
             if is_described(Fields(values, source)) or not self._has_tensors_of(read, "llama"):
                 raise
@@ -80,6 +82,16 @@ class ModelDirectory(ModelFiles):
         except ModelError:
             return False
         return True
+
+    def _lacks_head(self, config: DecoderConfig) -> bool:
+        """Whether the checkpoint is one for embeddings, from which the head was left out."""
+        if config.tie_word_embeddings or not os.path.lexists(self.path / MODULES_FILE):
+            return False
+        names = tensor_names(self.path)
+        return config.head.name not in map(config.canonical, names)
+
+    def retrieval(self) -> Retrieval:
+        return read_retrieval(self.path)
 
     def why_no_tokenizer(self) -> str | None:
         return why_no_tokenizer(self.path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.models.config import DecoderConfig
+from aioserve.models.retrieval import Retrieval
 from aioserve.models.stored import StoredWeights
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
@@ -42,6 +43,10 @@ class ModelFiles(ABC):
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
         """The model's template, or the one in `file` with the model's special tokens. None if there
         is none. Raises `ModelError`."""
+
+    def retrieval(self) -> Retrieval:
+        """What the files say of embeddings. Raises `ModelError`."""
+        return Retrieval()
 
     @abstractmethod
     def weights(self, config: DecoderConfig) -> StoredWeights:

@@ -31,7 +31,14 @@ from aioserve.models.families.smollm import smollm3
 from aioserve.models.families.stablelm import stablelm
 from aioserve.models.fields import Fields
 
-__all__ = ["SEEING", "SUPPORTED_ARCHITECTURES", "is_described", "read_family"]
+__all__ = [
+    "SEEING",
+    "SUPPORTED_ARCHITECTURES",
+    "is_described",
+    "lacks_head",
+    "num_labels",
+    "read_family",
+]
 
 Family = Callable[[Fields], Architecture]
 
@@ -119,11 +126,40 @@ def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields
 
 def is_described(config: Fields) -> bool:
     """Whether there is a family of the architecture that `config` names. Raises `ModelError`."""
-    return _said_name(config) in _FAMILIES
+    return _with_head(_said_name(config)) in _FAMILIES
+
+
+def lacks_head(config: Fields) -> bool:
+    """Whether the architecture that `config` names is a decoder that makes hidden states, or one
+    that classifies by them, rather than logits. Raises `ModelError`."""
+    name = _said_name(config)
+    return _with_head(name) != name
+
+
+def num_labels(config: Fields) -> int | None:
+    """How many classes the model tells apart; None where it doesn't. Raises `ModelError`."""
+    if not _said_name(config).endswith(_CLASSIFIES):
+        return None
+    if config.has("num_labels"):
+        return config.integer("num_labels")
+    labels = config.values.get("id2label")
+    return len(labels) if isinstance(labels, dict) else 2
+
+
+def _with_head(name: str) -> str:
+    """The architecture of the family whose decoder is followed by a head."""
+    for suffix in (_CLASSIFIES, _BARE):
+        if (causal := name.removesuffix(suffix) + "ForCausalLM") in _FAMILIES:
+            return causal
+    return name
+
+
+_CLASSIFIES = "ForSequenceClassification"
+_BARE = "Model"
 
 
 def _name(config: Fields) -> str:
-    name = _said_name(config)
+    name = _with_head(_said_name(config))
     if name not in _FAMILIES:
         name = name if len(name) <= 100 else shown(name)
         raise UnsupportedModelError(

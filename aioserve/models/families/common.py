@@ -159,6 +159,7 @@ def llama_like(
     feed_forward: Callable[[str, int], FeedForward] | None = None,
     residual_scale: float = 1.0,
     parallel: bool = False,
+    prefixes: tuple[tuple[str, str], ...] = (),
     **other: Any,
 ) -> Architecture:
     """Llama's decoder, and what other families change in it.
@@ -172,6 +173,7 @@ def llama_like(
         sinks: whether attention has them.
         feed_forward: makes that of a layer of its tensors' name, and its number; None: an MLP.
         residual_scale, parallel: as `Layer` has them.
+        prefixes: as `Architecture` has them, beside those of a decoder stored by itself.
         other: more of the architecture's fields.
     """
     hidden, inner, heads = shape.hidden, shape.inner, shape.heads
@@ -237,8 +239,15 @@ def llama_like(
         final_norm=norm(f"{names.root}.{names.final_norm}"),
         head=Tensor(f"{names.head}.weight", (shape.vocab, hidden)),
         tie_word_embeddings=shape.tied,
+        prefixes=(*prefixes, *_without_root(names)),
         **other,
     )
+
+
+def _without_root(names: Names) -> tuple[tuple[str, str], ...]:
+    """Prefixes of a decoder that is stored by itself, as models for embeddings are."""
+    parts = ("layers", names.embedding, names.final_norm)
+    return tuple((f"{part}.", f"{names.root}.{part}.") for part in parts)
 
 
 def _projections(names: Sequence[str], sizes: Sequence[int]) -> dict[str, int]:

@@ -55,6 +55,8 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     normalize: bool | None = None
     """Whether vectors are scaled to the Euclidean length 1."""
+    prompt_name: str | None = None
+    """Name of the prompt of the model's that goes before each text; "": none."""
     stream: Any = None
 
 
@@ -137,18 +139,21 @@ def _first_dimensions(
 
 
 async def _encoded(
-    call: Call, body: EmbeddingRequest, *, normalize: bool
+    call: Call, body: EmbeddingRequest, *, normalize: bool | None = None
 ) -> tuple[list[list[float] | str], Usage]:
     """The vectors of a body as it wants them written, and its tokens. `normalize` where it doesn't
-    say. Raises `ApiError`."""
+    say; None: as the model's files say. Raises `ApiError`."""
     body.check(call)
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize
+    if normalize is None:
+        normalize = call.engine.retrieval.normalize
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
             prompts,
-            pooling=body.pooling or "last",
+            pooling=body.pooling,
             normalize=normalize and body.dimensions is None,
+            prompt_name=body.prompt_name,
             **body.options(call),
         )
     call.call_log.counts.append(usage)
@@ -161,7 +166,7 @@ async def _encoded(
 
 @endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
-    vectors, usage = await _encoded(call, body, normalize=True)
+    vectors, usage = await _encoded(call, body)
     return EmbeddingList(
         model=body.model,
         data=[Embedding(index=index, embedding=one) for index, one in enumerate(vectors)],

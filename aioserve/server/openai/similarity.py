@@ -164,7 +164,7 @@ async def _cosines(
     check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_prompts)
     with as_named({"prompt": field, "prompts": field, "tenant": "user"}):
         vectors, usage = await call.engine.embed_counted(
-            list(places), pooling=body.pooling or "last", **body.options(call)
+            list(places), pooling=body.pooling, normalize=True, **body.options(call)
         )
     call.call_log.counts.append(usage)
     first, second = (vectors[[places[text] for text in texts]] for texts in (ones, others))
