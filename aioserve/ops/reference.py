@@ -93,6 +93,20 @@ class TorchLinear(Linear):
             self._refuse(x)
         return functional.linear(x, self._weight, self._bias).to(self.out_dtype)
 
+    @staticmethod
+    def stacked(layers: Sequence[TorchLinear]) -> tuple[Tensor, Tensor | None]:
+        """The weights of layers of one shape as one tensor [layers, N, K], and their biases
+        [layers, N], if they have any. The layers have views of it from here on, nothing twice."""
+        weight = torch.stack([layer._weight for layer in layers])
+        biases = [layer._bias for layer in layers if layer._bias is not None]
+        if biases and len(biases) < len(layers):
+            raise ValueError(f"all layers must have a bias, or none, got {len(biases)}")
+        bias = torch.stack(biases) if biases else None
+        for i, layer in enumerate(layers):
+            layer._weight = weight[i]
+            layer._bias = None if bias is None else bias[i]
+        return weight, bias
+
     def rows(self, ids: Tensor) -> Tensor:
         self._check_ids(ids)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:

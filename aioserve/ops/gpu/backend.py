@@ -37,16 +37,17 @@ from aioserve.ops.checks import (
     check_window,
     own,
 )
-from aioserve.ops.experts import Mixture
+from aioserve.ops.experts import ExpertGate
 from aioserve.ops.gpu import rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
+from aioserve.ops.gpu.experts import GpuMixture
 from aioserve.ops.gpu.grouped_linear import GroupedLinear
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
-from aioserve.ops.linear import HeldWeight, plain
+from aioserve.ops.linear import HeldWeight, Linear, plain
 from aioserve.ops.reference import TorchLinear
 
 __all__ = ["CudaBackend", "GpuLinear"]
@@ -108,11 +109,25 @@ class CudaBackend(Backend):
             return GroupedLinear(weight, out_dtype=out_dtype, device=self.device)
         return GpuLinear(plain(weight, self.name), bias, out_dtype=out_dtype, device=self.device)
 
-    def mixture(self, routing: Routing, *_: object, **__: object) -> Mixture:
-        """Raise `UnsupportedModelError`: there are no kernels for experts."""
-        raise UnsupportedModelError(
-            f"a mixture of {routing.experts} experts is computed on CPUs alone: use device='cpu'"
+    def mixture(
+        self,
+        routing: Routing,
+        ups: Sequence[Linear],
+        downs: Sequence[Linear],
+        *,
+        gate: ExpertGate = "silu",
+        correction: Tensor | None = None,
+    ) -> GpuMixture:
+        """Raises `UnsupportedModelError` unless the experts' weights are floats."""
+        own_ups, own_downs = (
+            [layer for layer in layers if isinstance(layer, GpuLinear)] for layers in (ups, downs)
         )
+        if len(own_ups) + len(own_downs) < len(ups) + len(downs):
+            raise UnsupportedModelError(
+                "a GPU computes experts whose weights are floats, and these are quantised: load "
+                "them with device='cpu'"
+            )
+        return GpuMixture(routing, own_ups, own_downs, gate=gate, correction=correction)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         sizes = _kv_sizes(shape)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from aioserve.ops.batch import LINES
-from aioserve.ops.gpu import rotary, rowwise, sampling, sampling_kernels
+from aioserve.ops.gpu import experts, rotary, rowwise, sampling, sampling_kernels
 from aioserve.ops.gpu.inputs import fill_kernel
 
 __all__ = ["op_builds"]
@@ -33,6 +33,8 @@ def op_builds() -> Iterator[OpBuild]:
         yield _rotary_build(dtype, half, norms, dim, page)
     yield _rotary_build(torch.bfloat16, 64, False, 128, 16, interleaved=True)
     yield _rotary_build(torch.float16, 32, False, 128, 16, scaled=True)
+    for dtype in POINTERS:
+        yield from _expert_builds(dtype)
     yield from _sampling_builds(151_936)
     types = {"token_ids": I64, "token_slots": I64, "last_tokens": I64, "count": "i32"}
     yield fill_kernel, types, {"TILE": 256}, 4, ""
@@ -103,6 +105,31 @@ def _rotary_build(
         4,
         f"{str(dtype).removeprefix('torch.')} {dim}/{page} half {half}{' norms' if norms else ''}"
         f"{' interleaved' if interleaved else ''}{' scaled' if scaled else ''}",
+    )
+
+
+def _expert_builds(dtype: torch.dtype) -> Iterator[OpBuild]:
+    data, name = POINTERS[dtype], str(dtype).removeprefix("torch.")
+    sizes = {"OUTPUTS": experts.OUTPUTS, "ROWS": experts.ROWS, "INPUTS": experts.INPUTS}
+    for out in dict.fromkeys((data, F32)):
+        yield (
+            experts.expert_kernel,
+            {
+                **dict.fromkeys(("x", "weight", "bias"), data),
+                "out": out,
+                **dict.fromkeys(("rows", "block_experts", "block_starts", "block_ends"), I32),
+                **dict.fromkeys(("out_features", "in_features", "experts"), "i32"),
+            },
+            {"HAS_BIAS": True, **sizes},
+            4,
+            f"{name}{' to float32' if out != data else ''}",
+        )
+    yield (
+        experts.sum_kernel,
+        {"parts": F32, "places": I32, "weights": F32, "out": data},
+        {"SIZE": 2048, "TOP_K": 8, "TILE": experts.SUM_TILE},
+        4,
+        name,
     )
 
 

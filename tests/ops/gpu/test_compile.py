@@ -53,6 +53,11 @@ def test_kernels_fit_a_card(target: int, compiled_before: Path, tmp_path: Path) 
         assert 0 < kernel["registers"] <= 255, kernel
         assert kernel["shared_bytes"] <= TARGETS[target], kernel
     _check_products([one for one in kernels if one["kernel"].startswith("linear_kernel")], target)
+    experts = [one for one in kernels if one["kernel"].startswith("expert_kernel")]
+    assert len(experts) == 5
+    for one in experts:
+        is_wide = "expert_kernel float32" in one["kernel"]
+        assert one["products"] == ([] if is_wide else [FLOATS_BY[target]]), one
 
 
 def _check_products(layers: list[Any], target: int) -> None:
