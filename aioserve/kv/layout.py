@@ -112,6 +112,11 @@ class KVLayout:
         return self.groups[-1].window
 
     @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Window of each group."""
+        return tuple(group.window for group in self.groups)
+
+    @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
         """Group of each layer, and its index in the group."""
         places = {

@@ -164,6 +164,11 @@ class Attention:
         norm = self.query_norm
         return norm is not None and norm.weight.rows == self.heads.query_size
 
+    def kv(self, item_bytes: int) -> LayerKV:
+        """What the layer keeps of a token, in numbers of so many bytes."""
+        heads = self.heads
+        return LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), self.window)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
@@ -292,10 +297,7 @@ class Architecture:
 
     def kv_layers(self, item_bytes: int) -> tuple[LayerKV, ...]:
         """What each layer keeps of a token, in numbers of so many bytes."""
-        return tuple(
-            LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), layer.mixer.window)
-            for layer, heads in ((layer, layer.mixer.heads) for layer in self.layers)
-        )
+        return tuple(layer.mixer.kv(item_bytes) for layer in self.layers)
 
     @property
     def required(self) -> Iterator[Tensor]:

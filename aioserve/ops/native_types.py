@@ -160,7 +160,7 @@ class NativeKVCache(KVCache):
             head_dim,
             bfloat16,
             self.places,
-            [group.window for group in sizes.layout.groups],
+            sizes.layout.windows,
         )
 
     def prefault(self, first: int, end: int) -> None:

@@ -56,6 +56,8 @@ class ReferenceBatch(Batch):
     end_position: int
     num_pages: int
     page_size: int
+    windows: tuple[int, ...]
+    """Of the groups."""
 
 
 class TorchLinear(Linear):
@@ -153,6 +155,7 @@ class ReferenceBackend(Backend):
             end_position=int(host.positions.max(initial=-1)) + 1,
             num_pages=kv.num_pages,
             page_size=kv.page_size,
+            windows=kv.layout.windows,
         )
 
     def _upload(self, array: npt.NDArray[np.integer]) -> Tensor:
@@ -268,7 +271,7 @@ class ReferenceBackend(Backend):
             if kind.sinks is not None:
                 sinks = kind.sinks.to(scores.dtype)[:, None, None]
                 scores = torch.cat([scores, sinks.expand(-1, stop - start, 1)], dim=-1)
-            weights = scores.softmax(-1)[..., : len(key_at)]
+            weights = scores.softmax(-1)[..., : context - first]
             attended = weights @ values.repeat_interleave(group, 0)
             out[start:stop] = attended.transpose(0, 1).to(q.dtype)
             if log_sum_exp is not None:
@@ -305,6 +308,8 @@ def _own_batch(at: KVLayer) -> ReferenceBatch:
             f"batch: was prepared for {batch.num_pages} pages of {batch.page_size} tokens, got "
             f"{kv.num_pages} of {kv.page_size}"
         )
+    if batch.windows != kv.layout.windows:
+        raise ValueError("batch: was prepared for pages of other groups")
     return batch
 
 

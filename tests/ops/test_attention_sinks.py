@@ -122,7 +122,7 @@ def test_a_row_is_what_it_is_without_a_sink_times_its_keys_share(
 def test_the_log_sum_exp_is_that_of_the_scores(isa: str) -> None:
     scenario = lay_out([(1, 6, 300)], Heads(4, 2, 32))
     at = torch.arange(300)
-    pages = torch.from_numpy(scenario.host.page_table)[0, at // 16].long()
+    pages = torch.from_numpy(scenario.host.page_table)[0, 0, at // 16].long()
     keys = scenario.storage[0, 0][pages, :, at % 16].repeat_interleave(2, 1)
     scores = torch.einsum("thd,khd->thk", scenario.q.double(), keys.double()) * 32**-0.5
     hidden = at > torch.arange(294, 300)[:, None]
@@ -231,13 +231,15 @@ class Cut:
             first, end = cuts[index], cuts[index + 1]
             keys = min(end * page_size, context) - first * page_size
             if keys > 0:
-                own = host.page_table[row, first:]
-                table[len(rows), : len(own)] = own
+                own = host.page_table[0, row, first:]
+                table[0, len(rows), : len(own)] = own
                 rows.append(row)
                 contexts.append(keys)
         if rows:
             ones = np.ones(len(rows), np.int64)
-            laid_out = HostBatch.laid_out(ones, np.array(contexts), table[: len(rows)], page_size)
+            laid_out = HostBatch.laid_out(
+                ones, np.array(contexts), table[:, : len(rows)], page_size
+            )
             part = dataclasses.replace(self.scenario, host=laid_out, q=self.scenario.q[rows])
             got = attend(part.on(backend), sinks, backend)
             out.rows[rows], out.log_sum_exp[rows] = got

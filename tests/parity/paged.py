@@ -8,22 +8,41 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from aioserve.kv.layout import first_seen, kv_layout
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch
 
+LEFT = 2**30
+"""Page of a table entry whose page has left the window: there is none such."""
+
 
 class PagedRun:
-    """Sequences that live in one KV cache. Unused page memory is NaN, so reading it shows."""
+    """Sequences that live in one KV cache. Unused page memory is NaN, so reading it shows.
 
-    def __init__(self, decoder: Decoder, *, num_pages: int = 64, page_size: int = 4) -> None:
+    `grouped`: layers with a window keep that alone. A page that leaves it becomes NaN after the
+    step, and is the next to be used.
+    """
+
+    def __init__(
+        self, decoder: Decoder, *, num_pages: int = 64, page_size: int = 4, grouped: bool = False
+    ) -> None:
         self.decoder = decoder
         self.page_size = page_size
+        layers = decoder.config.kv_layers(decoder.kv_dtype.itemsize)
+        decoder.layout = kv_layout(layers, decoder.max_model_len, grouped=grouped)
+        self.groups = decoder.layout.groups
         self.cache = decoder.new_cache(num_pages, page_size)
         self.cache.storage.fill_(float("nan"))
         self._free = list(range(num_pages))
         random.Random(0).shuffle(self._free)
-        self._pages: dict[str, list[int]] = {}
+        self._pages: dict[str, list[list[int]]] = {}
+        """Of each group."""
         self._known: dict[str, list[int]] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Pages that sequences have."""
+        return self.cache.num_pages - len(self._free)
 
     def step(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
         """Compute these further tokens of these sequences in one forward pass.
@@ -40,29 +59,34 @@ class PagedRun:
     def _forward(
         self, chunks: Mapping[str, Sequence[int]], logit_rows: Sequence[int] | None
     ) -> tuple[torch.Tensor, list[int]]:
-        starts, contexts, slots, positions, token_ids = [0], [], [], [], []
+        starts, contexts, positions, token_ids = [0], [], [], []
+        slots: list[list[int]] = [[] for _ in self.groups]
         for name, ids in chunks.items():
             known = self._known.setdefault(name, [])
             first = len(known)
             known.extend(ids)
-            pages = self._pages.setdefault(name, [])
-            while len(pages) * self.page_size < len(known):
-                pages.append(self._free.pop())
-            for position in range(first, len(known)):
-                page, offset = divmod(position, self.page_size)
-                slots.append(pages[page] * self.page_size + offset)
-                positions.append(position)
+            tables = self._pages.setdefault(name, [[] for _ in self.groups])
+            for pages, of_group in zip(tables, slots, strict=True):
+                while len(pages) * self.page_size < len(known):
+                    pages.append(self._free.pop())
+                for position in range(first, len(known)):
+                    page, offset = divmod(position, self.page_size)
+                    of_group.append(pages[page] * self.page_size + offset)
+            positions.extend(range(first, len(known)))
             token_ids.extend(ids)
             starts.append(len(token_ids))
             contexts.append(len(known))
-        width = max(len(self._pages[name]) for name in chunks)
-        table = [self._pages[n] + [0] * (width - len(self._pages[n])) for n in chunks]
+        width = max(len(self._pages[name][0]) for name in chunks)
+        tables = [
+            [self._pages[n][group] + [LEFT] * (width - len(self._pages[n][group])) for n in chunks]
+            for group in range(len(self.groups))
+        ]
         host = HostBatch(
             token_ids=np.array(token_ids, np.int64),
             query_start=np.array(starts, np.int32),
             context_lens=np.array(contexts, np.int32),
-            page_table=np.array([table], np.int32),
-            token_locations=np.array([slots], np.int64),
+            page_table=np.array(tables, np.int32),
+            token_locations=np.array(slots, np.int64),
             positions=np.array(positions, np.int32),
             logit_rows=np.arange(len(token_ids))
             if logit_rows is None
@@ -72,4 +96,15 @@ class PagedRun:
         )
         backend = self.decoder.backend
         batch = backend.prepare(host, self.cache, backend.allocate_slots(1))
-        return self.decoder.forward(batch, self.cache), starts
+        logits = self.decoder.forward(batch, self.cache)
+        self._let_go()
+        return logits, starts
+
+    def _let_go(self) -> None:
+        for name, known in self._known.items():
+            for group, pages in zip(self.groups, self._pages[name], strict=True):
+                for index in range(first_seen(len(known), group.window) // self.page_size):
+                    if pages[index] != LEFT:
+                        self.cache.storage[pages[index]] = float("nan")
+                        self._free.append(pages[index])
+                        pages[index] = LEFT
