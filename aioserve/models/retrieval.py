@@ -30,6 +30,7 @@ MAX_BYTES = 1 << 20
 MAX_MODULES = 32
 MAX_PROMPTS = 256
 _PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+_MODE = re.compile(r"\w{1,60}")
 _MODES: Mapping[str, Literal["last", "mean"]] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -101,7 +102,8 @@ def _pooling(file: Path) -> tuple[Literal["last", "mean"], str | None]:
         said = ", ".join(sorted(chosen)) or "none"
         return "last", f"{where} asks for {said}: one way of pooling is supported; {_POSSIBLE}"
     if (found := _MODES.get(chosen[0])) is None:
-        why = f"{where}: {shown(chosen[0])[1:-1]} is not supported; {_POSSIBLE}"
+        mode = chosen[0] if _MODE.fullmatch(chosen[0]) else shown(chosen[0])
+        why = f"{where}: {mode} is not supported; {_POSSIBLE}"
         if "cls" in chosen[0]:
             why += "; the first token of a decoder sees itself alone"
         return "last", why

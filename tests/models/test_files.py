@@ -18,6 +18,7 @@ READERS = {
     "models/resolve.py",
     "text/tokenizer.py",
     "models/checkpoint.py",
+    "models/retrieval.py",
     "models/gguf/vocabulary.py",
 }
 """Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one
