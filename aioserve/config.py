@@ -37,6 +37,7 @@ __all__ = [
     "Preemption",
     "Quantization",
     "ReasoningParserName",
+    "RerankerName",
     "ToolParserName",
     "names_cpu_backend",
     "used_backend",
@@ -65,6 +66,8 @@ ToolParserName = Literal[
     "json",
 ]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "harmony"]
+
+RerankerName = Literal["auto", "none", "qwen3"]
 
 MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20
@@ -198,6 +201,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     is written for."""
     reasoning_parser: ReasoningParserName = "auto"
     """How the model writes its reasoning, likewise: "qwen3", "deepseek_r1", "mistral" or "none"."""
+    reranker: RerankerName = "auto"
+    """How the model tells the relevance of a document to a query: "qwen3", as Qwen3-Reranker, by
+    "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
+    the model's files say: a classifier of one label, or one by tokens."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -317,6 +324,7 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | Path | None
     tool_parser: ToolParserName
     reasoning_parser: ReasoningParserName
+    reranker: RerankerName
     seed: int
     max_waiting: int
     max_waiting_tokens: int

@@ -35,9 +35,11 @@ from aioserve.errors import (
 )
 from aioserve.execution.runner import LoadedModel
 from aioserve.execution.worker_thread import WorkerThread
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.conversation import Conversation
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["BareText", "Encoded", "Encoder", "Encoding"]
+__all__ = ["BareText", "Encoded", "Encoder", "Encoding", "Framed"]
 
 MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
@@ -57,6 +59,13 @@ class BareText(msgspec.Struct, frozen=True):
     """A text that is encoded without the frame that the model expects."""
 
     text: str
+
+
+class Framed(msgspec.Struct, frozen=True):
+    """Messages for another template than the model's."""
+
+    conversation: Conversation
+    template: ChatTemplate
 
 
 class Encoding:
@@ -161,6 +170,8 @@ class Encoder:
         self, prompt: Any, max_tokens: int, *, add_special_tokens: bool = True
     ) -> list[int]:
         template, tokenizer = self._model.chat_template, self.tokenizer_for("prompt")
+        if isinstance(prompt, Framed):
+            prompt, template = prompt.conversation, prompt.template
         if isinstance(prompt, str) or template is None:
             return tokenizer.encode(
                 prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens

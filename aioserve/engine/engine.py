@@ -48,6 +48,7 @@ from aioserve.engine.prompt_only import (
     token_ids_of,
 )
 from aioserve.engine.prompts import Continuation, Prompt, holds_prompts
+from aioserve.engine.relevance import relevance_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.execution.runner import ModelSource
 from aioserve.plugins import Observer, check_observer_object
@@ -422,6 +423,21 @@ class Engine(EngineFacts, EnteredByAsync):
             prompt_name=prompt_name,
             **options,
         )
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def relevance(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        **options: Unpack[PromptOnlyOptions],
+    ) -> tuple[npt.NDArray[np.float32], Usage]:
+        """Return how relevant, in [0, 1], a reranker finds the document of each pair (query,
+        document): float32 `[N]`, and the token counts of all. `instruction` says what is looked
+        for, in place of the reranker's own. Raises `InvalidRequestError` where the model is none
+        (`tells_relevance`); other options, ids and errors are those of `embed`."""
+        check_names("relevance", options, PromptOnlyOptions)
+        return await relevance_of(self._lifecycle, pairs, instruction=instruction, **options)
 
     @takes(EncodeOptions, STREAM_DEFAULTS)
     async def encode(

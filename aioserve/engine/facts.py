@@ -76,6 +76,11 @@ class EngineFacts:
         return self._lifecycle.started().model.retrieval
 
     @property
+    def tells_relevance(self) -> bool:
+        """Whether the model is a reranker, so that `relevance` takes pairs of texts."""
+        return self._lifecycle.started().model.reranker is not None
+
+    @property
     def default_params(self) -> SamplingParams:
         """How requests without parameters are sampled."""
         return self._lifecycle.started().model.defaults

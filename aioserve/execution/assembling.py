@@ -168,6 +168,7 @@ def described(
         pools=pools,
         generates=decoder.config.has_head,
         retrieval=text.retrieval,
+        reranker=text.reranker,
     )
 
 

@@ -192,7 +192,9 @@ class _Loader:
                     value=file,
                 )
             template = files.chat_template(file)
-            return Text(files.tokenizer(), template, "", files.retrieval())
+            tokenizer = files.tokenizer()
+            reranker = files.reranker(tokenizer, template, self.config.reranker)
+            return Text(tokenizer, template, "", files.retrieval(), reranker)
         if self.config.chat_template is not None:
             raise ConfigError(
                 f"chat_template={self.config.chat_template!r} has no effect with a model that has "

@@ -9,6 +9,7 @@ import msgspec
 
 from aioserve.config import EngineConfig
 from aioserve.errors import AioserveError
+from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
@@ -67,6 +68,7 @@ class Text(msgspec.Struct, frozen=True):
     chat_template: ChatTemplate | None
     why_no_tokenizer: str
     retrieval: Retrieval = Retrieval()
+    reranker: Reranker | None = None
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -92,6 +94,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Whether it makes logits, which text and scores of continuations come of."""
     retrieval: Retrieval = Retrieval()
     """How texts are embedded, where a request doesn't say."""
+    reranker: Reranker | None = None
+    """What tells the relevance of documents to queries; None: their embeddings are compared."""
 
 
 class ModelSource(Protocol):

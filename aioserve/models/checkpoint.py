@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,10 @@ from aioserve.models.families.experts import MOST_EXPERTS
 from aioserve.models.quantization.scheme import KV_SCALES, Parts, Scheme
 from aioserve.models.reordered import InTurns
 from aioserve.models.safetensors_file import SafetensorsFile
-from aioserve.models.stored import PLAIN, Plain, StoredLinear, StoredTensor, StoredWeights
+from aioserve.models.stored import PLAIN, Floats, Plain, StoredLinear, StoredTensor, StoredWeights
 from aioserve.models.tensor_names import check_there, expected_tensors, short_name, some_names
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "tensor_names", "weight_files"]
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "read_rows", "tensor_names", "weight_files"]
 
 SINGLE_FILE: str = "model.safetensors"
 INDEX_FILE: str = "model.safetensors.index.json"
@@ -224,6 +224,32 @@ def tensor_names(directory: Path) -> set[str]:
             file.close()
         names |= own
     return names
+
+
+def read_rows(
+    directory: Path,
+    architecture: Architecture,
+    name: str,
+    rows: Sequence[int],
+    shape: tuple[int, ...],
+) -> list[Floats]:
+    """Rows of a tensor of plain floats, float32. Raises `WeightsError` where it is missing, has
+    another shape or isn't plain."""
+    for path in weight_files(directory):
+        file = SafetensorsFile(path)
+        try:
+            for stored_name, stored in file.tensors.items():
+                if architecture.canonical(stored_name) != name:
+                    continue
+                if stored.shape != shape:
+                    raise WeightsError(
+                        f"{stored.label} has shape {shown(list(stored.shape))}, config.json asks "
+                        f"for {list(shape)}"
+                    )
+                return [stored.read_floats(row, row + 1)[0] for row in rows]
+        finally:
+            file.close()
+    raise WeightsError(f"{directory}: the weights lack {name} in plain floats")
 
 
 def _no_weights(directory: Path) -> str:

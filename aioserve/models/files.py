@@ -23,6 +23,7 @@ from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.gguf.parts import is_gguf, meant_file
 from aioserve.models.model_files import ModelFiles
 from aioserve.models.quantization import config as quantization
+from aioserve.models.reranking import Reranker, read_reranker
 from aioserve.models.retrieval import MODULES_FILE, Retrieval, read_retrieval
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
@@ -92,6 +93,12 @@ class ModelDirectory(ModelFiles):
 
     def retrieval(self) -> Retrieval:
         return read_retrieval(self.path)
+
+    def reranker(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, wanted: str
+    ) -> Reranker | None:
+        values, _ = self.config_values()
+        return read_reranker(self.path, self.config(), values, tokenizer, template, wanted)
 
     def why_no_tokenizer(self) -> str | None:
         return why_no_tokenizer(self.path)

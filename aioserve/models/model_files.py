@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aioserve.errors import ConfigError
 from aioserve.models.config import DecoderConfig
+from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.models.stored import StoredWeights
 from aioserve.text.chat import ChatTemplate
@@ -47,6 +49,19 @@ class ModelFiles(ABC):
     def retrieval(self) -> Retrieval:
         """What the files say of embeddings. Raises `ModelError`."""
         return Retrieval()
+
+    def reranker(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, wanted: str
+    ) -> Reranker | None:
+        """The reranker that the model is, as `read_reranker` says; None where it is none. Raises
+        `ModelError`."""
+        if wanted in ("auto", "none"):
+            return None
+        raise ConfigError(
+            f"reranker must be auto or none for a GGUF file, got {wanted!r}",
+            argument="reranker",
+            value=wanted,
+        )
 
     @abstractmethod
     def weights(self, config: DecoderConfig) -> StoredWeights:

@@ -111,6 +111,10 @@ class ChatTemplate:
         """Whether a variable of that name is read anywhere in the template."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
+    def has_role(self, role: str) -> bool:
+        """Whether messages of that role are looked for in the template, which quotes it then."""
+        return re.search(rf"""(["']){re.escape(role)}\1""", self.source) is not None
+
     def check_read(self, conversation: Conversation) -> None:
         """Raise `InvalidPromptError` for tools or arguments that the template doesn't read."""
         if conversation.tools and not self.reads("tools"):

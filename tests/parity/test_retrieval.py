@@ -44,10 +44,13 @@ SCENES: list[dict[str, Any]] = [
 ]
 
 
+WORDS = ("no", "yes")
+
+
 def write_model(directory: Path, kind: str, *, tied: bool = True, **config: Any) -> Any:
     """A random model of a class of transformers', and its files."""
     torch.manual_seed(7)
-    settings = transformers.Qwen3Config(**SHAPE, tie_word_embeddings=tied, **config)
+    settings = transformers.Qwen3Config(**SHAPE | config, tie_word_embeddings=tied)
     model = getattr(transformers, kind)(settings).float().eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2)
@@ -55,14 +58,15 @@ def write_model(directory: Path, kind: str, *, tied: bool = True, **config: Any)
     write_tokenizer(directory, VOCAB_SIZE)
     file = directory / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    names = {EOS: f"?{EOS}", 259: "<|im_start|>", 260: "<|im_end|>", 261: "no", 262: "yes"}
+    for token_id in names.keys() - {EOS}:
+        tokenizer["model"]["vocab"][names[token_id]] = tokenizer["model"]["vocab"].pop(
+            f"?{token_id}"
+        )
     tokenizer["added_tokens"] = [
-        {
-            "id": EOS,
-            "content": f"?{EOS}",
-            "special": True,
-            "normalized": False,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip"), False),
-        }
+        {"id": token_id, "content": name, "special": name not in WORDS, **flags}
+        for token_id, name in names.items()
     ]
     part = {"Sequence": {"id": "A", "type_id": 0}}
     end = {"SpecialToken": {"id": f"?{EOS}", "type_id": 0}}

@@ -1,4 +1,5 @@
-"""`/score` and `/rerank`: how alike texts are, by the cosine of the angle between their embeddings.
+"""`/score` and `/rerank`: how relevant texts are to others, as a reranker says, or else how alike
+they are, by the cosine of the angle between their embeddings.
 
 The fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at once, and those
 that come several times are embedded once.
@@ -42,13 +43,16 @@ class ScoreRequest(CallFields, frozen=True, kw_only=True):
     text_2: str | list[str]
     """As many as of `text_1`, pair by pair, or any number beside one `text_1`."""
     pooling: Pooling | None = None
+    """Embeddings are compared that are pooled so, whatever the model is."""
+    instruction: str | None = None
+    """What a reranker looks for, in place of its own."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["score"] = "score"
     index: int
     score: float
-    """In [-1, 1]."""
+    """In [-1, 1], of a reranker in [0, 1]."""
 
 
 class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,13 +78,16 @@ class RerankRequest(CallFields, frozen=True, kw_only=True):
     return_documents: bool | None = None
     """True where it isn't said."""
     pooling: Pooling | None = None
+    """Embeddings are compared that are pooled so, whatever the model is."""
+    instruction: str | None = None
+    """What a reranker looks for, in place of its own."""
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Place of the document in the request."""
     relevance_score: float
-    """In [-1, 1]."""
+    """In [-1, 1], of a reranker in [0, 1]."""
     document: Document | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -101,7 +108,7 @@ async def score(call: Call, body: ScoreRequest) -> ScoreList:
         ones *= len(others)
     if len(ones) != len(others):
         raise refuse("text_2", f"must have {len(ones)} texts, as text_1 has, got {len(others)}")
-    cosines, usage = await _cosines(call, body, ones, others, "text_2")
+    cosines, usage = await _compared(call, body, ones, others, "text_2")
     return ScoreList(
         id=f"score-{call.call_log.call_id}",
         created=call.created_seconds,
@@ -119,7 +126,7 @@ async def rerank(call: Call, body: RerankRequest) -> Reranking:
     queries = _texts(call, "query", body.query)
     written = [one if isinstance(one, str) else one.text for one in body.documents]
     texts = _texts(call, "documents", written)
-    cosines, usage = await _cosines(call, body, queries * len(texts), texts, "documents")
+    cosines, usage = await _compared(call, body, queries * len(texts), texts, "documents")
     order = sorted(range(len(texts)), key=lambda index: -cosines[index])
     shown = body.return_documents is not False
     return Reranking(
@@ -152,6 +159,35 @@ def _texts(call: Call, field: str, given: str | list[str]) -> list[str]:
     return texts
 
 
+async def _compared(
+    call: Call,
+    body: ScoreRequest | RerankRequest,
+    ones: list[str],
+    others: list[str],
+    field: str,
+) -> tuple[list[float], EmbeddingUsage]:
+    """Compare each of `ones` to its neighbour in `others`, which `field` of the body has, as the
+    model does it."""
+    if not call.engine.tells_relevance or body.pooling is not None:
+        if body.instruction is not None:
+            raise refuse("instruction", "goes with a model that is a reranker, without pooling")
+        return await _cosines(call, body, ones, others, field)
+    for name in ("truncate_prompt_tokens", "truncation_side"):
+        if getattr(body, name) is not None:
+            raise refuse(name, "isn't supported by a reranker, whose prompt has all of both texts")
+    places = {
+        pair: place for place, pair in enumerate(dict.fromkeys(zip(ones, others, strict=True)))
+    }
+    check_at_most(field, "have at most {} texts", len(places), call.settings.max_prompts)
+    with as_named({"prompt": field, "prompts": field, "pairs": field, "tenant": "user"}):
+        scores, usage = await call.engine.relevance(
+            list(places), instruction=body.instruction, **body.options(call)
+        )
+    call.call_log.counts.append(usage)
+    found = [scores[places[pair]] for pair in zip(ones, others, strict=True)]
+    return [float(one) for one in found], embedding_usage(usage)
+
+
 async def _cosines(
     call: Call,
     body: ScoreRequest | RerankRequest,
@@ -159,12 +195,21 @@ async def _cosines(
     others: list[str],
     field: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    """Compare each of `ones` to its neighbour in `others`, which `field` of the body has."""
+    """Compare the embedding of each of `ones` to that of its neighbour."""
+    prompts = call.engine.retrieval.prompts if isinstance(body, RerankRequest) else {}
+    query, document = (prompts.get(name, "") for name in ("query", "document"))
+    ones = [query + one for one in ones]
+    others = [document + one for one in others]
     places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
     check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_prompts)
+    bare = "" if isinstance(body, RerankRequest) else None  # the default before both texts
     with as_named({"prompt": field, "prompts": field, "tenant": "user"}):
         vectors, usage = await call.engine.embed_counted(
-            list(places), pooling=body.pooling, normalize=True, **body.options(call)
+            list(places),
+            pooling=body.pooling,
+            normalize=True,
+            prompt_name=bare,
+            **body.options(call),
         )
     call.call_log.counts.append(usage)
     first, second = (vectors[[places[text] for text in texts]] for texts in (ones, others))
