@@ -16,6 +16,7 @@ from aioserve import (
     Engine,
     EngineClosedError,
     InvalidPromptError,
+    InvalidRequestError,
     Observer,
     TokenStream,
     WrongLoopError,
@@ -39,6 +40,12 @@ def chat(engine: Engine) -> None:
     """Which is past all checks of where it is called when it looks for a chat template."""
     with pytest.raises(InvalidPromptError, match="has no chat template"):
         engine.chat([{"role": "user", "content": "x"}], SHORT)
+
+
+async def relevance(engine: Engine) -> None:
+    """Likewise, when it looks for a reranker."""
+    with pytest.raises(InvalidRequestError, match="tells no relevance"):
+        await engine.relevance([("a", "b")])
 
 
 class Watcher(Observer):
@@ -65,6 +72,9 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.score": lambda e, s: e.score([1], [2]),
     "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
     "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
+    "Engine.relevance": lambda e, s: relevance(e),
+    "Engine.retrieval": lambda e, s: e.retrieval,
+    "Engine.tells_relevance": lambda e, s: e.tells_relevance,
     "Engine.encode": lambda e, s: e.encode([1, 2]),
     "Engine.reset_prefix_cache": lambda e, s: e.reset_prefix_cache(),
     "Engine.observe": lambda e, s: e.observe(Watcher()),
