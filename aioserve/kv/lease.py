@@ -4,6 +4,9 @@
     pages     [ in the tree ][ its own alone            ][ empty ]
     KV        [ borrowed ... ][ computed by itself ......]
 
+Where a model has window layers, the lease has window pages beside these, as far as it is `covered`
+(`aioserve.kv.window_pages`).
+
 A lease is a record. `KVMemory` alone changes it; its holders may read it.
 """
 
@@ -16,6 +19,7 @@ import numpy.typing as npt
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.page_table import PageTable
 from aioserve.kv.prefix_tree import NO_RECEIPT
+from aioserve.kv.window_pages import NO_PAGES, WindowPages
 
 __all__ = ["KVLease", "SwappedPages"]
 
@@ -30,6 +34,10 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
     """Tokens computed when they were copied, those of the pages before `first` included."""
     step: int
     """Number of the step that copies them."""
+    first_window: int = 0
+    """Position of the first of the window pages."""
+    host_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
+    """Window pages, up to the position of the last page."""
 
 
 class KVLease:
@@ -44,6 +52,7 @@ class KVLease:
         "cached",
         "carried",
         "computed",
+        "covered",
         "inherited_step",
         "last_step",
         "namespace",
@@ -52,12 +61,18 @@ class KVLease:
         "receipt",
         "shares_partial_page",
         "swapped",
+        "windows",
     )
 
     def __init__(self, namespace: bytes = b"") -> None:
         self.namespace: bytes = namespace
         """Pages are shared with leases of the same namespace alone."""
         self.page_table: PageTable = PageTable()
+        self.covered: int = 0
+        """Leading page positions that have all their pages: window pages come with the chunks of a
+        prompt. Without these, the number of pages."""
+        self.windows: WindowPages | None = None
+        """Window pages, where there are any."""
         self.carried: int = 0
         """Leading pages that plans have told the runner of."""
         self.computed: int = 0
@@ -92,6 +107,12 @@ class KVLease:
     @property
     def num_pages(self) -> int:
         return len(self.page_table.page_ids)
+
+    @property
+    def num_held(self) -> int:
+        """Pages to which it has references, window pages included."""
+        windows = 0 if self.windows is None else len(self.windows.held)
+        return len(self.page_table.page_ids) + windows
 
     @property
     def page_ids(self) -> npt.NDArray[np.int32]:

@@ -23,19 +23,15 @@ from aioserve.errors import InvariantError
 from aioserve.kv.claims import Claim, Claims
 from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
-from aioserve.kv.lease import KVLease, SwappedPages
+from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import (
-    capacity_tokens,
-    full_pages,
-    pages_for,
-    pages_for_each,
-    tokens_in_part,
-)
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, pages_for_each, tokens_in_part
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
 from aioserve.kv.swapping import Swapping
-from aioserve.kv.usage import KVUsage
+from aioserve.kv.usage import KVUsage, usage_of
+from aioserve.kv.window_pages import NO_PAGES
+from aioserve.kv.windows import Windows
 from aioserve.steps.pages import PageCopy
 
 __all__ = ["KVMemory"]
@@ -50,8 +46,11 @@ class KVMemory:
 
     `host_pool` counts the pages of a storage beside the device: leaves evicted from the prefix tree
     go there first and come back on a hit, and so do, under `preemption="swap"`, the pages of
-    preempted sequences that the tree doesn't hold. Raises `ValueError` for options that don't go
-    together.
+    preempted sequences that the tree doesn't hold.
+
+    Where pages of the pool have companions, these are window pages: a lease has as many for each
+    position of its last `window` tokens, and the tree for as many of its pages as it can. Raises
+    `ValueError` for options that don't go together.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class KVMemory:
         partial_page_reuse: bool = True,
         eviction: Eviction = "lru",
         preemption: Preemption = "auto",
+        window: int = 0,
     ) -> None:
         if preemption == "swap" and host_pool is None:
             raise ValueError('preemption="swap" needs a host_pool to swap to')
@@ -71,53 +71,51 @@ class KVMemory:
                 f"host_pool must have the page_size of the pool, {pool.page_size}, "
                 f"got {host_pool.page_size}"
             )
+        self.windows: Windows = Windows(pool, window)
+        """How many window pages there are, and for how long."""
         self.pool = pool
         self.host_pool = host_pool
         self.page_size: int = pool.page_size
-        self.tree: PrefixTree | None = (
-            PrefixTree(pool, host_pool=host_pool, strategy=eviction) if prefix_caching else None
-        )
+        self.tree: PrefixTree | None = None
+        if prefix_caching:
+            seen = max(1, window)
+            self.tree = PrefixTree(pool, host_pool=host_pool, strategy=eviction, window=seen)
         partial = partial_page_reuse and pool.page_size > 1
-        self.claims: Claims = Claims(self.tree, pool.page_size, partial=partial)
+        self.claims: Claims = Claims(self.tree, pool, host_pool, self.windows, partial=partial)
         """What a lease may begin with."""
         self._copies = Copies(pool.page_size)
         self.copies: list[PageCopy] = self._copies.waiting
         """Copies for the next plan to carry, in order, and to clear."""
         self.counters: MemoryCounters = self._copies.counters
-        self._swapping = Swapping(host_pool, self.tree, self._copies, preemption)
+        self._swapping = Swapping(host_pool, self.tree, self._copies, preemption, self.windows)
 
     @classmethod
     def of(
-        cls, num_pages: int, page_size: int, *, num_host_pages: int = 0, **options: Any
+        cls,
+        num_pages: int,
+        page_size: int,
+        *,
+        num_host_pages: int = 0,
+        num_window_groups: int = 0,
+        **options: Any,
     ) -> KVMemory:
         """One with pools of its own: `num_pages` on the device, `num_host_pages` on the host."""
-        host_pool = PagePool(num_host_pages, page_size) if num_host_pages else None
-        return cls(PagePool(num_pages, page_size), host_pool=host_pool, **options)
+        groups = num_window_groups
+        host = PagePool(num_host_pages, page_size, groups) if num_host_pages else None
+        return cls(PagePool(num_pages, page_size, groups), host_pool=host, **options)
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that all pages of the device hold together."""
-        return capacity_tokens(self.pool.num_pages, self.page_size)
+        """Tokens that one sequence may have which has all pages of the device."""
+        return self.windows.capacity_tokens(self.pool.num_pages)
 
     def usage(self) -> KVUsage:
         """Counts of pages by where they are at this moment."""
-        pool, host = self.pool, self.host_pool
-        return KVUsage(
-            pages_total=pool.num_pages,
-            pages_free=pool.num_free,
-            pages_fenced=pool.num_fenced,
-            pages_cached=self.num_cached,
-            pages_held_by_requests=pool.num_held - self.num_cached,
-            pages_host_total=0 if host is None else host.num_pages,
-            pages_host_used=0 if host is None else host.num_held,
-            pages_copied_total=self.counters.pages_copied,
-            pages_swapped_out_total=self.counters.pages_swapped_out,
-            pages_swapped_in_total=self.counters.pages_swapped_in,
-        )
+        return usage_of(self.pool, self.host_pool, self.num_cached, self.counters)
 
     @property
     def num_cached(self) -> int:
-        """Pages that the prefix tree alone holds: they can be evicted."""
+        """Pages of all groups that the prefix tree alone holds: they can be evicted."""
         return 0 if self.tree is None else self.tree.num_evictable
 
     @property
@@ -134,15 +132,23 @@ class KVMemory:
     # -- a lease begins
 
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
-        """Give an empty lease what it claimed and the pages of all its known tokens, in `step`.
+        """Give an empty lease what it claimed and the pages of all its known tokens, in `step`; of
+        window pages those for one token behind what was claimed.
 
         False, and the claim is dropped, when pages that must be evicted for it are fenced.
         """
         match = claim.match
-        fresh = self._acquire(claim.num_new_pages, step)
+        fresh = self._acquire(claim.num_first_pages, step)
         if fresh is None:
             self.claims.drop(claim)
             return False
+        windows = NO_PAGES
+        if self.windows.num_groups:
+            first, found_windows = claim.first_window, claim.window_page_ids
+            end = pages_for(claim.num_cached + 1, self.page_size)
+            count = (end - first) * self.windows.num_groups - len(found_windows)
+            fresh, windows = fresh[: len(fresh) - count], fresh[len(fresh) - count :]
+            self.windows.begin(lease, first, np.concatenate((found_windows, windows)))
         if match.receipt != NO_RECEIPT:
             self._tree.use(match.receipt, match.tail_receipt)
         self.pool.retain(match.page_ids)
@@ -153,20 +159,29 @@ class KVMemory:
         lease.published = found
         if len(match.host_page_ids):
             targets = fresh[: len(match.host_page_ids)]
-            self._tree.promote(match.receipt, targets, step)
+            promoted = windows[: len(claim.host_window_page_ids)]
+            self._tree.promote(match.receipt, targets, step, promoted if len(promoted) else None)
             self._copies.from_host(match.host_page_ids, targets)
+            if self.host_pool is not None and len(promoted):
+                self._copies.from_host(claim.host_window_page_ids, promoted)
+                self.host_pool.release(claim.host_window_page_ids, step)
         if claim.uses_swapped:
-            swapped = self._swapped(lease)
-            self._swapping.swap_in(swapped, lease, found)
-            lease.inherited_step = swapped.step
+            lease.inherited_step = self._swapping.swap_in(lease, found)
         elif match.tail_tokens:
             target = lease.page_ids[found : found + 1]
             tail = np.array([match.tail_page], np.int32)
             self._copies.on_device(tail, target, match.tail_tokens)
+            if lease.windows is not None:
+                tail_windows = claim.tail_window_page_ids
+                target = lease.windows.between(found, found + 1)
+                self._copies.on_device(tail_windows, target, match.tail_tokens)
+                self.pool.release(tail_windows, NO_STEP)
         if match.tail_receipt != NO_RECEIPT:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(lease, step)
         lease.computed = lease.cached = lease.borrowed = claim.num_cached
+        if lease.windows is None:
+            lease.covered = lease.num_pages
         return True
 
     def fork(self, lease: KVLease, child: KVLease, written_step: int, step: int) -> None:
@@ -177,6 +192,8 @@ class KVMemory:
         pages = lease.page_ids[: pages_for(lease.computed, self.page_size)]
         self.pool.retain(pages)
         child.page_table.append(pages)
+        child.covered = len(pages)
+        self.windows.share(lease, child, len(pages))
         child.computed = child.cached = child.borrowed = lease.computed
         child.inherited_step = written_step
         child.last_step = step
@@ -195,7 +212,7 @@ class KVMemory:
             lease
             for lease in leases
             if (
-                lease.computed == len(lease.page_table) * size
+                lease.computed == lease.covered * size
                 if lease.computed % size == 0
                 else lease.shares_partial_page and self._must_copy(lease)
             )
@@ -212,12 +229,12 @@ class KVMemory:
                 page = self._partial_page(lease)
                 sharing[page] = sharing.get(page, 0) + 1
         copies = [min(count, self.pool.ref_count(page) - 1) for page, count in sharing.items()]
-        return needed + sum(copies)
+        return needed + sum(copies) * (1 + self.windows.num_groups)
 
     def reserve(self, lease: KVLease, num_tokens: int, step: int) -> bool:
         """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
         that it shares and would write; False, and nothing has changed, when too few are free."""
-        copies = self._must_copy(lease)
+        copies = self._must_copy(lease) * (1 + self.windows.num_groups)
         needed = copies + self._num_pages_short(lease, num_tokens)
         if not needed:
             return True
@@ -225,20 +242,48 @@ class KVMemory:
         if pages is None:
             return False
         if copies:
-            index = full_pages(lease.computed, self.page_size)
-            offset = tokens_in_part(lease.computed, self.page_size)
-            shared = lease.page_ids[index : index + 1]
-            self._copies.on_device(shared, pages[:1], offset)
-            lease.page_table = lease.page_table.replaced(index, pages[:1])
-            lease.carried = min(lease.carried, index)
-            lease.shares_partial_page = False
-            self.pool.release(shared, step)
-        lease.page_table.append(pages[copies:])
+            self._copy_shared(lease, pages[:copies], step)
+        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+        own = copies + max(0, whole - len(lease.page_table.page_ids))
+        lease.page_table.append(pages[copies:own])
+        lease.covered = len(lease.page_table.page_ids)
+        if lease.windows is not None:
+            lease.windows.table.append(pages[own:])
+            lease.covered = len(lease.windows)
         return True
+
+    def reserve_some(self, lease: KVLease, num_tokens: int, step: int) -> int:
+        """Give a lease the pages that as many of `num_tokens` more tokens need as there are pages
+        for; return how many."""
+        if self.reserve(lease, num_tokens, step):
+            return num_tokens
+        copies = self._must_copy(lease) * (1 + self.windows.num_groups)
+        positions = self.windows.num_covered_with(lease, self.pool.num_free - copies)
+        count = min(num_tokens, capacity_tokens(positions, self.page_size) - lease.computed)
+        return count if count > 0 and self.reserve(lease, count, step) else 0
+
+    def _copy_shared(self, lease: KVLease, pages: npt.NDArray[np.int32], step: int) -> None:
+        """Copy the page that the lease shares, and its window pages, to `pages`."""
+        index = full_pages(lease.computed, self.page_size)
+        offset = tokens_in_part(lease.computed, self.page_size)
+        shared = lease.page_ids[index : index + 1]
+        self._copies.on_device(shared, pages[:1], offset)
+        lease.page_table = lease.page_table.replaced(index, pages[:1])
+        self.pool.release(shared, step)
+        if lease.windows is not None:
+            shared = lease.windows.between(index, index + 1)
+            self._copies.on_device(shared, pages[1:], offset)
+            lease.windows.replace(index, pages[1:])
+            self.pool.release(shared, step)
+        lease.carried = min(lease.carried, index)
+        lease.shares_partial_page = False
 
     def _num_pages_short(self, lease: KVLease, num_tokens: int) -> int:
         whole = pages_for_each(lease.computed + num_tokens, self.page_size)
-        return max(0, whole - len(lease.page_table.page_ids))
+        short = max(0, whole - len(lease.page_table.page_ids))
+        if lease.windows is not None:
+            short += self.windows.num_groups * max(0, whole - lease.covered)
+        return short
 
     def _partial_page(self, lease: KVLease) -> int:
         return int(lease.page_ids[full_pages(lease.computed, self.page_size)])
@@ -252,10 +297,9 @@ class KVMemory:
     def make_free(self, count: int, step: int) -> None:
         """Evict until `count` pages are free, or nothing is left to evict."""
         short = count - self.pool.num_free
-        if short <= 0 or self.tree is None:
-            return
-        evicted = self.tree.evict(short, step)
-        self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
+        if short > 0 and self.tree is not None:
+            evicted = self.tree.evict(short, step)
+            self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
 
     def forget_cached(self) -> int:
         """Drop every cached page that no request uses, on the device and on the host; return how
@@ -280,10 +324,13 @@ class KVMemory:
         """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in
         vain, as drafts that were not accepted are. Pages that hold none of them come back.
 
-        Published tokens can't go: others may read them. Raises `InvariantError` for a number below
-        theirs, or above those computed.
+        Published tokens can't go: others may read them. Nor can those whose successors need window
+        pages that have gone. Raises `InvariantError` for a number below these, or above those
+        computed.
         """
         least = capacity_tokens(lease.published, self.page_size)
+        if lease.windows is not None:
+            least = max(least, self.windows.least_position(lease.windows.first))
         if not least <= num_tokens <= lease.computed:
             raise InvariantError(
                 f"num_tokens must be in [{least}, {lease.computed}], from those published to "
@@ -292,6 +339,8 @@ class KVMemory:
         kept = pages_for(num_tokens, self.page_size)
         rest = lease.page_ids[kept:]
         lease.page_table = lease.page_table.first(kept)
+        lease.covered = kept
+        self.windows.truncate(lease, kept)
         lease.carried = min(lease.carried, kept)
         lease.computed = num_tokens
         lease.cached = min(lease.cached, num_tokens)
@@ -311,8 +360,12 @@ class KVMemory:
         if full <= first or self.tree is None:
             return
         start, end = capacity_tokens(first, size), capacity_tokens(full, size)
-        page_ids = lease.page_ids[first:full]
-        count = self.tree.insert(lease.receipt, token_ids[start:end], page_ids, lease.last_step)
+        page_ids, windows = lease.page_ids[first:full], None
+        if lease.windows is not None:
+            windows = lease.windows.between(max(first, lease.windows.first), full)
+        count = self.tree.insert(
+            lease.receipt, token_ids[start:end], page_ids, lease.last_step, windows
+        )
         lease.published = full
         if count < full - first and not leaving:
             self._take_over(lease, first, self.tree.page_ids(lease.receipt, first))
@@ -326,17 +379,22 @@ class KVMemory:
         table = lease.page_ids
         end = first + len(page_ids)
         changed = np.flatnonzero(table[first:end] != page_ids)
+        if not len(changed):
+            return
         self.pool.retain(page_ids[changed])
         lease.page_table = PageTable.of(table[:first], page_ids, table[end:])
         lease.carried = min(lease.carried, first + int(changed[0]))
         lease.borrowed = capacity_tokens(first + int(changed[-1]) + 1, self.page_size)
         self.pool.release(table[first:end][changed], lease.last_step)
+        self.windows.take_over(lease, first)
 
     def num_reclaimable(self, lease: KVLease) -> int:
         """Pages that come back, now or after the steps in flight, if the lease ends."""
         # The tree has a reference to each page that is published.
-        own = lease.page_ids[lease.published :]
-        return self.pool.num_unshared(own) + self._num_exclusive(lease)
+        own = self.pool.num_unshared(lease.page_ids[lease.published :])
+        if lease.windows is not None:
+            own += self.pool.num_unshared(lease.windows.held)
+        return own + self._num_exclusive(lease)
 
     def num_shared_tokens(self, lease: KVLease) -> int:
         """Leading tokens that stay computed for others if the lease ends."""
@@ -353,6 +411,8 @@ class KVMemory:
             self.pool.release(lease.page_ids, lease.last_step)
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
+        if lease.windows is not None:  # no sooner, so that leaves are no younger than these
+            self.pool.release(lease.windows.held, lease.last_step)
 
     def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
         """Keep what the tree has of `token_ids`, in whole pages, from being evicted until `leave`.
@@ -364,6 +424,8 @@ class KVMemory:
             match = self.tree.match(namespace, token_ids, partial=False, use=False)
             lease.receipt = match.receipt
             lease.published = len(match.page_ids) + len(match.host_page_ids)
+            if self.windows.num_groups:
+                self.windows.pin(lease, match.page_ids, lease.published)
         return lease
 
     def swap_out(
@@ -400,11 +462,7 @@ class KVMemory:
         """
         if self.tree is None:
             return {}
-        match = self.tree.match(namespace, token_ids, partial=False, use=False)
-        found = len(match.page_ids) + len(match.host_page_ids)
-        cut = dict(self.tree.cut(match.receipt, min(num_pages, found)))
-        self.tree.release(match.receipt)
-        return cut
+        return dict(self.tree.forget(namespace, token_ids, num_pages))
 
     def shorten(self, lease: KVLease, cut: Mapping[int, int]) -> bool:
         """Take note if the path of a lease is among those `cut`, as `withdraw` and `forget` tell.
@@ -433,11 +491,6 @@ class KVMemory:
         if self.tree is None:
             raise InvariantError("a receipt without a prefix tree")
         return self.tree
-
-    def _swapped(self, lease: KVLease) -> SwappedPages:
-        if lease.swapped is None:
-            raise InvariantError("a lease without pages on the host is swapped in")
-        return lease.swapped
 
     def _acquire(self, count: int, step: int) -> npt.NDArray[np.int32] | None:
         self.make_free(count, step)

@@ -84,6 +84,8 @@ class TreeNode(msgspec.Struct, frozen=True):
     hits: int
     """Matches that covered the node. This and the ticks before hold as far as the strategy cares:
     nodes that agree in its eyes are merged."""
+    window_page_ids: tuple[tuple[int, ...], ...]
+    """Companions of each page; an empty tuple for a hollow one."""
 
 
 class PrefixTree:
@@ -100,6 +102,12 @@ class PrefixTree:
     no number is replaced by "lru" for good. With a `host_pool` they go there first. Behind a page
     on the host all pages are on the host.
 
+    Where pages of `pool` have companions, those of a page in the tree hold what window layers keep
+    of its tokens; a page without is hollow. They are the tree's as the page is, and go with it.
+    While no one else refers to them they go before it, if they are idle for longer than the next
+    leaf is unused. A sequence goes on behind a page only if the companions of the last `window`
+    tokens are there, so `match` finds no more than that.
+
     Copies between the tiers are the caller's to make, in the order in which the calls ask for them.
     Within a step they come before all computation, so a device page whose KV leaves can be reused
     in the same step.
@@ -113,9 +121,18 @@ class PrefixTree:
     __slots__ = ("_native", "_strategy", "host_pool", "page_size", "pool")
 
     def __init__(
-        self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: Eviction = "lru"
+        self,
+        pool: PagePool,
+        *,
+        host_pool: PagePool | None = None,
+        strategy: Eviction = "lru",
+        window: int = 1,
     ) -> None:
-        """Raise `ValueError` for an unknown strategy or a host pool of another page size."""
+        """`window` is how many tokens window layers see, the last one included.
+
+        Raises `ValueError` for an unknown strategy, a host pool of another page size or number of
+        companions, and a window below 1.
+        """
         if not isinstance(strategy, str | StrategyCalls):
             strategy = StrategyCalls(strategy, type(strategy).__name__)
         self._strategy = strategy  # here, where the garbage collector sees what it refers to
@@ -123,6 +140,7 @@ class PrefixTree:
             pool._native,
             None if host_pool is None else host_pool._native,
             strategy if isinstance(strategy, str) else weakref.proxy(strategy),
+            window,
         )
         self.pool: PagePool = pool
         self.host_pool: PagePool | None = host_pool
@@ -135,27 +153,29 @@ class PrefixTree:
 
     @property
     def num_pages(self) -> int:
-        """Device pages in the tree."""
+        """Device pages in the tree, companions included."""
         return self._native.num_pages
 
     @property
     def num_evictable(self) -> int:
-        """Device pages that no receipt covers: what `evict` can give up."""
+        """Device pages that no receipt covers, and companions that are idle: what `evict` can give
+        up."""
         return self._native.num_evictable
 
     @property
     def num_locked(self) -> int:
-        """Device pages that receipts cover."""
+        """Device pages that receipts cover, and their companions that others refer to."""
         return self._native.num_pages - self._native.num_evictable
 
     @property
     def num_host_pages(self) -> int:
-        """Host pages in the tree."""
+        """Host pages in the tree, companions included."""
         return self._native.num_host_pages
 
     @property
     def num_host_evictable(self) -> int:
-        """Host pages that no receipt covers: what `evict_host` can drop."""
+        """Host pages that no receipt covers, and companions that are idle: what `evict_host` can
+        drop."""
         return self._native.num_host_evictable
 
     @property
@@ -175,6 +195,7 @@ class PrefixTree:
         *,
         partial: bool = True,
         use: bool = True,
+        whole: bool = False,
     ) -> Match:
         """Find and lock the longest cached prefix of `token_ids`, int32 `[n]`.
 
@@ -188,9 +209,13 @@ class PrefixTree:
         With `partial`, and where nothing is on the host, a page that begins with the next tokens is
         found too: the one with the most of them, among those written by a step that is done. Of a
         great many siblings only those closest in token order are looked at.
+
+        Finds no more than what the next token can go on from; with `whole`, all.
         """
         pages = np.empty(full_pages(len(token_ids), self.page_size), np.int32)
-        receipt, device, host, *tail = self._native.match(namespace, token_ids, partial, use, pages)
+        receipt, device, host, *tail = self._native.match(
+            namespace, token_ids, partial, use, whole, pages
+        )
         return Match(receipt, pages[:device], pages[device : device + host], *tail)
 
     def use(self, receipt: int, tail_receipt: int = NO_RECEIPT) -> None:
@@ -199,14 +224,23 @@ class PrefixTree:
         """
         self._native.use(receipt, tail_receipt)
 
-    def peek(self, namespace: bytes, token_ids: Int32Array) -> tuple[int, int]:
+    def peek(
+        self, namespace: bytes, token_ids: Int32Array, *, whole: bool = False
+    ) -> tuple[int, int]:
         """Tokens of `token_ids`, int32 `[n]`, that `match` would find on the device and behind
-        them on the host, in whole pages. Changes nothing and is no use.
+        them on the host, in whole pages, with the same `whole`. Changes nothing and is no use.
         """
-        device, host = self._native.peek(namespace, token_ids)
+        device, host = self._native.peek(namespace, token_ids, whole)
         return device * self.page_size, host * self.page_size
 
-    def insert(self, receipt: int, token_ids: Int32Array, page_ids: Int32Array, step: int) -> int:
+    def insert(
+        self,
+        receipt: int,
+        token_ids: Int32Array,
+        page_ids: Int32Array,
+        step: int,
+        window_page_ids: Int32Array | None = None,
+    ) -> int:
         """Extend the path of `receipt` by `page_ids`, int32 `[n]`, that `step` writes with the KV
         of `token_ids`, int32 `[n * page_size]`; return how many of the pages the tree took.
 
@@ -216,17 +250,27 @@ class PrefixTree:
         whole path, which counts as used. Raises `InvariantError` for a receipt that ends on the
         host: `promote` comes first. `step` may be done already: a page can be full of tokens that
         are known only then.
-        """
-        return self._native.insert(receipt, token_ids, page_ids, step)
 
-    def promote(self, receipt: int, page_ids: Int32Array, step: int) -> None:
+        `window_page_ids`, int32 `[m * num_companions]`, become companions of the last m pages: of
+        those that the tree takes, and of those that it had, if they are hollow and written.
+        """
+        return self._native.insert(receipt, token_ids, page_ids, window_page_ids, step)
+
+    def promote(
+        self,
+        receipt: int,
+        page_ids: Int32Array,
+        step: int,
+        window_page_ids: Int32Array | None = None,
+    ) -> None:
         """Put the host pages that `receipt` covers, h of them, into `page_ids`, int32 `[h]`, to
         which `step` copies them.
 
         The tree adds its own reference to each page. The host pages are given back once `step` is
-        done in the host pool. Raises `InvariantError` for a step that is done.
+        done in the host pool. `window_page_ids`, int32 `[m * num_companions]`, become companions of
+        the last m of `page_ids`. Raises `InvariantError` for a step that is done.
         """
-        self._native.promote(receipt, page_ids, step)
+        self._native.promote(receipt, page_ids, window_page_ids, step)
 
     def fork(self, receipt: int) -> int:
         """A second receipt for the same path. Its release counts as a use if that of `receipt`
@@ -238,8 +282,9 @@ class PrefixTree:
         self._native.release(receipt)
 
     def evict(self, count: int, step: int) -> Evicted:
-        """Give up to `count` device pages that no receipt covers, page by page from the ends of
-        branches in the order of the strategy.
+        """Give up `count` device pages that no receipt covers, or all if there are fewer: page by
+        page from the ends of branches in the order of the strategy, each with its companions, and
+        idle companions. What goes together goes whole, so it may be some more.
 
         With a host pool each page goes there, if a page is free there or can be dropped for it, and
         is to be copied in `step` as the result says. A page whose step isn't done in the pool is
@@ -255,19 +300,19 @@ class PrefixTree:
         )
 
     def frees_at_once(self, count: int) -> bool:
-        """Whether `evict` would give up `count` pages, and all of them would be free: no step in
-        flight may touch them. `count` must be at least 0.
+        """Whether `evict` would give up `count` pages, and all that it gives up would be free: no
+        step in flight may touch them. `count` must be at least 0.
         """
         return self._native.frees_at_once(count)
 
     def evict_host(self, count: int) -> int:
-        """Drop up to `count` host pages that no receipt covers, in the order of the strategy;
-        return how many. `count` must be at least 0.
+        """Drop `count` host pages that no receipt covers, or all if there are fewer, in the order
+        of the strategy, with their companions; return how many. `count` must be at least 0.
         """
         return self._native.evict_host(count)
 
     def clear(self) -> None:
-        """Drop all that no receipt covers, on the device and on the host."""
+        """Drop all that no receipt covers, on the device and on the host, and idle companions."""
         self._native.clear()
 
     def page_ids(self, receipt: int, first: int) -> Int32Array:
@@ -295,6 +340,17 @@ class PrefixTree:
         that. Returns what `withdraw` returns. `num_pages` must be at least 0.
         """
         return self._native.cut(receipt, num_pages)
+
+    def forget(
+        self, namespace: bytes, token_ids: Int32Array, num_pages: int
+    ) -> tuple[tuple[int, int], ...]:
+        """Drop all that begins like `token_ids`, int32 `[n]`, from page `num_pages` on. Returns
+        what `withdraw` returns."""
+        match = self.match(namespace, token_ids, partial=False, use=False, whole=True)
+        found = len(match.page_ids) + len(match.host_page_ids)
+        cut = self.cut(match.receipt, min(num_pages, found))
+        self.release(match.receipt)
+        return cut
 
     def walk(self) -> list[TreeNode]:
         """All nodes, parents before their children: for tests and dumps."""

@@ -17,8 +17,9 @@ from aioserve.errors import InvariantError
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
+from aioserve.kv.prefix_tree import TreeNode
 
-__all__ = ["recover"]
+__all__ = ["held_on_device", "held_on_host", "recover"]
 
 PageIds = npt.NDArray[np.int32]
 
@@ -34,13 +35,33 @@ def recover(memory: KVMemory, leases: Sequence[KVLease], last_step: int) -> None
         receipts = {lease.receipt for lease in leases}
         for receipt in sorted({r for node in nodes for r in node.receipts} - receipts):
             memory.tree.release(receipt)
-    tables = [lease.page_ids for lease in leases]
-    tables += [np.array(node.page_ids, np.int32) for node in nodes if not node.on_host]
-    _release_surplus(memory.pool, tables, last_step)
+    _release_surplus(memory.pool, held_on_device(leases, nodes), last_step)
     if memory.host_pool is not None:
-        tables = [lease.swapped.host_page_ids for lease in leases if lease.swapped is not None]
-        tables += [np.array(node.page_ids, np.int32) for node in nodes if node.on_host]
-        _release_surplus(memory.host_pool, tables, last_step)
+        _release_surplus(memory.host_pool, held_on_host(leases, nodes), last_step)
+
+
+def held_on_device(leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
+    """Pages that leases and the prefix tree have references to, one for each time that one is
+    named."""
+    leases = list(leases)
+    windows = [lease.windows.held for lease in leases if lease.windows is not None]
+    return [*(lease.page_ids for lease in leases), *windows, *_held_by_tree(nodes, on_host=False)]
+
+
+def held_on_host(leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
+    """As `held_on_device`, of the host."""
+    swapped = [lease.swapped for lease in leases if lease.swapped is not None]
+    pages = [page_ids for s in swapped for page_ids in (s.host_page_ids, s.host_window_page_ids)]
+    return [*pages, *_held_by_tree(nodes, on_host=True)]
+
+
+def _held_by_tree(nodes: Sequence[TreeNode], *, on_host: bool) -> list[PageIds]:
+    return [
+        np.array(page_ids, np.int32)
+        for node in nodes
+        if node.on_host is on_host
+        for page_ids in (node.page_ids, [p for some in node.window_page_ids for p in some])
+    ]
 
 
 def _release_surplus(pool: PagePool, tables: Iterable[PageIds], last_step: int) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["KVUsage"]
+from aioserve.kv.copies import MemoryCounters
+from aioserve.kv.page_pool import PagePool
+
+__all__ = ["KVUsage", "usage_of"]
 
 
 class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -31,3 +34,21 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Pages copied to the host pool."""
     pages_swapped_in_total: int
     """Pages copied back."""
+
+
+def usage_of(
+    pool: PagePool, host: PagePool | None, num_cached: int, counters: MemoryCounters
+) -> KVUsage:
+    """Counts of the pools' pages, of which `num_cached` on the device can be evicted."""
+    return KVUsage(
+        pages_total=pool.num_pages,
+        pages_free=pool.num_free,
+        pages_fenced=pool.num_fenced,
+        pages_cached=num_cached,
+        pages_held_by_requests=pool.num_held - num_cached,
+        pages_host_total=0 if host is None else host.num_pages,
+        pages_host_used=0 if host is None else host.num_held,
+        pages_copied_total=counters.pages_copied,
+        pages_swapped_out_total=counters.pages_swapped_out,
+        pages_swapped_in_total=counters.pages_swapped_in,
+    )

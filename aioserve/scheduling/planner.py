@@ -2,12 +2,14 @@
 
 Sequences that run are served before new ones are admitted, decodes first. All pages of a prompt
 are taken when it is admitted, so that a prefill never waits half-done for pages; decoding sequences
-take one page at a time. When those run out, cached pages are evicted, then sequences give theirs
-back that are younger than the one in need, or to which the policy gave a lower precedence. The
-first in the order of precedence and age is never preempted for another and fits alone, so it always
-gets to its end, and so does everyone in turn. One whose reader is behind, or whose mask is long in
-coming, doesn't run: it may be preempted for anyone, and loses time but no token. Where the next one
-to start has no room, those of lower precedence may have to give way to it
+take one page at a time. Window pages alone are taken with each chunk, which is as long as there are
+some, and a prefill that finds none is served like a decode that lacks a page.
+When those run out, cached pages are evicted, then sequences give theirs back that are younger than
+the one in need, or to which the policy gave a lower precedence. The first in the order of
+precedence and age is never preempted for another and fits alone, so it always gets to its end, and
+so does everyone in turn. One whose reader is behind, or whose mask is long in coming, doesn't run:
+it may be preempted for anyone, and loses time but no token. Where the next one to start has no
+room, those of lower precedence may have to give way to it
 (`aioserve.scheduling.priority_preemption`).
 
 The planner decides one sequence at a time and then applies what it decided, because a request may
@@ -19,8 +21,6 @@ whose entries in the state are being changed; an exception spoils these and no o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-
-import msgspec
 
 from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
@@ -95,10 +95,10 @@ class StepPlanner:
         if state.stopped_at is not None:
             self._give_way(state.stopped_at)
         decoding, prefilling = self._split_running()
-        if decoding:
-            if self.policy_calls.limits_decodes:
-                decoding = chosen_decodes(state, decoding, self.view())
-            self._decode(decoding)
+        if decoding and self.policy_calls.limits_decodes:
+            decoding = chosen_decodes(state, decoding, self.view())
+        if decoding or (prefilling and self.memory.windows.num_groups):
+            self._decode(decoding, prefilling)
         if prefilling:
             self._continue_prefills(prefilling)
         may_admit = not self._has_preempted and self.room.tokens > 0 and len(state.queue)
@@ -150,16 +150,21 @@ class StepPlanner:
     # -- those that run
 
     def _split_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
-        """Running sequences of which one token is to be computed, and those with more. Oldest
-        first, and before them those of higher precedence: nobody is preempted for one that comes
-        later."""
+        """Running sequences of which one token is to be computed, and those with more, when the
+        window pages that none of them needs any longer have gone. Oldest first, and before them
+        those of higher precedence: nobody is preempted for one that comes later."""
         decoding: list[SequenceState] = []
         prefilling: list[SequenceState] = []
         running = self.state.running
         if self.state.has_precedences:
             running = sorted(running, key=by_precedence)
         short_of_pages, decode = self.memory.short_of_pages, decoding.append
+        has_windows = self.memory.windows.num_groups > 0
         for sequence in running:
+            if has_windows and not sequence.foretold:
+                # The last known token is computed again where a mask comes late.
+                least = min(sequence.lease.computed, sequence.num_known - 1)
+                self.memory.windows.trim(sequence.lease, least)
             if sequence.paused:
                 self._may_stand_still = True
                 continue
@@ -170,23 +175,31 @@ class StepPlanner:
                     decode(sequence)
             elif remaining > 1:
                 # Those of a prompt have their pages; those that a grammar forced may have none.
-                grows = sequence.constrained and short_of_pages([sequence.lease])
+                may_grow = sequence.constrained and not has_windows
+                grows = may_grow and short_of_pages([sequence.lease])
                 (decoding if grows else prefilling).append(sequence)
             else:
                 self._may_stand_still = True
         return decoding, prefilling
 
-    def _decode(self, ready: list[SequenceState]) -> None:
+    def _decode(self, ready: list[SequenceState], prefilling: Sequence[SequenceState] = ()) -> None:
         """Launch a token of each sequence that has a page for it. One for which no page is left
-        sits this step out: pages that are fenced now are free in the next."""
+        sits this step out: pages that are fenced now are free in the next. Prefills that lack the
+        window pages of a token get these, so that nobody is preempted for them in vain."""
         memory, room = self.memory, self.room
         growing = memory.short_of_pages([s.lease for s in room.one_token_each(ready)])
+        begun: list[SequenceState] = []
+        if prefilling and memory.windows.num_groups:
+            begun = [s for s in prefilling if memory.short_of_pages([s.lease])]
+            growing += [s.lease for s in begun]
         if growing and not room.make_free(memory.num_pages_to_reserve(growing)):
             short = set(growing)
-            self._make_room([s for s in ready if s.lease in short])
+            self._make_room([s for s in (*ready, *begun) if s.lease in short])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
             # Some that were beyond the budget may be within it now.
             growing = [s.lease for s in ready]
+        if begun := sorted([s for s in begun if s.phase is Phase.RUNNING], key=by_precedence):
+            self._with_pages(begun, {s.lease for s in begun})
         chosen = room.one_token_each(ready)
         self._launch(self._with_pages(chosen, set(growing)) if growing else chosen, 1)
 
@@ -369,6 +382,8 @@ class StepPlanner:
         """Let a waiting sequence run; False where pages that it needs are still fenced."""
         if not self.memory.begin(sequence.lease, claim, self.step):
             return False
+        if self.memory.windows.num_groups:
+            count = self.room.tokens_with_pages(sequence, count)
         found = min(claim.num_found, sequence.prompt_tokens)
         self.state.counters.tokens_cached += found
         self.room.started(sequence)
@@ -417,9 +432,11 @@ class StepPlanner:
             start, written_step = lease.computed, lease.last_step
             page_ids = lease.page_table.page_ids
             token_ids = PENDING_IDS if pending else sequence.ids(start, count)
-            if lease.carried != len(page_ids):
-                carry(sequence.slot, lease.carried, page_ids[lease.carried :])
-                lease.carried = len(page_ids)
+            if lease.carried != lease.covered:
+                windows, first = lease.windows, lease.carried
+                added = page_ids[first:] if windows is None else windows.beside(page_ids, first)
+                carry(sequence.slot, first, added)
+                lease.carried = lease.covered
             memory.advance(lease, count, step)
             is_full = publishes and known >= (lease.published + 1) * page_size <= start + count
             if is_full and not sequence.foretold:
@@ -480,19 +497,3 @@ class StepPlanner:
         if (num_prefilled := min(end, sequence.prompt_tokens) - start) > 0:
             self.state.counters.tokens_prefilled += num_prefilled
         return scored, pooled
-
-    # -- what fails
-
-    def leave_out(self, lost: Iterable[SequenceState]) -> None:
-        """Take sequences out of the step: items sample nothing for them."""
-        out = set(lost)
-        kept = [(run, item, ids) for run, item, ids in self.entries if run.sequence not in out]
-        slots = {run.slot for run, _, _ in kept}
-        left = {run.sequence.sequence_id for run, _, _ in kept}
-        items = {id(item): item for _, item, _ in kept}
-        for key, item in items.items():
-            rows = tuple([row for row in item.rows if row.slot in slots])
-            if len(rows) != len(item.rows):
-                scored = item.scored if item.sequence_id in left else None
-                items[key] = msgspec.structs.replace(item, rows=rows, scored=scored)
-        self.entries = [(run, items[id(item)], ids) for run, item, ids in kept]

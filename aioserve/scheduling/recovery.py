@@ -24,8 +24,10 @@ the same 4:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import chain
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -97,7 +99,10 @@ def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> None:
 
 
 def _num_proven_pages(state: SchedulerState, broken: SequenceState, page_ids: PageIds) -> int:
-    """How many of `page_ids`, from the first on, another sequence has sampled over."""
+    """How many of `page_ids`, from the first on, another sequence has sampled over. It may have
+    seen none of their window pages, so where there are such it proves nothing."""
+    if state.memory.windows.num_groups:
+        return 0
     most = 0
     for sequence in state.running:
         proven = sequence.proven_pages
@@ -127,12 +132,27 @@ def after_failed_planning(
     state.lose(culprits, planner.step if planner.entries else state.launched)
     # What the culprits published won't be written, and can't be told from what others published.
     lost = state.shorten(state.memory.withdraw(planner.step))
-    planner.leave_out(lost)
+    _leave_out(planner, lost)
     for sequence in lost:
         if not planner.entries:
             state.memory.retract(sequence.lease, state.launched)
         state.begin_again(sequence)
     return updates
+
+
+def _leave_out(planner: StepPlanner, lost: Iterable[SequenceState]) -> None:
+    """Take sequences out of the step: items sample nothing for them."""
+    out = set(lost)
+    kept = [(run, item, ids) for run, item, ids in planner.entries if run.sequence not in out]
+    slots = {run.slot for run, _, _ in kept}
+    left = {run.sequence.sequence_id for run, _, _ in kept}
+    items = {id(item): item for _, item, _ in kept}
+    for key, item in items.items():
+        rows = tuple([row for row in item.rows if row.slot in slots])
+        if len(rows) != len(item.rows):
+            scored = item.scored if item.sequence_id in left else None
+            items[key] = msgspec.structs.replace(item, rows=rows, scored=scored)
+    planner.entries = [(run, items[id(item)], ids) for run, item, ids in kept]
 
 
 def _in_the_middle(state: SchedulerState, planner: StepPlanner) -> list[SequenceState]:

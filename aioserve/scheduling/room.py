@@ -110,8 +110,11 @@ class Room:
 
     def tokens_with_pages(self, sequence: SequenceState, count: int) -> int:
         """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
-        its own; forced tokens of structured output get theirs here, if there are any."""
+        its own but for window pages; these, and all of forced tokens of structured output, come
+        here, as far as there are any."""
         memory, lease = self._memory, sequence.lease
+        if count and memory.windows.num_groups:
+            return memory.reserve_some(lease, count, self._step)
         if not count or not sequence.constrained or memory.reserve(lease, count, self._step):
             return count
         if memory.short_of_pages([lease]):
@@ -197,6 +200,8 @@ class RoomWithout:
     def _count(self, other: SequenceState, sign: int) -> None:
         self._others += sign
         self._names[other.lease.page_ids] += sign
+        if other.lease.windows is not None:
+            self._names[other.lease.windows.held] += sign
         self._slots -= sign * slots_of(other)
         if not other.paused:
             self._pages_ahead += sign * self._reserve.pages_ahead(other)

@@ -11,6 +11,8 @@ from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT
+from aioserve.kv.recovery import held_on_device, held_on_host
+from aioserve.kv.windows import Windows
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 
@@ -24,24 +26,18 @@ def check_state(state: SchedulerState) -> None:
     memory.sanity_check()
     sequences = state.sequences.values()
     nodes = [] if memory.tree is None else memory.tree.walk()
+    leases = [*(s.lease for s in sequences), *state.pins.leases]
     _check_references(
         "device",
         memory.pool,
-        [
-            *(s.lease.page_ids for s in sequences),
-            *(n.page_ids for n in nodes if not n.on_host),
-        ],
+        held_on_device(leases, nodes),
     )
     if memory.host_pool is not None:
         _check_references(
             "host",
             memory.host_pool,
-            [
-                *(s.lease.swapped.host_page_ids for s in sequences if s.lease.swapped is not None),
-                *(n.page_ids for n in nodes if n.on_host),
-            ],
+            held_on_host(leases, nodes),
         )
-    leases = [*(s.lease for s in sequences), *state.pins.leases]
     receipts = sorted(lease.receipt for lease in leases if lease.receipt != NO_RECEIPT)
     locks = 0 if memory.tree is None else memory.tree.num_receipts
     if len(receipts) != len(set(receipts)) or len(receipts) != locks:
@@ -57,6 +53,7 @@ def check_state(state: SchedulerState) -> None:
     _check_queues(state)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)
+        _check_windows(sequence, memory.windows)
 
 
 def check_idle(state: SchedulerState) -> None:
@@ -121,7 +118,7 @@ def _check_sequence(sequence: SequenceState, page_size: int) -> None:
     lease = sequence.lease
     idle = sequence.phase is not Phase.RUNNING
     if (
-        lease.computed > capacity_tokens(lease.num_pages, page_size)
+        lease.computed > capacity_tokens(lease.covered, page_size)
         or capacity_tokens(lease.published, page_size) > lease.computed
         or sequence.pending < 0
         or (idle and (lease.num_pages or lease.computed or lease.receipt != NO_RECEIPT))
@@ -129,4 +126,22 @@ def _check_sequence(sequence: SequenceState, page_size: int) -> None:
         raise InvariantError(
             f"{sequence} has computed {lease.computed} tokens, published {lease.published} pages "
             f"and samples {sequence.pending}, in room for {lease.num_pages} pages"
+        )
+
+
+def _check_windows(sequence: SequenceState, windows: Windows) -> None:
+    held, lease = sequence.lease.windows, sequence.lease
+    if held is None:
+        covered = lease.num_pages if not windows.num_groups else 0
+    else:
+        covered = len(held)
+        needed = windows.first_needed(min(lease.computed, sequence.num_known - 1))
+        if held.first > needed or covered > lease.num_pages:
+            raise InvariantError(
+                f"{sequence} holds window pages from position {held.first} up to {covered} of "
+                f"{lease.num_pages}, and needs them from {needed} on"
+            )
+    if lease.covered != covered:
+        raise InvariantError(
+            f"{sequence} has all pages of {covered} positions, and {lease.covered} are counted"
         )

@@ -69,7 +69,9 @@ class SchedulerState:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_scored_tokens = max_scored_tokens
-        self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
+        self.reserve: OutputReserve = OutputReserve(
+            memory.page_size, output_reserve_tokens, memory.windows
+        )
         self.times: StepTimes = StepTimes()
         self.counters: SchedulerCounters = SchedulerCounters()
         self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)

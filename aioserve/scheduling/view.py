@@ -123,7 +123,7 @@ class RequestView(SchedulingHints, frozen=True, kw_only=True, eq=False, weakref=
     @property
     def pages(self) -> int:
         """KV pages held, shared ones included; 0 after the end."""
-        return 0 if self._has_ended else self._sequence.lease.num_pages
+        return 0 if self._has_ended else self._sequence.lease.num_held
 
     @property
     def pages_to_start(self) -> int:

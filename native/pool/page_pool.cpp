@@ -7,7 +7,8 @@
 
 namespace aioserve {
 
-PagePool::PagePool(int64_t num_pages, int64_t page_size) : page_size_(page_size) {
+PagePool::PagePool(int64_t num_pages, int64_t page_size, int64_t num_companions)
+    : page_size_(page_size), num_companions_(num_companions) {
     constexpr int64_t kMost = std::numeric_limits<Page>::max();
     if (num_pages < 0 || num_pages > kMost) {
         throw std::invalid_argument("num_pages must be in [0, " + std::to_string(kMost) + "], got " +
@@ -17,7 +18,19 @@ PagePool::PagePool(int64_t num_pages, int64_t page_size) : page_size_(page_size)
         throw std::invalid_argument("page_size must be in [1, " + std::to_string(kMost) + "], got " +
                                     std::to_string(page_size));
     }
+    constexpr int64_t kMostCompanions = 1024;
+    if (num_companions < 0 || num_companions > kMostCompanions) {
+        throw std::invalid_argument("num_companions must be in [0, " +
+                                    std::to_string(kMostCompanions) + "], got " +
+                                    std::to_string(num_companions));
+    }
     const auto size = static_cast<size_t>(num_pages);
+    if (num_companions > 0) {
+        companions_.assign(size * static_cast<size_t>(num_companions), kNoPage);
+        owners_.assign(size, kNoPage);
+        users_.assign(size, 0);
+        last_idle_.assign(size, Idle{});
+    }
     counts_.assign(size, 0);
     states_.assign(size, PageState::kFree);
     last_steps_.assign(size, kNoStep);
@@ -46,10 +59,12 @@ std::string PagePool::state_name(int64_t page) const {
 
 void PagePool::refuse(const char* operation, Page page) const {
     checked(page, operation);
-    if (states_[static_cast<size_t>(page)] == PageState::kHeld) {
+    const auto index = static_cast<size_t>(page);
+    if (states_[index] == PageState::kHeld) {
         throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
                         " is named more often in one call than it has references (" +
-                        std::to_string(counts_[static_cast<size_t>(page)]) + ")");
+                        std::to_string(others(index)) +
+                        (is_companion(page) ? " beside that of its owner)" : ")"));
     }
     throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
                     " is not held, it is " + state_name(page));
@@ -76,35 +91,56 @@ void PagePool::retain(std::span<const Page> pages) {
             refuse("retain", page);
         }
     }
-    for (const Page page : pages) ++counts_[static_cast<size_t>(page)];
+    for (const Page page : pages) {
+        ++counts_[static_cast<size_t>(page)];
+        count_user(static_cast<size_t>(page), 1);
+    }
 }
 
-void PagePool::release(std::span<const Page> pages, Step last_step) {
-    // A page may be named twice in one call, so the check is the counting down itself, undone when
-    // one of the pages doesn't have the reference. Counts of free and fenced pages are 0.
+// A page may be named twice in one call, so the check is the counting down itself, undone when
+// one of the pages doesn't have the reference. Counts of free and fenced pages are 0.
+void PagePool::count_down(std::span<const Page> pages, const char* operation) {
     for (size_t i = 0; i < pages.size(); ++i) {
         const Page page = pages[i];
-        if (page < 0 || page >= num_pages() || counts_[static_cast<size_t>(page)] == 0) {
+        if (page < 0 || page >= num_pages() || others(static_cast<size_t>(page)) == 0) {
             for (size_t j = 0; j < i; ++j) ++counts_[static_cast<size_t>(pages[j])];
-            refuse("release", page);
+            refuse(operation, page);
         }
         --counts_[static_cast<size_t>(page)];
     }
+}
+
+void PagePool::release(std::span<const Page> pages, Step last_step) {
+    count_down(pages, "release");
     // Backwards, so that the next acquire gets them in the order in which they were given.
     for (size_t i = pages.size(); i-- > 0;) {
-        const Page page = pages[i];
-        const auto index = static_cast<size_t>(page);
-        // The last holder to let go need not be the last whose step touches the page.
-        last_steps_[index] = std::max(last_steps_[index], last_step);
-        if (counts_[index] > 0 || states_[index] != PageState::kHeld) continue;
-        if (last_steps_[index] <= done_) {
-            states_[index] = PageState::kFree;
-            free_.push_back(page);
-        } else {
-            states_[index] = PageState::kFenced;
-            fences_[last_steps_[index]].push_back(page);
-            ++num_fenced_;
-        }
+        count_user(static_cast<size_t>(pages[i]), -1);
+        let_go(pages[i], last_step);
+    }
+}
+
+void PagePool::unretain(std::span<const Page> pages) {
+    count_down(pages, "unretain");
+    for (size_t i = pages.size(); i-- > 0;) {
+        count_user(static_cast<size_t>(pages[i]), -1, false);
+        let_go(pages[i], kNoStep);
+    }
+}
+
+// A reference to a page has gone, and was counted.
+void PagePool::let_go(Page page, Step last_step) {
+    const auto index = static_cast<size_t>(page);
+    // The last holder to let go need not be the last whose step touches the page.
+    last_steps_[index] = std::max(last_steps_[index], last_step);
+    if (counts_[index] > 0 || states_[index] != PageState::kHeld) return;
+    if (has_companions(page)) detach(page, last_steps_[index]);
+    if (last_steps_[index] <= done_) {
+        states_[index] = PageState::kFree;
+        free_.push_back(page);
+    } else {
+        states_[index] = PageState::kFenced;
+        fences_[last_steps_[index]].push_back(page);
+        ++num_fenced_;
     }
 }
 
@@ -125,7 +161,7 @@ void PagePool::complete(Step step) {
 
 int64_t PagePool::num_unshared(std::span<const Page> pages) const {
     return std::count_if(pages.begin(), pages.end(), [this](Page page) {
-        return counts_[checked(page, "num_unshared")] == 1;
+        return others(checked(page, "num_unshared")) == 1;
     });
 }
 
@@ -165,6 +201,7 @@ void PagePool::sanity_check() const {
     }
     if (fenced != num_fenced_) wrong << "; num_fenced is " << num_fenced_;
     if (num_free() + fenced + held != num_pages()) wrong << "; the sum is off";
+    if (num_companions_ > 0) check_companions(wrong);
     const std::string text = wrong.str();
     if (text.empty()) return;
     std::ostringstream message;

@@ -39,7 +39,7 @@ std::unique_ptr<EvictionStrategy> strategy_of(const nb::object& strategy) {
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids, bool partial,
-                bool use, nb::handle out) {
+                bool use, bool whole, nb::handle out) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const Int32Buffer pages(out, true, "out");
     const size_t most = tokens.span().size() / tree.page_size();
@@ -48,26 +48,33 @@ nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_
                                     " pages, got " + std::to_string(pages.span().size()));
     }
     const PrefixTree::Match found =
-        tree.match(view_of(name_space), tokens.span(), partial, use, pages.span());
+        tree.match(view_of(name_space), tokens.span(), partial, use, whole, pages.span());
     return nb::make_tuple(found.receipt, found.num_device_pages, found.num_host_pages,
                           found.tail_page, found.tail_tokens, found.tail_receipt);
 }
 
-nb::tuple peek(const PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids) {
+nb::tuple peek(const PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids,
+               bool whole) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
-    const PrefixTree::Found found = tree.peek(view_of(name_space), tokens.span());
+    const PrefixTree::Found found = tree.peek(view_of(name_space), tokens.span(), whole);
     return nb::make_tuple(found.num_device_pages, found.num_host_pages);
 }
 
 int64_t insert(PrefixTree& tree, ReceiptId receipt, nb::handle token_ids, nb::handle page_ids,
-               Step step) {
+               nb::handle window_ids, Step step) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const Int32Buffer pages(page_ids, false, "page_ids");
-    return tree.insert(receipt, tokens.span(), pages.span(), step);
+    if (window_ids.is_none()) return tree.insert(receipt, tokens.span(), pages.span(), {}, step);
+    const Int32Buffer windows(window_ids, false, "window_page_ids");
+    return tree.insert(receipt, tokens.span(), pages.span(), windows.span(), step);
 }
 
-void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, Step step) {
-    tree.promote(receipt, Int32Buffer(page_ids, false, "page_ids").span(), step);
+void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, nb::handle window_ids,
+             Step step) {
+    const Int32Buffer pages(page_ids, false, "page_ids");
+    if (window_ids.is_none()) return tree.promote(receipt, pages.span(), {}, step);
+    const Int32Buffer windows(window_ids, false, "window_page_ids");
+    tree.promote(receipt, pages.span(), windows.span(), step);
 }
 
 nb::bytes bytes_of(const std::vector<Page>& pages) {
@@ -97,11 +104,16 @@ nb::list walk(const PrefixTree& tree) {
     nb::list nodes;
     for (const PrefixTree::View& view : tree.walk()) {
         const Node& node = *view.node;
+        nb::list windows;
+        for (const Page page : node.pages) {
+            const std::span<const Page> own = tree.companions(node, page);
+            windows.append(tuple_of(std::vector<Page>(own.begin(), own.end())));
+        }
         nodes.append(nb::make_tuple(
             nb::bytes(view.name_space->data(), view.name_space->size()), view.parent,
             tuple_of(node.tokens), tuple_of(node.pages), tuple_of(node.steps), node.tier == kHost,
             node.num_locks, tuple_of(view.receipts), node.use.created, node.use.last_used,
-            node.use.hits));
+            node.use.hits, nb::tuple(windows)));
     }
     return nodes;
 }
@@ -115,16 +127,18 @@ void bind_tree(nb::module_& m) {
     nb::class_<PrefixTree>(m, "PrefixTree")
         .def(
             "__init__",
-            [](PrefixTree* tree, PagePool& pool, PagePool* host_pool, const nb::object& strategy) {
-                new (tree) PrefixTree(pool, host_pool, strategy_of(strategy));
+            [](PrefixTree* tree, PagePool& pool, PagePool* host_pool, const nb::object& strategy,
+               int64_t window) {
+                new (tree) PrefixTree(pool, host_pool, strategy_of(strategy), window);
             },
-            "pool"_a, "host_pool"_a.none(), "strategy"_a, nb::keep_alive<1, 2>(),
+            "pool"_a, "host_pool"_a.none(), "strategy"_a, "window"_a = 1, nb::keep_alive<1, 2>(),
             nb::keep_alive<1, 3>())
         .def("match", &match)
         .def("use", &PrefixTree::use)
         .def("peek", &peek)
-        .def("insert", &insert)
-        .def("promote", &promote)
+        .def("insert", &insert, "receipt"_a, "token_ids"_a, "page_ids"_a, "window_ids"_a.none(),
+             "step"_a)
+        .def("promote", &promote, "receipt"_a, "page_ids"_a, "window_ids"_a.none(), "step"_a)
         .def("fork", &PrefixTree::fork)
         .def("release", &PrefixTree::release)
         .def("evict", &evict)

@@ -1,6 +1,7 @@
 // What leaves the tree: eviction in the strategy's order, and what failed or was given up.
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "tree/prefix_tree.h"
 
@@ -62,13 +63,28 @@ size_t PrefixTree::make_room(const Key& key, size_t wanted) {
     return room();
 }
 
+// As `make_room`; pages with companions move one by one.
+size_t PrefixTree::room_for(const Key& key, const Node& leaf, size_t wanted) {
+    if (!has_windows()) return make_room(key, wanted);
+    return make_room_for_tail(leaf) ? 1 : 0;
+}
+
 void PrefixTree::demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted) {
-    std::vector<Page> host_pages(num_pages);
-    tiers_[kHost].pool->acquire(host_pages);
+    PagePool& host = *tiers_[kHost].pool;
+    std::vector<Page> host_pages(static_cast<size_t>(size_of_tail(*leaf, num_pages)));
+    host.acquire(host_pages);
     if (num_pages < leaf->pages.size()) split(leaf, leaf->pages.size() - num_pages);
-    evicted.device_pages.insert(evicted.device_pages.end(), leaf->pages.begin(), leaf->pages.end());
+    std::vector<Page>& sources = evicted.device_pages;
+    sources.insert(sources.end(), leaf->pages.begin(), leaf->pages.end());
+    const std::span<const Page> windows = tiers_[kDevice].pool->companions(leaf->pages.back());
+    sources.insert(sources.end(), windows.begin(), windows.end());
     evicted.host_pages.insert(evicted.host_pages.end(), host_pages.begin(), host_pages.end());
-    move_to(leaf, kHost, host_pages, step, PagePool::kNoStep);
+    const std::span<const Page> targets(host_pages);
+    move_to(leaf, kHost, targets.first(num_pages), step, PagePool::kNoStep);
+    if (const auto host_windows = targets.subspan(num_pages); !host_windows.empty()) {
+        attach(kHost, leaf->pages.back(), host_windows);
+        host.release(host_windows, PagePool::kNoStep);
+    }
     if (leaf->children.size() == 1) merge_upwards(leaf->children.begin()->node);
 }
 
@@ -95,9 +111,15 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     check_count(count, "count");
     check_step(step, "evict");
     Evicted evicted;
-    while (evicted.count < count && !order_of(kDevice).empty()) {
+    while (evicted.count < count) {
+        if (strip_goes_first(kDevice)) {
+            strip_first(kDevice);
+            evicted.count += tiers_[kDevice].pool->num_companions();
+            continue;
+        }
+        if (order_of(kDevice).empty()) break;
         const auto [key, leaf] = *order_of(kDevice).begin();
-        const auto needed = static_cast<size_t>(count - evicted.count);
+        const size_t needed = tail_that_frees(*leaf, count - evicted.count);
         // A page that isn't written yet stays with the step that writes it: a copy of the page would
         // bear the number of another, and be found after the first has failed.
         const bool written = is_written(leaf->steps.back());
@@ -105,16 +127,23 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
                                         [&](Step one) { return is_written(one) != written; });
         const size_t wanted =
             std::min(needed, static_cast<size_t>(other - leaf->steps.rbegin()));
-        const size_t room = written ? make_room(key, wanted) : 0;
+        const size_t room = written ? room_for(key, *leaf, wanted) : 0;
+        const size_t gone = room > 0 ? room : wanted;
+        evicted.count += size_of_tail(*leaf, gone);
         if (room > 0) {
-            demote(leaf, room, step, evicted);
+            demote(leaf, gone, step, evicted);
         } else {
-            drop_tail(leaf, wanted);
+            drop_tail(leaf, gone);
         }
-        evicted.count += static_cast<int64_t>(room > 0 ? room : wanted);
     }
     forget_overwritten(evicted);
     return evicted;
+}
+
+bool PrefixTree::is_touched(std::span<const Page> pages) const {
+    const PagePool& pool = *tiers_[kDevice].pool;
+    return std::any_of(pages.begin(), pages.end(),
+                       [&](Page page) { return pool.is_touched(page); });
 }
 
 // Whether `evict` would give up so many pages and no step in flight touches them: goes through what
@@ -123,19 +152,41 @@ bool PrefixTree::frees_at_once(int64_t count) {
     check_count(count, "count");
     if (count > num_evictable()) return false;
     const EvictionOrder& order = order_of(kDevice);
+    const PagePool& pool = *tiers_[kDevice].pool;
     auto listed = order.begin();
     EvictionOrder bared;                                // leaves once those below have gone
     std::unordered_map<const Node*, int64_t> num_gone;  // of a node's children on the device
+    std::unordered_set<Page> stripped;                  // pages whose companions went before them
+    auto idle = pool.idle().begin();
     while (count > 0) {
         const bool is_bared =
             !bared.empty() && (listed == order.end() || *bared.begin() < *listed);
-        const Node* leaf = is_bared ? bared.begin()->second : (listed++)->second;
-        if (is_bared) bared.erase(bared.begin());
-        const auto num_pages = std::min(static_cast<size_t>(count), leaf->pages.size());
-        for (const Page page : std::span<const Page>(leaf->pages).last(num_pages)) {
-            if (tiers_[kDevice].pool->is_touched(page)) return false;
+        const bool is_left = is_bared || listed != order.end();
+        const Node* leaf =
+            !is_left ? nullptr : is_bared ? bared.begin()->second : listed->second;
+        if (idle != pool.idle().end() && (!leaf || idle->since < leaf->use.last_used)) {
+            // Those of pages that have gone already went with them.
+            if (stripped.insert(idle->owner).second) {
+                if (is_touched(pool.companions(idle->owner))) return false;
+                count -= pool.num_companions();
+            }
+            ++idle;
+            continue;
         }
-        count -= static_cast<int64_t>(num_pages);
+        if (leaf == nullptr) return false;
+        if (is_bared) {
+            bared.erase(bared.begin());
+        } else {
+            ++listed;
+        }
+        for (size_t i = leaf->pages.size(); i-- > 0 && count > 0;) {
+            const Page page = leaf->pages[i];
+            if (pool.is_touched(page)) return false;
+            --count;
+            if (!pool.has_companions(page) || !stripped.insert(page).second) continue;
+            if (is_touched(pool.companions(page))) return false;
+            count -= pool.num_companions();
+        }
         Node* parent = leaf->parent;
         if (parent->is_root() || parent->num_locks > 0) continue;
         if (++num_gone[parent] == parent->num_device_children) {
@@ -148,11 +199,17 @@ bool PrefixTree::frees_at_once(int64_t count) {
 int64_t PrefixTree::evict_host(int64_t count) {
     check_count(count, "count");
     int64_t dropped = 0;
-    while (dropped < count && !order_of(kHost).empty()) {
+    while (dropped < count) {
+        if (strip_goes_first(kHost)) {
+            strip_first(kHost);
+            dropped += tiers_[kHost].pool->num_companions();
+            continue;
+        }
+        if (order_of(kHost).empty()) break;
         Node* leaf = order_of(kHost).begin()->second;
-        const auto wanted = std::min(static_cast<size_t>(count - dropped), leaf->pages.size());
+        const size_t wanted = tail_that_frees(*leaf, count - dropped);
+        dropped += size_of_tail(*leaf, wanted);
         drop_tail(leaf, wanted);
-        dropped += static_cast<int64_t>(wanted);
     }
     return dropped;
 }
@@ -165,6 +222,10 @@ void PrefixTree::clear() {
     }
     std::vector<ReceiptId> none;
     for (Node* node : tops) drop(node, 0, none);
+    for (const Tier tier : {kDevice, kHost}) {
+        if (tiers_[tier].num_companions() == 0) continue;
+        while (tiers_[tier].pool->num_idle() > 0) strip_first(tier);
+    }
 }
 
 // Drops and notes the receipts that this shortens, with the `num_pages` that each still covers.

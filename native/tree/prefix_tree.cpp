@@ -13,11 +13,21 @@ size_t capacity_of(const PagePool* pool) {
 }  // namespace
 
 PrefixTree::PrefixTree(PagePool& pool, PagePool* host_pool,
-                       std::unique_ptr<EvictionStrategy> strategy)
+                       std::unique_ptr<EvictionStrategy> strategy, int64_t window)
     : page_size_(static_cast<size_t>(pool.page_size())),
+      window_(static_cast<size_t>(std::max<int64_t>(window, 1))),
       strategy_(std::move(strategy)),
       tiers_{TierBooks{&pool, std::vector<uint8_t>(capacity_of(&pool), 0), {}},
              TierBooks{host_pool, std::vector<uint8_t>(capacity_of(host_pool), 0), {}}} {
+    if (window < 1) {
+        throw std::invalid_argument("window must be at least 1, got " + std::to_string(window));
+    }
+    if (host_pool != nullptr && host_pool->num_companions() != pool.num_companions()) {
+        throw std::invalid_argument(
+            "host_pool must have as many companions as pool, " +
+            std::to_string(pool.num_companions()) + ", got " +
+            std::to_string(host_pool->num_companions()));
+    }
     if (host_pool == &pool) {
         throw std::invalid_argument("host_pool must be another pool than pool");
     }
@@ -83,6 +93,7 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
             common_prefix(std::span<const Token>(child->tokens).first(page_size_), tokens);
         if (common <= num_tokens) return false;
         if (child->tier == kHost || !is_written(child->steps[0])) return true;
+        if (is_hollow(*child, 0)) return true;
         best = child;
         num_tokens = common;
         return false;
@@ -95,6 +106,13 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
         if (!look_at((--previous)->node)) break;
     }
     return best;
+}
+
+void PrefixTree::tick() {
+    ++now_;
+    for (const TierBooks& books : tiers_) {
+        if (books.num_companions() > 0) books.pool->set_clock(now_);
+    }
 }
 
 void PrefixTree::visit(Node* node, bool use) {
@@ -116,14 +134,17 @@ void PrefixTree::use_path(Node* end) {
 }
 
 PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const Token> tokens,
-                                    bool partial, bool use, std::span<Page> pages) {
-    if (use) ++now_;
+                                    bool partial, bool use, bool whole, std::span<Page> pages) {
+    if (use) tick();
     Match match;
     Node* node = root_of(name_space);
     lock(node);
+    size_t most = has_windows() && !whole ? num_usable(*node, tokens) : tokens.size();
     while (true) {
         auto [child, common] = next_found(*node, tokens);
-        if (child == nullptr) break;
+        common = std::min(common, most);
+        if (child == nullptr || common == 0) break;
+        most -= common;
         if (common < child->pages.size()) child = split(child, common);
         visit(child, use);
         std::copy(child->pages.begin(), child->pages.end(), pages.begin());
@@ -161,20 +182,23 @@ void PrefixTree::count_hits(ReceiptId receipt, const char* operation) {
 void PrefixTree::use(ReceiptId receipt, ReceiptId tail_receipt) {
     receipt_of(receipt, "use");
     if (tail_receipt != kNoReceipt) receipt_of(tail_receipt, "use");
-    ++now_;
+    tick();
     count_hits(receipt, "use");
     if (tail_receipt != kNoReceipt) count_hits(tail_receipt, "use");
 }
 
 PrefixTree::Found PrefixTree::peek(std::string_view name_space,
-                                   std::span<const Token> tokens) const {
+                                   std::span<const Token> tokens, bool whole) const {
     Found found;
     const auto root = roots_.find(name_space);
     if (root == roots_.end()) return found;
     const Node* node = root->second;
+    size_t most = has_windows() && !whole ? num_usable(*node, tokens) : tokens.size();
     while (true) {
-        const auto [child, common] = next_found(*node, tokens);
-        if (child == nullptr) break;
+        auto [child, common] = next_found(*node, tokens);
+        common = std::min(common, most);
+        if (child == nullptr || common == 0) break;
+        most -= common;
         (child->tier == kDevice ? found.num_device_pages : found.num_host_pages) +=
             static_cast<int64_t>(common);
         if (common < child->pages.size()) break;
@@ -218,7 +242,8 @@ void PrefixTree::claim(std::span<const Page> pages, const char* operation) {
 }
 
 int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
-                           std::span<const Page> pages, Step step) {
+                           std::span<const Page> pages, std::span<const Page> windows,
+                           Step step) {
     Receipt& own = receipt_of(receipt, "insert");
     if (tokens.size() != pages.size() * page_size_) {
         throw TreeError("insert: " + std::to_string(tokens.size()) + " tokens don't fill " +
@@ -239,10 +264,11 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
     }
     const std::span<const Page> adopted = pages.subspan(kept);
     check_held(pages, "insert");
+    check_windows(windows, pages.size(), kept, "insert");
     claim(adopted, "insert");
     tiers_[kDevice].pool->retain(adopted);
 
-    ++now_;
+    tick();
     Node* node = own.end;
     while (true) {
         auto [child, common] = next_of(*node, tokens);
@@ -252,6 +278,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         if (child->tier == kHost) {
             move_to(child, kDevice, pages.first(common), step, PagePool::kNoStep);
         }
+        give_windows(child, 0, pages.size(), windows, step);
         tokens = tokens.subspan(common * page_size_);
         pages = pages.subspan(common);
         node = child;
@@ -275,6 +302,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
             attach(node, leaf);
         }
         count_pages(*leaf, 1, pages.size());
+        give_windows(leaf, leaf->pages.size() - pages.size(), pages.size(), windows, step);
         node = leaf;
     }
     if (node != own.end) move_end(own, node);
@@ -283,7 +311,8 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
     return static_cast<int64_t>(adopted.size());
 }
 
-void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages, Step step) {
+void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages,
+                         std::span<const Page> windows, Step step) {
     Node* const end = receipt_of(receipt, "promote").end;
     size_t num_host = 0;
     for (const Node* node = end; node->tier == kHost; node = node->parent) {
@@ -296,11 +325,17 @@ void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages, Step st
     }
     check_step(step, "promote");
     check_held(pages, "promote");
+    check_windows(windows, pages.size(), 0, "promote");
     claim(pages, "promote");
     tiers_[kDevice].pool->retain(pages);
     for (Node* node = end; node->tier == kHost; node = node->parent) {
         const size_t count = node->pages.size();
         move_to(node, kDevice, pages.last(count), step, step);
+        if (!windows.empty()) {
+            give_windows(node, 0, count, windows, step);
+            const size_t given = std::min(count * tiers_[kDevice].num_companions(), windows.size());
+            windows = windows.first(windows.size() - given);
+        }
         pages = pages.first(pages.size() - count);
     }
 }
@@ -318,7 +353,7 @@ void PrefixTree::release(ReceiptId receipt) {
     unlink(own);
     receipts_.erase(receipt);
     if (is_used) {
-        ++now_;
+        tick();
         use_path(node);
     }
     for (Node* above = node; above != nullptr; above = above->parent) unlock(above);

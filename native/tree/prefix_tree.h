@@ -52,6 +52,11 @@ class TreeError : public std::runtime_error {
 //   - A node is no younger than those below it, and was used no earlier and no less often.
 //   - Listed for eviction is exactly what has no locks and no child in its tier.
 //
+// A page of the tree may have companions in its pool (`PagePool::attach`): pages with the KV that
+// window layers have of its tokens, all of them together. The tree attaches and detaches them; they
+// come and go with the page, and go before it where the pool says that nobody uses them. A page
+// without is hollow. What a match is to go on from needs them for the last window alone.
+//
 // Nodes are a compression and nothing else: pages are used, locked, moved and evicted as if each
 // had a node of its own. Where an only child agrees with its parent in tier, locks and strategy
 // key, the two are merged, so that chains don't grow with the chunks that made them.
@@ -76,7 +81,7 @@ class PrefixTree {
         int64_t num_host_pages = 0;
     };
     struct Evicted {
-        int64_t count = 0;               // of device pages
+        int64_t count = 0;               // of device pages, companions included
         std::vector<Page> device_pages;  // those whose KV moves to `host_pages`
         std::vector<Page> host_pages;
     };
@@ -94,17 +99,22 @@ class PrefixTree {
         std::vector<ReceiptId> receipts;
     };
 
-    // Both pools must outlive the tree's use; `host_pool` may be null.
-    PrefixTree(PagePool& pool, PagePool* host_pool, std::unique_ptr<EvictionStrategy> strategy);
+    // Both pools must outlive the tree's use; `host_pool` may be null. Where pages of the pool have
+    // companions, `window` is how many tokens a window layer sees, the last one included.
+    PrefixTree(PagePool& pool, PagePool* host_pool, std::unique_ptr<EvictionStrategy> strategy,
+               int64_t window = 1);
 
-    // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`.
+    // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`. With
+    // `whole` also what lacks companions that the next token needs.
     Match match(std::string_view name_space, std::span<const Token> tokens, bool partial, bool use,
-                std::span<Page> pages);
+                bool whole, std::span<Page> pages);
     void use(ReceiptId receipt, ReceiptId tail_receipt);
-    Found peek(std::string_view name_space, std::span<const Token> tokens) const;
+    Found peek(std::string_view name_space, std::span<const Token> tokens, bool whole) const;
+    // `windows` are companions for the last of `pages`.
     int64_t insert(ReceiptId receipt, std::span<const Token> tokens, std::span<const Page> pages,
-                   Step step);
-    void promote(ReceiptId receipt, std::span<const Page> pages, Step step);
+                   std::span<const Page> windows, Step step);
+    void promote(ReceiptId receipt, std::span<const Page> pages, std::span<const Page> windows,
+                 Step step);
     ReceiptId fork(ReceiptId receipt);
     void release(ReceiptId receipt);
 
@@ -119,13 +129,17 @@ class PrefixTree {
     std::vector<Page> page_ids(ReceiptId receipt, int64_t first) const;
     int64_t num_exclusive(ReceiptId receipt) const;
     size_t page_size() const { return page_size_; }
-    int64_t num_pages() const { return tiers_[kDevice].num_pages; }
-    int64_t num_evictable() const { return tiers_[kDevice].num_evictable; }
-    int64_t num_host_pages() const { return tiers_[kHost].num_pages; }
-    int64_t num_host_evictable() const { return tiers_[kHost].num_evictable; }
+    // Companions included.
+    int64_t num_pages() const { return pages_of(kDevice); }
+    int64_t num_evictable() const { return evictable_of(kDevice); }
+    int64_t num_host_pages() const { return pages_of(kHost); }
+    int64_t num_host_evictable() const { return evictable_of(kHost); }
     int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
     int64_t num_receipts() const { return static_cast<int64_t>(receipts_.size()); }
 
+    std::span<const Page> companions(const Node& node, Page page) const {
+        return tiers_[node.tier].pool->companions(page);
+    }
     // Parents before their children, siblings in order.
     std::vector<View> walk() const;
     // Recounts everything; throws with every term that is off.
@@ -138,8 +152,13 @@ class PrefixTree {
         PagePool* pool;
         std::vector<uint8_t> in_tree;  // by page
         EvictionOrder order;
-        int64_t num_pages = 0;
+        int64_t num_pages = 0;      // without companions
         int64_t num_evictable = 0;  // on nodes without locks
+        int64_t num_with_companions = 0;
+
+        size_t num_companions() const {
+            return pool == nullptr ? 0 : static_cast<size_t>(pool->num_companions());
+        }
     };
 
     struct Next {
@@ -155,6 +174,7 @@ class PrefixTree {
     Next next_found(const Node& node, std::span<const Token> tokens) const;
     Node* find_tail(const Node& node, std::span<const Token> tokens, size_t& num_tokens) const;
     bool is_written(Step step) const { return step <= tiers_[kDevice].pool->done_step(); }
+    void tick();
     void visit(Node* node, bool use);
     void count_hits(ReceiptId receipt, const char* operation);
     ReceiptId give_receipt(Node* end, bool is_used);
@@ -184,12 +204,35 @@ class PrefixTree {
     void move_to(Node* node, Tier tier, std::span<const Page> pages, Step step, Step last_step);
     Node* drop(Node* node, size_t from, std::vector<ReceiptId>& moved);
 
+    // windows.cpp: companions of pages
+    int64_t pages_of(Tier tier) const;
+    int64_t evictable_of(Tier tier) const;
+    bool has_windows() const { return tiers_[kDevice].num_companions() > 0; }
+    bool is_hollow(const Node& node, size_t index) const;
+    size_t first_needed(size_t num_pages) const;
+    size_t num_usable(const Node& root, std::span<const Token> tokens) const;
+    std::span<const Page> windows_of(std::span<const Page> windows, size_t num_pages,
+                                     size_t index) const;
+    void check_windows(std::span<const Page> windows, size_t num_pages, size_t num_kept,
+                       const char* operation) const;
+    void give_windows(Node* node, size_t first, size_t num_pages, std::span<const Page> windows,
+                      Step step);
+    void attach(Tier tier, Page owner, std::span<const Page> companions);
+    void strip(Tier tier, Page owner, Step last_step);
+    bool strip_goes_first(Tier tier);
+    void strip_first(Tier tier);
+    int64_t size_of_tail(const Node& leaf, size_t num_pages) const;
+    size_t tail_that_frees(const Node& leaf, int64_t count) const;
+    bool make_room_for_tail(const Node& leaf);
+
     // evict.cpp
     const EvictionOrder& order_of(Tier tier);
     void drop_tail(Node* leaf, size_t num_pages);
     size_t make_room(const Key& key, size_t wanted);
+    size_t room_for(const Key& key, const Node& leaf, size_t wanted);
     void demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted);
     void forget_overwritten(Evicted& evicted);
+    bool is_touched(std::span<const Page> pages) const;
     void drop_and_list(Node* node, size_t from, int64_t num_pages, std::vector<Shortened>& list);
 
     // sanity_check.cpp
@@ -198,8 +241,10 @@ class PrefixTree {
     void recount_node(const View& view, Recount& recount) const;
     void recount_children(const Node& node, Recount& recount) const;
     void recount_pages(const Node& node, Recount& recount) const;
+    void recount_companions(const Node& node, Page owner, Recount& recount) const;
 
     size_t page_size_;
+    size_t window_;  // tokens, the last one included
     std::unique_ptr<EvictionStrategy> strategy_;
     bool is_relisted_ = false;  // since the strategy has changed
     std::array<TierBooks, 2> tiers_;

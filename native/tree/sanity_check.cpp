@@ -12,6 +12,8 @@ struct PrefixTree::Recount {
     struct Counts {
         int64_t num_pages = 0;
         int64_t num_evictable = 0;
+        int64_t num_idle = 0;  // pages whose companions nobody uses
+        int64_t num_with_companions = 0;
         size_t num_listed = 0;
         std::vector<uint8_t> in_tree;
     };
@@ -137,7 +139,27 @@ void PrefixTree::recount_pages(const Node& node, Recount& recount) const {
             wrong << "; page " << page << " in " << name_of(node) << " with " << node.num_locks
                   << " locks has " << references << " references";
         }
+        recount_companions(node, page, recount);
     }
+}
+
+void PrefixTree::recount_companions(const Node& node, Page owner, Recount& recount) const {
+    const PagePool& pool = *tiers_[node.tier].pool;
+    if (!pool.has_companions(owner)) return;
+    Recount::Counts& counts = recount.tiers[node.tier];
+    bool is_idle = true;
+    for (const Page page : pool.companions(owner)) {
+        is_idle = is_idle && pool.ref_count(page) == 1;
+        if (++counts.in_tree[static_cast<size_t>(page)] > 1) {
+            recount.wrong << "; companion " << page << " of page " << owner << " is in it again";
+        }
+    }
+    if (!is_idle && recount.locks[&node] == 0) {
+        recount.wrong << "; companions of page " << owner << " in " << name_of(node)
+                      << " without locks are used";
+    }
+    ++counts.num_with_companions;
+    counts.num_idle += is_idle ? 1 : 0;
 }
 
 void PrefixTree::sanity_check() const {
@@ -169,6 +191,12 @@ void PrefixTree::sanity_check() const {
         };
         compare(books.num_pages, counts.num_pages, where + " pages");
         compare(books.num_evictable, counts.num_evictable, "evictable " + where + " pages");
+        compare(books.num_with_companions, counts.num_with_companions,
+                where + " pages with companions");
+        if (books.num_companions() > 0) {
+            compare(books.pool->num_idle(), counts.num_idle,
+                    where + " pages of the pool with idle companions");
+        }
         compare(static_cast<int64_t>(books.order.size()), static_cast<int64_t>(counts.num_listed),
                 where + " leaves");
         if (books.in_tree != counts.in_tree) {

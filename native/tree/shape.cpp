@@ -148,7 +148,9 @@ bool PrefixTree::can_merge(const Node* parent) const {
     if (parent->is_root() || parent->children.size() != 1) return false;
     const Node* child = parent->children.begin()->node;
     return child->tier == parent->tier && child->num_locks == parent->num_locks &&
-           strategy_->agree(child->use, parent->use);
+           strategy_->agree(child->use, parent->use) &&
+           // Idle companions and leaves go in the order of their last use.
+           (!has_windows() || child->use.last_used == parent->use.last_used);
 }
 
 // Takes the nodes right above `node` into it where they can be merged; returns the next above.
@@ -177,6 +179,11 @@ Node* PrefixTree::merge_upwards(Node* node) {
 void PrefixTree::let_go(Node* node, size_t from, Step last_step) {
     TierBooks& books = tiers_[node->tier];
     const std::span<const Page> pages = std::span<const Page>(node->pages).subspan(from);
+    if (books.num_with_companions > 0) {
+        for (const Page page : pages) {
+            if (books.pool->has_companions(page)) strip(node->tier, page, last_step);
+        }
+    }
     books.pool->release(pages, last_step);
     for (const Page page : pages) books.in_tree[static_cast<size_t>(page)] = 0;
     count_pages(*node, -1, pages.size());

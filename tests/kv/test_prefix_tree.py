@@ -868,7 +868,7 @@ def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() ->
 def test_an_array_with_too_little_room_for_a_match_is_refused(cache: Cache) -> None:
     cache.serve("abcdefgh")
     with pytest.raises(ValueError, match="out must have room for 2 pages, got 1"):
-        cache.tree._native.match(b"", ids("abcdefghi"), False, True, int32(0))
+        cache.tree._native.match(b"", ids("abcdefghi"), False, True, False, int32(0))
     assert cache.tree.num_receipts == 0
 
 

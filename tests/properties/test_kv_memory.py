@@ -4,6 +4,10 @@ A page holds, for each place in it, the prefix that ends there. What is computed
 and a write to a page that another can see is an error; copies are made in the order in which they
 are asked for. So a page shared too long, given back too early or cut at the wrong place shows as a
 lease that holds another prefix than its own.
+
+With window groups each of them has pages of its own, and of these a lease needs the last ones: what
+the next token sees must be there in every group, in pages that the lease holds, and what has gone
+from the window may be anything.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aioserve.errors import InvariantError
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
+from aioserve.kv.page_pool import PageState
 from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.recovery import held_on_device, recover
 from aioserve.steps.pages import CopyKind
 
 LONG = [[(5 * k + i) % 7 for i in range(64)] for k in range(2)]
@@ -38,6 +44,10 @@ class Holder:
         self.lease = KVLease()
         self.known = token_ids
         self.drafts: list[int] = []
+        self.starts: dict[int, int] = {}
+        """What each step began with that computed something."""
+        self.least = 0
+        """No token before this position is computed again."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -53,33 +63,92 @@ class KVMemoryMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 2, 4, 4, 16]),
         num_pages=st.integers(12, 60),
         num_host_pages=st.sampled_from([0, 0, 20]),
-        prefix_caching=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, False]),
+        groups=st.sampled_from([0, 1, 2]),
+        window=st.integers(1, 20),
+        depth=st.sampled_from([1, 1, 2]),
     )
-    def start(self, page_size, num_pages, num_host_pages, prefix_caching):
+    def start(
+        self, page_size, num_pages, num_host_pages, prefix_caching, groups=0, window=1, depth=1
+    ):
         self.memory = KVMemory.of(
             num_pages,
             page_size,
             num_host_pages=num_host_pages,
             prefix_caching=prefix_caching,
             preemption="swap" if num_host_pages else "recompute",
+            num_window_groups=groups,
+            window=window if groups else 0,
         )
+        self.groups = groups
+        self.window = window
+        self.depth = depth
+        """Steps in flight while the next one is planned."""
         self.holders: list[Holder] = []
         self.swapped: list[Holder] = []
+        self.pinned: list[KVLease] = []
         self.kv: dict[tuple[str, int, int], Prefix] = {}
+        self.touched: dict[int, int] = {}
+        """Pages with the last step that reads or writes them."""
         self.step = 0
         self.next_draft = 100
 
     # -- what a runner does
 
     def compute(self, holder: Holder, count: int) -> None:
-        """`count` more tokens, in a step that is done at once."""
+        """`count` more tokens, all of one step."""
         memory, lease = self.memory, holder.lease
+        holder.starts[self.step] = lease.computed
         for position in range(lease.computed, lease.computed + count):
             index, offset = divmod(position, memory.page_size)
-            page = int(lease.page_ids[index])
-            assert memory.pool.ref_count(page) == 1, f"page {page} is written and shared"
-            self.kv["device", page, offset] = tuple(holder.tokens[: position + 1])
+            for group, page in enumerate(self.pages_of(lease, index)):
+                assert memory.pool.ref_count(page) == 1, f"page {page} is written and shared"
+                self.kv["device", page, offset] = (group, *holder.tokens[: position + 1])
+                self.touched[page] = self.step
+        for page in self.pages_seen(lease, lease.computed, lease.computed + count):
+            self.touched[page] = self.step
         memory.advance(lease, count, self.step)
+
+    def pages_of(self, lease: KVLease, index: int) -> list[int]:
+        """Pages of all groups of one position."""
+        windows = [] if lease.windows is None else lease.windows.between(index, index + 1).tolist()
+        assert len(windows) == self.groups
+        return [int(lease.page_ids[index]), *windows]
+
+    def first_seen(self, position: int) -> int:
+        """The first token that the one at `position` sees in a window layer."""
+        return max(0, position - self.window + 1)
+
+    def pages_seen(self, lease: KVLease, start: int, end: int) -> list[int]:
+        """Pages that tokens from `start` up to `end` read: those of their windows, and all others
+        of group 0."""
+        size = self.memory.page_size
+        seen = lease.page_ids[: pages_for(end, size)].tolist()
+        for index in range(self.first_seen(start) // size, pages_for(end, size)):
+            seen += self.pages_of(lease, index)[1:]
+        return seen
+
+    def run_chunks(self, holder: Holder, num_tokens: int) -> None:
+        """Compute all that is known, in as many steps as window pages make it take."""
+        memory, lease = self.memory, holder.lease
+        patience = 3
+        while lease.computed < num_tokens:
+            count = memory.reserve_some(lease, num_tokens - lease.computed, self.step)
+            self.copy()
+            if count:
+                patience = 3
+                self.compute(holder, count)
+                memory.publish(lease, holder.ids)
+                self.trim(holder)
+            else:
+                patience -= 1
+                assert patience, f"{lease} gets no page, and {memory.pool} has some"
+            self.done()
+
+    def trim(self, holder: Holder) -> None:
+        least = min(holder.lease.computed, len(holder.known) - 1)
+        self.memory.windows.trim(holder.lease, least)
+        holder.least = max(holder.least, least)
 
     def copy(self) -> None:
         copies = tuple(self.memory.copies)
@@ -93,8 +162,15 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     def done(self) -> None:
         self.copy()
-        self.memory.complete(self.step)
+        self.memory.complete(max(self.memory.pool.done_step, self.step + 1 - self.depth))
         self.step += 1
+        self.no_page_is_free_that_a_step_touches()
+
+    def no_page_is_free_that_a_step_touches(self) -> None:
+        done, pool = self.memory.pool.done_step, self.memory.pool
+        self.touched = {page: step for page, step in self.touched.items() if step > done}
+        for page in self.touched:
+            assert pool.state(page) is not PageState.FREE, f"page {page} is free and touched"
 
     # -- what a scheduler does
 
@@ -105,17 +181,34 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     def begin_with(self, holder: Holder) -> bool:
         memory = self.memory
+        available, idle = memory.num_available, memory.pool.idle_owners()
+        peeked = memory.claims.peek(holder.lease, holder.ids)
+        needed = memory.claims.pages_needed(holder.lease, holder.ids)
+        assert (memory.num_available, memory.pool.idle_owners()) == (available, idle)
         claim = memory.claims.claim(holder.lease, holder.ids)
         assert claim.num_cached < len(holder.known)
+        assert claim.num_cached - claim.match.tail_tokens <= peeked <= claim.num_cached
+        assert claim.num_first_pages <= claim.num_new_pages
+        if claim.num_new_pages > memory.num_available:
+            claim = memory.claims.without_tail(holder.lease, len(holder.known), claim)
+            assert claim.num_new_pages == needed.num_new
         if claim.num_new_pages > memory.num_available:
             memory.claims.drop(claim)
+            assert (memory.num_available, memory.pool.idle_owners()) == (available, idle)
             return False
-        assert memory.begin(holder.lease, claim, self.step)
+        if not memory.begin(holder.lease, claim, self.step):
+            assert memory.pool.num_fenced, "there were pages enough"
+            self.done()
+            return False
         self.holders.append(holder)
+        holder.least = holder.lease.computed
         self.copy()
-        self.compute(holder, len(holder.known) - holder.lease.computed)
+        self.holds_its_own_tokens(holder)
+        self.compute(holder, 1)
         memory.publish(holder.lease, holder.ids)
+        self.trim(holder)
         self.done()
+        self.run_chunks(holder, len(holder.known))
         return True
 
     @precondition(lambda self: self.holders)
@@ -128,13 +221,14 @@ class KVMemoryMachine(RuleBasedStateMachine):
             return
         new = [len(holder.known) % 3 + i for i in range(min(count, num_known))]
         needed = memory.num_pages_to_reserve([lease], count)
-        if needed > memory.num_available:
-            before = lease.page_ids.tolist()
-            assert not memory.reserve(lease, count, self.step)
-            assert lease.page_ids.tolist() == before
+        before, num_held = lease.page_ids.tolist(), lease.num_held
+        can = needed <= memory.num_available
+        if not memory.reserve(lease, count, self.step):
+            assert not can or memory.pool.num_fenced
+            assert (lease.page_ids.tolist(), lease.num_held) == (before, num_held)
             self.done()
             return
-        assert memory.reserve(lease, count, self.step)
+        assert can
         assert memory.num_pages_to_reserve([lease], count) == 0
         self.copy()
         holder.known = [*holder.known, *new]
@@ -143,6 +237,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
             self.next_draft += 1
         self.compute(holder, count)
         memory.publish(lease, holder.ids)
+        self.trim(holder)
         self.done()
 
     @precondition(lambda self: self.holders)
@@ -152,14 +247,20 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         lease, size = holder.lease, self.memory.page_size
         length = data.draw(st.integers(1, len(holder.tokens)))
-        if capacity_tokens(lease.published, size) > length:
+        gone = 0 if lease.windows is None else lease.windows.first
+        if (
+            capacity_tokens(lease.published, size) > length
+            or gone > self.first_seen(length) // size
+        ):
             with pytest.raises(InvariantError, match=f"got {length}"):
                 self.memory.truncate(lease, length)
             return
         self.memory.truncate(lease, length)
         holder.known, holder.drafts = holder.tokens[:length], []
+        holder.least = min(holder.least, length)
         assert lease.num_pages == pages_for(length, size)
         self.memory.publish(lease, holder.ids)
+        self.trim(holder)
         self.done()
 
     @precondition(lambda self: 0 < len(self.holders) < 6)
@@ -168,7 +269,9 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if holder.drafts:
             return
+        self.memory.publish(holder.lease, holder.ids)
         child = Holder(list(holder.known))
+        child.least, child.starts = holder.least, dict(holder.starts)
         self.memory.fork(holder.lease, child.lease, self.step, self.step)
         self.holders.append(child)
         self.done()
@@ -179,6 +282,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         memory = self.memory
+        if holder.drafts:  # which are not known, and nobody's to find
+            memory.retract(holder.lease, self.step)
         before = memory.num_available + memory.pool.num_fenced
         reclaimable = memory.num_reclaimable(holder.lease)
         memory.leave(holder.lease)
@@ -194,7 +299,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.memory.publish(holder.lease, holder.ids, leaving=True)
         self.memory.swap_out(holder.lease, len(holder.known), self.step)
         self.memory.leave(holder.lease)
-        holder.lease = holder.lease.successor()
+        holder.lease, holder.starts = holder.lease.successor(), {}
         self.swapped.append(holder)
         self.done()
 
@@ -207,8 +312,87 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def evict(self, count):
-        self.memory.make_free(self.memory.pool.num_free + count, self.step)
+        memory = self.memory
+        wanted = min(memory.num_available, memory.pool.num_free + count)
+        at_once = memory.tree is None or memory.tree.frees_at_once(wanted - memory.pool.num_free)
+        memory.make_free(memory.pool.num_free + count, self.step)
+        assert memory.pool.num_free + memory.pool.num_fenced >= wanted
+        assert (memory.pool.num_free >= wanted) or not at_once
         self.done()
+
+    @precondition(lambda self: self.memory.pool.done_step + 1 < self.step)
+    @rule()
+    def the_step_in_flight_fails(self):
+        """Those in it end, and those that have taken over what it should have written."""
+        memory, size = self.memory, self.memory.page_size
+        failed = memory.pool.done_step + 1
+        cut = memory.withdraw(failed)
+        in_it = [h for h in self.holders if failed in h.starts]
+        for holder in in_it:
+            cut |= memory.forget(b"", holder.ids, holder.starts[failed] // size)
+        memory.complete(failed)
+        for holder in in_it:
+            self.give_up(holder)
+        for holder in list(self.holders):
+            if memory.shorten(holder.lease, cut) or holder.lease.inherited_step >= failed:
+                self.give_up(holder)
+        for lease in self.pinned:
+            memory.leave(lease)
+        self.pinned.clear()
+        for holder in self.swapped:
+            if holder.lease.swapped is not None and holder.lease.swapped.step >= failed:
+                memory.forget_swapped(holder.lease, self.step)
+        self.done()
+
+    def give_up(self, holder: Holder) -> None:
+        self.holders.remove(holder)
+        self.memory.leave(holder.lease)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), num_pages=st.integers(0, 4))
+    def forget(self, data, num_pages):
+        """What begins like a sequence may be wrong: all end that took some of it over."""
+        holder = data.draw(st.sampled_from(self.holders))
+        memory, known = self.memory, holder.known
+        proven = num_pages * memory.page_size
+        self.give_up(holder)
+        cut = memory.forget(b"", np.array(known, np.int32), num_pages)
+        for lease in [lease for lease in self.pinned if lease.receipt in cut]:
+            self.pinned.remove(lease)
+            memory.leave(lease)
+        for other in list(self.holders):
+            memory.shorten(other.lease, cut)
+            if other.lease.borrowed > proven and other.known[: proven + 1] == known[: proven + 1]:
+                self.give_up(other)
+        self.done()
+
+    @rule()
+    def forget_cached(self):
+        memory = self.memory
+        memory.forget_cached()
+        assert memory.num_cached == 0
+
+    @precondition(lambda self: self.holders and len(self.pinned) < 3)
+    @rule(data=st.data(), tokens=st.integers(0, 40))
+    def pin(self, data, tokens):
+        holder = data.draw(st.sampled_from(self.holders))
+        self.pinned.append(self.memory.pin(b"", holder.ids[:tokens]))
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self):
+        self.memory.leave(self.pinned.pop(0))
+
+    @rule()
+    def recover(self):
+        """Nothing is lost, so nothing comes back."""
+        memory = self.memory
+        before = memory.pool.ref_counts().tolist()
+        recover(memory, self.leases(), self.step)
+        assert memory.pool.ref_counts().tolist() == before
+
+    def leases(self) -> list[KVLease]:
+        return [*(h.lease for h in (*self.holders, *self.swapped)), *self.pinned]
 
     # -- what holds always
 
@@ -217,16 +401,33 @@ class KVMemoryMachine(RuleBasedStateMachine):
         if not hasattr(self, "memory"):
             return
         self.memory.sanity_check()
-        size, counts = self.memory.page_size, self.memory.pool.ref_counts()
+        counts = self.memory.pool.ref_counts()
         # What nobody holds is gone: it would often be what the next holder wants.
         self.kv = {p: kv for p, kv in self.kv.items() if p[0] == "host" or counts[p[1]]}
         for holder in self.holders:
-            lease = holder.lease
-            assert lease.computed == len(holder.tokens)
-            for position in range(lease.computed):
-                index, offset = divmod(position, size)
-                held = self.kv.get(("device", int(lease.page_ids[index]), offset))
-                assert held == tuple(holder.tokens[: position + 1])
+            assert holder.lease.computed == len(holder.tokens)
+            self.holds_its_own_tokens(holder)
+        nodes = [] if self.memory.tree is None else self.memory.tree.walk()
+        expected = np.zeros(len(counts), np.int32)
+        for page_ids in held_on_device(self.leases(), nodes):
+            np.add.at(expected, page_ids, 1)
+        assert counts.tolist() == expected.tolist()
+
+    def holds_its_own_tokens(self, holder: Holder) -> None:
+        """What the next token sees is there, in pages that the lease holds."""
+        lease, size = holder.lease, self.memory.page_size
+        seen_from = self.first_seen(holder.least)
+        for position in range(lease.computed):
+            index, offset = divmod(position, size)
+            for group, page in enumerate(self.pages_of(lease, index)):
+                if group and position < seen_from:
+                    continue
+                assert self.kv.get(("device", page, offset)) == (
+                    group,
+                    *holder.tokens[: position + 1],
+                )
+                if lease.windows is not None and group:
+                    assert page in lease.windows.held.tolist()
 
     def teardown(self):
         if not hasattr(self, "memory"):
@@ -235,6 +436,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
             self.memory.leave(holder.lease)
         for holder in self.swapped:
             self.memory.forget_swapped(holder.lease)
+        for lease in self.pinned:
+            self.memory.leave(lease)
         self.memory.complete(self.step)
         if self.memory.tree is not None:
             self.memory.tree.clear()

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool, PageState
@@ -32,6 +38,13 @@ class ModelPool:
     """In the order in which the pages were given back."""
     free: list[int] = field(default_factory=list)
     """The end is reused first."""
+    companions: dict[int, list[int]] = field(default_factory=dict)
+    idle: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Owners whose companions are idle: since when, and in which order of becoming so."""
+    last_idle: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of all owners, as they were idle last."""
+    now: int = 0
+    ticks: int = 0
 
     def __post_init__(self) -> None:
         self.free = list(reversed(range(self.num_pages)))
@@ -42,18 +55,55 @@ class ModelPool:
             self.counts[page] = 1
         return pages
 
-    def can_drop(self, pages: list[int]) -> bool:
-        return all(pages.count(page) <= self.counts.get(page, 0) for page in pages)
+    def owner_of(self, page: int) -> int | None:
+        return next((o for o, pages in self.companions.items() if page in pages), None)
 
-    def release(self, pages: list[int], last_step: int) -> None:
-        for page in reversed(pages):
-            self.last_steps[page] = max(self.last_steps.get(page, NO_STEP), last_step)
+    def others(self, page: int) -> int:
+        """References of others than the page's owner."""
+        return self.counts.get(page, 0) - (self.owner_of(page) is not None)
+
+    def can_drop(self, pages: list[int]) -> bool:
+        return all(pages.count(page) <= self.others(page) for page in pages)
+
+    def release(self, pages: list[int], last_step: int, *, is_used: bool = True) -> None:
         for page in pages:
             self.counts[page] -= 1
         for page in reversed(pages):
-            if self.counts.get(page) == 0:
-                del self.counts[page]
-                (self.free if self.last_steps[page] <= self.done else self.fenced).append(page)
+            self.look_at_the_owner_of(page, is_used=is_used)
+            self.let_go(page, last_step)
+
+    def let_go(self, page: int, last_step: int) -> None:
+        self.last_steps[page] = max(self.last_steps.get(page, NO_STEP), last_step)
+        if self.counts.get(page) != 0:
+            return
+        if page in self.companions:
+            self.detach(page, self.last_steps[page])
+        del self.counts[page]
+        (self.free if self.last_steps[page] <= self.done else self.fenced).append(page)
+
+    def look_at_the_owner_of(self, page: int, *, is_used: bool = True) -> None:
+        owner = self.owner_of(page)
+        if owner is None:
+            return
+        was_idle = self.idle.pop(owner, None)
+        if all(self.counts[one] == 1 for one in self.companions[owner]):
+            if was_idle is None and is_used:
+                self.ticks += 1
+                self.last_idle[owner] = (self.now, self.ticks)
+            self.idle[owner] = self.last_idle[owner]
+
+    def attach(self, owner: int, pages: list[int]) -> None:
+        for page in pages:
+            self.counts[page] += 1
+        self.companions[owner] = pages
+        self.ticks += 1
+        self.last_idle[owner] = (self.now, self.ticks)
+
+    def detach(self, owner: int, last_step: int) -> None:
+        self.idle.pop(owner, None)
+        for page in reversed(self.companions.pop(owner)):
+            self.counts[page] -= 1
+            self.let_go(page, last_step)
 
     def complete(self, step: int) -> None:
         self.done = step
@@ -69,9 +119,13 @@ class ModelPool:
 
 
 class PagePoolMachine(RuleBasedStateMachine):
-    @initialize(num_pages=st.integers(0, 5), page_size=st.sampled_from([1, 2, 16, 64]))
-    def start(self, num_pages: int, page_size: int) -> None:
-        self.pool = PagePool(num_pages, page_size)
+    @initialize(
+        num_pages=st.integers(0, 5) | st.integers(0, 9),
+        page_size=st.sampled_from([1, 2, 16, 64]),
+        num_companions=st.sampled_from([0, 1, 2]),
+    )
+    def start(self, num_pages: int, page_size: int, num_companions: int) -> None:
+        self.pool = PagePool(num_pages, page_size, num_companions)
         self.model = ModelPool(num_pages)
 
     def some_pages(self, data: st.DataObject, *, held_only: bool) -> list[int]:
@@ -106,6 +160,7 @@ class PagePoolMachine(RuleBasedStateMachine):
             self.pool.retain(int32(pages))
             for page in pages:
                 self.model.counts[page] += 1
+                self.model.idle.pop(self.model.owner_of(page), None)
         else:
             with pytest.raises(InvariantError, match=r"retain: page -?[0-9]+ is not"):
                 self.pool.retain(int32(pages))
@@ -120,6 +175,58 @@ class PagePoolMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(InvariantError, match=r"release: page -?[0-9]+ is "):
                 self.pool.release(int32(pages), last_step)
+
+    @rule(data=st.data(), held_only=mostly)
+    def unretain(self, data: st.DataObject, held_only: bool) -> None:
+        pages = self.some_pages(data, held_only=held_only)
+        if self.model.can_drop(pages):
+            self.pool.unretain(int32(pages))
+            self.model.release(pages, NO_STEP, is_used=False)
+        else:
+            with pytest.raises(InvariantError, match=r"unretain: page -?[0-9]+ is "):
+                self.pool.unretain(int32(pages))
+
+    @precondition(lambda self: self.pool.num_companions)
+    @rule(data=st.data(), distinct=mostly)
+    def attach(self, data: st.DataObject, distinct: bool) -> None:
+        model, count = self.model, self.pool.num_companions
+        choices = sorted(model.counts) if distinct else list(range(-1, model.num_pages + 1))
+        if len(choices) <= count:
+            return
+        if distinct:
+            owner, *pages = data.draw(st.permutations(choices))[: count + 1]
+        else:
+            owner, *pages = data.draw(st.lists(st.sampled_from(choices), min_size=1, max_size=4))
+        held = all(page in model.counts for page in (owner, *pages))
+        related = any(
+            page in model.companions or model.owner_of(page) is not None for page in (owner, *pages)
+        )
+        if len(pages) == count and held and not related and len({owner, *pages}) == count + 1:
+            self.pool.attach(owner, int32(pages))
+            model.attach(owner, pages)
+        else:
+            with pytest.raises(InvariantError, match="attach: page "):
+                self.pool.attach(owner, int32(pages))
+
+    @precondition(lambda self: self.model.companions)
+    @rule(data=st.data(), ahead=st.integers(-2, 4))
+    def detach(self, data: st.DataObject, ahead: int) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.model.companions)))
+        self.pool.detach(owner, self.model.done + ahead)
+        self.model.detach(owner, self.model.done + ahead)
+
+    @precondition(lambda self: self.model.num_pages)
+    @rule(data=st.data())
+    def a_page_without_companions_loses_none(self, data: st.DataObject) -> None:
+        page = data.draw(st.integers(0, self.model.num_pages - 1))
+        if page not in self.model.companions:
+            with pytest.raises(InvariantError, match=f"detach: page {page} has no companions"):
+                self.pool.detach(page, NO_STEP)
+
+    @rule(ticks=st.integers(0, 2))
+    def go_on(self, ticks: int) -> None:
+        self.model.now += ticks
+        self.pool.set_clock(self.model.now)
 
     @rule(ahead=st.integers(-1, 3))
     def complete(self, ahead: int) -> None:
@@ -143,6 +250,15 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert self.pool.num_fenced == len(self.model.fenced)
         assert self.pool.num_held == len(self.model.counts)
         assert self.pool.done_step == self.model.done
+        none = [-1] * self.pool.num_companions
+        assert self.pool.companions(int32(list(pages))).tolist() == [
+            self.model.companions.get(page, none) for page in pages
+        ]
+        idle = sorted(self.model.idle.items(), key=lambda item: item[1])
+        assert self.pool.idle_owners() == [(owner, since) for owner, (since, _) in idle]
+        assert self.pool.num_idle == len(idle)
+        unshared = sum(self.model.others(page) == 1 for page in pages)
+        assert self.pool.num_unshared(int32(list(pages))) == unshared
 
 
 TestPagePoolEqualsItsModel = PagePoolMachine.TestCase

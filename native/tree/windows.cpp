@@ -1,0 +1,166 @@
+// Companions of pages: the KV of window layers, which goes before what everything behind needs.
+
+#include <algorithm>
+
+#include "tree/prefix_tree.h"
+
+namespace aioserve {
+
+int64_t PrefixTree::pages_of(Tier tier) const {
+    const TierBooks& books = tiers_[tier];
+    return books.num_pages +
+           books.num_with_companions * static_cast<int64_t>(books.num_companions());
+}
+
+int64_t PrefixTree::evictable_of(Tier tier) const {
+    const TierBooks& books = tiers_[tier];
+    if (books.num_companions() == 0) return books.num_evictable;
+    return books.num_evictable + books.pool->num_idle() * books.pool->num_companions();
+}
+
+// Whether the page lacks companions where pages have some.
+bool PrefixTree::is_hollow(const Node& node, size_t index) const {
+    return has_windows() && !tiers_[node.tier].pool->has_companions(node.pages[index]);
+}
+
+// The first page whose companions the token behind `num_pages` pages needs.
+size_t PrefixTree::first_needed(size_t num_pages) const {
+    const size_t position = num_pages * page_size_;
+    return position < window_ ? 0 : (position - window_ + 1) / page_size_;
+}
+
+// The most pages of the path of `tokens` behind which a sequence can go on.
+size_t PrefixTree::num_usable(const Node& root, std::span<const Token> tokens) const {
+    const Node* node = &root;
+    size_t num_pages = 0;
+    size_t first = 0;  // from here on none is hollow
+    size_t usable = 0;
+    while (true) {
+        const auto [child, common] = next_found(*node, tokens);
+        if (child == nullptr) return usable;
+        for (size_t i = 0; i < common; ++i) {
+            ++num_pages;
+            if (is_hollow(*child, i)) first = num_pages;
+            if (first <= first_needed(num_pages)) usable = num_pages;
+        }
+        if (common < child->pages.size()) return usable;
+        tokens = tokens.subspan(common * page_size_);
+        node = child;
+    }
+}
+
+// Those for page number `index` of `num_pages`, the last of which `windows` are for.
+std::span<const Page> PrefixTree::windows_of(std::span<const Page> windows, size_t num_pages,
+                                             size_t index) const {
+    const size_t count = tiers_[kDevice].num_companions();
+    const size_t behind = (num_pages - index) * count;
+    if (behind > windows.size()) return {};
+    return windows.subspan(windows.size() - behind, count);
+}
+
+// Pages to be companions of the last of `num_pages` pages, of which the tree has `num_kept` already.
+void PrefixTree::check_windows(std::span<const Page> windows, size_t num_pages, size_t num_kept,
+                               const char* operation) const {
+    if (windows.empty()) return;
+    const size_t count = tiers_[kDevice].num_companions();
+    if (count == 0 || windows.size() % count != 0 || windows.size() > num_pages * count) {
+        throw TreeError(std::string(operation) + ": " + std::to_string(windows.size()) +
+                        " companions for " + std::to_string(num_pages) + " pages, each of which has " +
+                        std::to_string(count));
+    }
+    check_held(windows, operation);
+    const size_t num_new = std::min(windows.size(), (num_pages - num_kept) * count);
+    for (const Page page : windows.last(num_new)) {
+        if (tiers_[kDevice].in_tree[static_cast<size_t>(page)] == 0) continue;
+        throw TreeError(std::string(operation) + ": companion " + std::to_string(page) +
+                        " is in the tree already");
+    }
+}
+
+// Gives pages of `node` from number `first` on their companions, where they have none; `num_pages`
+// pages begin there, and `windows` are for the last of these. `step` writes them.
+void PrefixTree::give_windows(Node* node, size_t first, size_t num_pages,
+                              std::span<const Page> windows, Step step) {
+    if (windows.empty()) return;
+    for (size_t i = 0; first + i < node->pages.size() && i < num_pages; ++i) {
+        const std::span<const Page> own = windows_of(windows, num_pages, i);
+        Step& written = node->steps[first + i];
+        if (own.empty() || !is_hollow(*node, first + i)) continue;
+        // A step that fails takes with it what it should have written, and a page has one step.
+        if (written != step && !is_written(written)) continue;
+        if (tiers_[kDevice].in_tree[static_cast<size_t>(own[0])] != 0) continue;
+        attach(kDevice, node->pages[first + i], own);
+        written = step;
+    }
+}
+
+void PrefixTree::attach(Tier tier, Page owner, std::span<const Page> companions) {
+    TierBooks& books = tiers_[tier];
+    books.pool->attach(owner, companions);
+    for (const Page page : companions) books.in_tree[static_cast<size_t>(page)] = 1;
+    ++books.num_with_companions;
+}
+
+void PrefixTree::strip(Tier tier, Page owner, Step last_step) {
+    TierBooks& books = tiers_[tier];
+    for (const Page page : books.pool->companions(owner)) {
+        books.in_tree[static_cast<size_t>(page)] = 0;
+    }
+    books.pool->detach(owner, last_step);
+    --books.num_with_companions;
+}
+
+// Whether the companions that are idle for longest go before the next leaf of the tier: they are
+// of no use since before it was used last. With a leaf of that age they go themselves.
+bool PrefixTree::strip_goes_first(Tier tier) {
+    const TierBooks& books = tiers_[tier];
+    if (books.num_companions() == 0 || books.pool->num_idle() == 0) return false;
+    const EvictionOrder& order = order_of(tier);
+    if (order.empty()) return true;
+    return books.pool->idle().begin()->since < order.begin()->second->use.last_used;
+}
+
+void PrefixTree::strip_first(Tier tier) {
+    strip(tier, tiers_[tier].pool->idle().begin()->owner, PagePool::kNoStep);
+}
+
+// Pages that go with the last `num_pages` of a leaf, companions included.
+int64_t PrefixTree::size_of_tail(const Node& leaf, size_t num_pages) const {
+    const TierBooks& books = tiers_[leaf.tier];
+    auto count = static_cast<int64_t>(num_pages);
+    if (books.num_companions() == 0) return count;
+    for (const Page page : std::span<const Page>(leaf.pages).last(num_pages)) {
+        if (books.pool->has_companions(page)) count += books.pool->num_companions();
+    }
+    return count;
+}
+
+// How many of the last pages of a leaf must go for `count` pages, all of them if need be.
+size_t PrefixTree::tail_that_frees(const Node& leaf, int64_t count) const {
+    const size_t size = leaf.pages.size();
+    if (!has_windows()) return std::min(static_cast<size_t>(count), size);
+    size_t num_pages = 0;
+    while (num_pages < size && count > 0) {
+        ++num_pages;
+        const bool hollow = is_hollow(leaf, size - num_pages);
+        count -= 1 + (hollow ? 0 : tiers_[leaf.tier].pool->num_companions());
+    }
+    return num_pages;
+}
+
+// Makes host pages free for the last page of `leaf` and its companions, as `make_room` does for a
+// page that is alone.
+bool PrefixTree::make_room_for_tail(const Node& leaf) {
+    PagePool* pool = tiers_[kHost].pool;
+    const int64_t wanted = size_of_tail(leaf, 1);
+    if (pool == nullptr || pool->num_free() + evictable_of(kHost) < wanted) return false;
+    const EvictionOrder& order = order_of(kHost);
+    while (pool->num_free() < wanted && !order.empty()) {
+        const int64_t before = pool->num_free();
+        drop_tail(order.begin()->second, 1);
+        if (pool->num_free() == before) break;  // its page is somebody's: no more is lost for it
+    }
+    return pool->num_free() >= wanted;
+}
+
+}  // namespace aioserve
