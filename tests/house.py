@@ -75,6 +75,8 @@ PAGES = (
     "aioserve.kv.pages",
     "aioserve.kv.prefix_tree",
     "aioserve.kv.swapping",
+    "aioserve.kv.window_pages",
+    "aioserve.kv.windows",
 )
 FORBIDDEN = {
     "cli": ("aioserve.scheduling",),

@@ -340,6 +340,8 @@ def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVM
         partial_page_reuse=config.partial_page_reuse,
         eviction=eviction,
         preemption=config.preemption,
+        num_window_groups=model.limits.num_window_groups,
+        window=model.limits.window,
     )
     if model.limits.max_model_len > memory.capacity_tokens:
         raise ConfigError(

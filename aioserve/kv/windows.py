@@ -9,10 +9,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.kv.layout import first_seen
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for
+from aioserve.kv.pages import (
+    capacity_tokens,
+    full_pages,
+    pages_for,
+    tokens_of_sequence,
+    window_pages,
+)
 from aioserve.kv.window_pages import WindowPages
 
 __all__ = ["Windows"]
@@ -37,12 +44,10 @@ class Windows:
         self.window: int = window
         self._pool = pool
         self._page_size = pool.page_size
-        self.most_positions: int = pages_for(window - 1, pool.page_size) + 1 if num_groups else 0
-        """Positions whose window pages are needed to compute one token, wherever it is."""
 
     def first_needed(self, position: int) -> int:
         """The first page position whose window pages the token at `position` sees."""
-        return full_pages(max(0, position - self.window + 1), self._page_size)
+        return full_pages(first_seen(position, self.window), self._page_size)
 
     def least_position(self, first: int) -> int:
         """The first token that sees no window page before page position `first`."""
@@ -50,14 +55,12 @@ class Windows:
 
     def num_held(self, num_tokens: int) -> int:
         """Window pages that a sequence of so many tokens holds, going on token by token."""
-        return self.num_groups * min(pages_for(num_tokens, self._page_size), self.most_positions)
+        size = self._page_size
+        return self.num_groups * min(pages_for(num_tokens, size), window_pages(self.window, size))
 
     def capacity_tokens(self, num_pages: int) -> int:
         """Tokens of one sequence for which `num_pages` pages of all groups are enough."""
-        positions = num_pages // (1 + self.num_groups)
-        if positions > self.most_positions:
-            positions = num_pages - self.num_groups * self.most_positions
-        return capacity_tokens(positions, self._page_size)
+        return tokens_of_sequence(num_pages, self._page_size, self.num_groups, self.window)
 
     def num_covered_with(self, lease: KVLease, num_pages: int) -> int:
         """Positions for which a lease has all pages when it gets `num_pages` more: up to the end of

@@ -160,7 +160,8 @@ class PagePoolMachine(RuleBasedStateMachine):
             self.pool.retain(int32(pages))
             for page in pages:
                 self.model.counts[page] += 1
-                self.model.idle.pop(self.model.owner_of(page), None)
+                if (owner := self.model.owner_of(page)) is not None:
+                    self.model.idle.pop(owner, None)
         else:
             with pytest.raises(InvariantError, match=r"retain: page -?[0-9]+ is not"):
                 self.pool.retain(int32(pages))

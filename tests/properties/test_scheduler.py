@@ -2,9 +2,10 @@
 page.
 
 Steps are launched, run and committed with up to two in flight, while requests come, fork, leave,
-stall and steps fail, with and without prefix cache, partial pages and host pool. After each rule
-the state must be consistent; at the end every request must have ended with exactly the tokens that
-its prompt determines.
+stall and steps fail, with and without prefix cache, partial pages, host pool and groups of window
+layers, whose pages go when no token sees them any longer. What nobody holds is spoilt at once.
+After each rule the state must be consistent; at the end every request must have ended with exactly
+the tokens that its prompt determines.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from aioserve.kv.layout import first_seen
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import pages_for
+from aioserve.kv.page_pool import PagePool, PageState
+from aioserve.kv.pages import pages_for, pages_of_sequence
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline
@@ -172,6 +174,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         recompute=st.booleans(),
         whim=st.none() | st.integers(0, 2**16),
         scored=st.integers(1, 20),
+        groups=st.sampled_from([0, 0, 1, 2]),
+        window=st.integers(1, 20),
     )
     def start(
         self,
@@ -187,10 +191,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         recompute,
         whim,
         scored,
+        groups=0,
+        window=0,
     ):
-        num_pages = -(-MAX_LENGTH // page_size) + spare_pages
-        self.pool = PagePool(num_pages, page_size)
-        self.host_pool = PagePool(host_pages, page_size) if host_pages else None
+        self.groups, self.window = 1 + groups, window if groups else 0
+        num_pages = pages_of_sequence(MAX_LENGTH, page_size, groups, self.window) + spare_pages
+        self.pool = PagePool(num_pages, page_size, groups)
+        self.host_pool = PagePool(host_pages, page_size, groups) if host_pages else None
         self.memory = KVMemory(
             self.pool,
             host_pool=self.host_pool,
@@ -198,6 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             partial_page_reuse=partial_page_reuse,
             eviction=eviction,
             preemption="recompute" if recompute or not host_pages else "swap",
+            window=self.window,
         )
         self.scheduler = Scheduler(
             self.memory,
@@ -207,9 +215,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             output_reserve_tokens=reserve,
             max_scored_tokens=scored,
         )
-        self.page_tables = SlotPageTables(self.scheduler.num_slots)
+        self.page_tables = SlotPageTables(self.scheduler.num_slots, self.groups)
         self.pages = {}
-        self.device = StrayingDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
+        self.device = StrayingDevice(
+            num_pages,
+            page_size,
+            self.scheduler.num_slots,
+            host_pages,
+            num_window_groups=groups,
+            window=self.window,
+        )
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
         self.runs: dict[int, set[tuple[int, int, int]]] = {}
         self.expected: dict[int, list[int]] = {}
@@ -334,7 +349,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.page_tables.take(plan)
         for item in plan.items:
-            self.pages[plan.step, item.slot] = self.page_tables.page_ids(item.slot).copy()
+            self.pages[plan.step, item.slot] = [
+                self.page_tables.page_ids(item.slot, group).copy() for group in range(self.groups)
+            ]
         self.assert_fenced(plan)
         for run, item, _ in self.scheduler.state.in_flight[plan.step]:
             sequence, slot = run.sequence, run.slot
@@ -359,7 +376,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if run.lease is run.sequence.lease and not run.goes_on
             }
             for item in earlier.items:
-                read = self.token_places(earlier, item, 0, item.end)
+                read = self.places_read(earlier, item, item.start)
                 if item.slot in over & again.keys():
                     own = again[item.slot]
                     read -= self.token_places(plan, own, own.start, own.end)
@@ -384,8 +401,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         return {*slots, *items}
 
     def token_places(self, plan, item, start: int, end: int) -> set[int]:
-        size, pages = self.pool.page_size, self.pages[plan.step, item.slot].tolist()
+        """Places of these positions, of all groups."""
+        return {
+            place
+            for group in range(self.groups)
+            for place in self.places_of_group(plan, item, group, start, end)
+        }
+
+    def places_of_group(self, plan, item, group: int, start: int, end: int) -> set[int]:
+        size, pages = self.pool.page_size, self.pages[plan.step, item.slot][group].tolist()
         return {pages[p // size] * size + p % size for p in range(start, end)}
+
+    def places_read(self, plan, item, start: int) -> set[int]:
+        """Places that the tokens of an item from position `start` on see."""
+        places = self.places_of_group(plan, item, 0, 0, item.end)
+        for group in range(1, self.groups):
+            first = first_seen(start, self.window)
+            places |= self.places_of_group(plan, item, group, first, item.end)
+        return places
+
+    def spoil_what_nobody_holds(self) -> None:
+        """But for what is yet to be copied away, which is done in the order of the steps."""
+        plans = [plan.copies for plan in self.in_flight]
+        waiting = [copy for copies in (*plans, self.memory.copies) for copy in copies]
+        for pool, on_host in ((self.pool, False), (self.host_pool, True)):
+            if pool is None:
+                continue
+            kinds = {CopyKind.FROM_HOST} if on_host else {CopyKind.TO_HOST, CopyKind.DEVICE}
+            kept = {copy.source for copy in waiting if copy.kind in kinds}
+            targets = {CopyKind.TO_HOST} if on_host else {CopyKind.FROM_HOST, CopyKind.DEVICE}
+            kept |= {copy.target for copy in waiting if copy.kind in targets}
+            free = [
+                page
+                for page in range(pool.num_pages)
+                if pool.state(page) is PageState.FREE and page not in kept
+            ]
+            if on_host:
+                self.device.scribble(np.zeros(0, np.int32), tuple(free))
+            else:
+                self.device.scribble(np.array(free, np.int32))
 
     @rule(
         prompts=st.lists(prompts(), min_size=2, max_size=5),
@@ -473,7 +527,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             item = items[choice % len(items)]
             end = item.start + item.count
             first = item.start // self.pool.page_size
-            pages = self.pages[plan.step, item.slot]
+            pages = self.pages[plan.step, item.slot][choice % self.groups]
             self.device.scribble(pages[first : pages_for(end, self.pool.page_size)])
             self.suspects = set(self.live())
             self.found_bad_rows = True
@@ -495,7 +549,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         which a sequence will hear."""
         rows = [(item, row.slot) for item in plan.items for row in item.rows]
         for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
-            if self.device.holds_junk(list(self.token_places(plan, item, 0, item.end))):
+            if self.device.holds_junk(list(self.places_read(plan, item, item.end - 1))):
                 outcome.row_errors[index] = "NaN"
         bad = {rows[index][1] for index in outcome.row_errors}
         entries = self.scheduler.state.in_flight[plan.step]
@@ -573,6 +627,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.sanity_check()
+        self.spoil_what_nobody_holds()
         for sequence_id, received in self.received.items():
             assert received == self.expected[sequence_id][: len(received)]
             if self.ended.get(sequence_id) is FinishReason.LENGTH:

@@ -32,6 +32,8 @@ def walk(seed: int) -> None:
         recompute=choose.random() < 0.3,
         whim=choose.choice([None, choose.randint(0, 9999)]),
         scored=choose.randint(1, 20),
+        groups=choose.choice([0, 0, 1, 2]),
+        window=choose.randint(1, 20),
     )
     for _ in range(choose.randint(3, EVENTS)):
         _step(machine, choose)
