@@ -33,7 +33,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     num_cached: int
     """Leading tokens that need no computing: those found, or those swapped to the host."""
     num_new_pages: int
-    """Pages to acquire for all tokens known, with as many window pages as these need at a time."""
+    """Pages to acquire for all tokens known, with as many window pages as these need at a time.
+    For want of the last of these it waits; alone it gets them from what leaves its window."""
     uses_swapped: bool
     num_first_pages: int
     """Those to begin with: window pages for the first token to compute, and all others."""
@@ -50,6 +51,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
     """Pages that a lease would take if it began now, less the page that it would copy in part."""
 
+    num_first: int
+    """New pages to begin with, as a claim's."""
     num_new: int
     num_found: int
     """Cached pages found that no other lease uses: they could be evicted no longer."""
@@ -198,7 +201,9 @@ class Claims:
             self._pool.retain(tail)
         num_own = pages_for(num_known, size) - num_device
         num_first = (pages_for(num_cached + 1, size) - first) * windows.num_groups - len(on_device)
-        num_later = windows.num_held(num_known) - len(on_device)
+        # Those found may be others', so that nothing comes back of them when they leave the window.
+        num_positions = pages_for(num_known, size) - max(num_device, first)
+        num_later = windows.num_held(capacity_tokens(num_positions, size))
         return Claim(
             match,
             num_found,
@@ -224,7 +229,7 @@ class Claims:
         page_ids = claim.match.page_ids
         if len(claim.window_page_ids):
             page_ids = np.concatenate((page_ids, claim.window_page_ids))
-        return PagesNeeded(claim.num_new_pages, found, page_ids)
+        return PagesNeeded(claim.num_first_pages, claim.num_new_pages, found, page_ids)
 
     def drop(self, claim: Claim) -> None:
         """Unlock what a claim found."""

@@ -411,8 +411,7 @@ class KVMemory:
             self.pool.release(lease.page_ids, lease.last_step)
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
-        if lease.windows is not None:  # no sooner, so that leaves are no younger than these
-            self.pool.release(lease.windows.held, lease.last_step)
+        self.windows.leave(lease)  # no sooner, so that no leaf is younger than what it needs
 
     def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
         """Keep what the tree has of `token_ids`, in whole pages, from being evicted until `leave`.

@@ -120,6 +120,19 @@ class Windows:
             windows.table = PageTable.of(windows.between(0, num_positions))
             self._pool.release(gone, lease.last_step)
 
+    def leave(self, lease: KVLease) -> None:
+        """Take back all of them. What goes on behind the last page that is published sees some more
+        than the last token did, which have gone by now: as far as the tree has these, they count as
+        used, too."""
+        windows = lease.windows
+        if windows is None:
+            return
+        first = self.first_needed(capacity_tokens(lease.published, self._page_size))
+        seen = self._pool.companions(lease.page_ids[first : windows.first]).ravel()
+        seen = seen[seen >= 0]
+        self._pool.retain(seen)
+        self._pool.release(np.concatenate((seen, windows.held)), lease.last_step)
+
     def take_over(self, lease: KVLease, first: int) -> None:
         """Put those that the tree has from position `first` on, as far as pages are published, in
         place of a lease's own. A page that is hollow has none to take."""

@@ -137,15 +137,16 @@ class Room:
         limit = sequence.num_cacheable
         alone = not self._state.running and not memory.pool.num_fenced
         claim = memory.claims.claim(lease, sequence.known_ids, limit)
-        if not _fits(self._left(claim), pages_to_leave, alone=alone):
+        if not _fits(self._left(claim, alone=alone), pages_to_leave, alone=alone):
             claim = memory.claims.without_tail(lease, sequence.num_known, claim, limit)
-        if _fits(self._left(claim), pages_to_leave, alone=alone):
+        if _fits(self._left(claim, alone=alone), pages_to_leave, alone=alone):
             return claim
         memory.claims.drop(claim)
         return None
 
-    def _left(self, claim: Claim) -> int:
-        return self._memory.num_available - claim.num_new_pages
+    def _left(self, claim: Claim, *, alone: bool) -> int:
+        needed = claim.num_first_pages if alone else claim.num_new_pages
+        return self._memory.num_available - needed
 
     def started(self, sequence: SequenceState) -> None:
         """A sequence is about to run: the reserve has pages for its output, too."""
@@ -209,5 +210,7 @@ class RoomWithout:
     @property
     def suffices(self) -> bool:
         """Whether the sequence could start."""
-        left = len(self._names) - int(np.count_nonzero(self._names)) - self._needed.num_new
-        return self._slots >= 0 and _fits(left, self._pages_to_leave, alone=not self._others)
+        alone = not self._others
+        left = len(self._names) - int(np.count_nonzero(self._names))
+        left -= self._needed.num_first if alone else self._needed.num_new
+        return self._slots >= 0 and _fits(left, self._pages_to_leave, alone=alone)

@@ -39,10 +39,13 @@ class Bench:
         partial_page_reuse: bool = True,
         eviction: str = "lru",
         preemption: Preemption = "auto",
+        num_window_groups: int = 0,
+        window: int = 0,
         **options: Any,
     ) -> None:
-        self.pool = PagePool(num_pages, page_size)
-        self.host_pool = PagePool(num_host_pages, page_size) if num_host_pages else None
+        groups = num_window_groups
+        self.pool = PagePool(num_pages, page_size, groups)
+        self.host_pool = PagePool(num_host_pages, page_size, groups) if num_host_pages else None
         self.memory = KVMemory(
             self.pool,
             host_pool=self.host_pool,
@@ -50,13 +53,21 @@ class Bench:
             partial_page_reuse=partial_page_reuse,
             eviction=eviction,
             preemption=preemption,
+            window=window,
         )
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "output_reserve_tokens": 0}
         self.scheduler = Scheduler(
             self.memory, policy or SchedulingPolicy(), **{**limits, **options}
         )
-        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, num_host_pages)
-        self.page_tables = SlotPageTables(self.scheduler.num_slots)
+        self.device = FakeDevice(
+            num_pages,
+            page_size,
+            self.scheduler.num_slots,
+            num_host_pages,
+            num_window_groups=groups,
+            window=window,
+        )
+        self.page_tables = SlotPageTables(self.scheduler.num_slots, 1 + groups)
         self.pages: list[list[int]] = []
         """Of each item of the last plan: the pages of its slot."""
 
