@@ -136,13 +136,15 @@ class KVLayout:
         return self.bytes_per_token * page_size
 
 
-def bytes_of_heads(num_kv_heads: int, head_dim: int, item_bytes: int) -> int:
-    """Bytes of a token's keys and values in one layer.
+def bytes_of_heads(
+    num_kv_heads: int, head_dim: int, item_bytes: int, *, latent: bool = False
+) -> int:
+    """Bytes of a token's keys and values in one layer, or of its latents, which are both.
 
     In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more where
     two dimensions share a step.
     """
-    return 2 * num_kv_heads * -(-head_dim * item_bytes // 4) * 4
+    return (1 if latent else 2) * num_kv_heads * -(-head_dim * item_bytes // 4) * 4
 
 
 def first_seen(position: int, window: int) -> int:

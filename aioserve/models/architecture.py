@@ -27,6 +27,7 @@ __all__ = [
     "Experts",
     "FeedForward",
     "Heads",
+    "LatentAttention",
     "Layer",
     "Linear",
     "Mixer",
@@ -159,6 +160,11 @@ class Attention:
             )
 
     @property
+    def latent_rank(self) -> int:
+        """Keys and values are kept, no latents."""
+        return 0
+
+    @property
     def norms_of_all_heads(self) -> bool:
         """Whether the norms are each of all heads together."""
         norm = self.query_norm
@@ -168,6 +174,61 @@ class Attention:
         """What the layer keeps of a token, in numbers of so many bytes."""
         heads = self.heads
         return LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), self.window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Causal attention over cached latents (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
+
+    A token leaves one row, which all heads read: a normalised vector of `latent_rank` numbers, from
+    which each head makes keys and values of its own, and behind it one rotated key.
+    """
+
+    heads: Heads
+    """Of what is kept: one KV head of `latent_rank` numbers and the rotated ones."""
+    latent_rank: int
+    key_dim: int
+    """What of each head's key isn't rotated."""
+    value_dim: int
+    compressed_query: Linear | None
+    """Makes what queries are projected from; None: that is x itself."""
+    query_norm: Norm | None
+    """Norm of compressed queries."""
+    query: Linear
+    """Heads of `key_dim` numbers and the rotated ones."""
+    latent: Linear
+    """Latents, then the key that is rotated: [heads.dim, hidden]."""
+    latent_norm: Norm
+    expansion: Tensor
+    """[query heads * (key_dim + value_dim), latent_rank]: of each head first its keys' part. Held
+    as floats, since queries are multiplied by its transpose."""
+    output: Linear
+    scale: float
+    rope: RopeConfig
+
+    @property
+    def window(self) -> int:
+        """There is none."""
+        return 0
+
+    @property
+    def soft_cap(self) -> float:
+        """There is none."""
+        return 0.0
+
+    @property
+    def sinks(self) -> None:
+        """There are none."""
+        return None
+
+    @property
+    def rotated_dim(self) -> int:
+        return self.heads.dim - self.latent_rank
+
+    def kv(self, item_bytes: int) -> LayerKV:
+        """What the layer keeps of a token, in numbers of so many bytes."""
+        heads = self.heads
+        return LayerKV(bytes_of_heads(1, heads.dim, item_bytes, latent=True), latent=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +279,9 @@ class Experts:
             raise UnsupportedModelError("experts must be MLPs with a gate")
 
 
-Mixer = Attention
-"""Kinds of blocks in which a token reads those before it. Each has `heads`, `rope`, `window`; its
-last linear layer gives what the layer adds."""
+Mixer = Attention | LatentAttention
+"""Kinds of blocks in which a token reads those before it. Each has `heads`, `latent_rank`, `rope`,
+`window`, `soft_cap`; its last linear layer gives what the layer adds."""
 FeedForward = MLP | Experts
 """Kinds of blocks that compute each token by itself."""
 
@@ -282,6 +343,17 @@ class Architecture:
     def heads(self) -> Heads:
         """Heads of each layer: all layers have as many, since they share pages."""
         return self.layers[0].mixer.heads
+
+    @property
+    def latent_rank(self) -> int:
+        """Numbers of a latent, which all layers keep alike; 0: they keep keys and values."""
+        return self.layers[0].mixer.latent_rank
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that a token leaves in all layers."""
+        kinds = 1 if self.latent_rank else 2
+        return self.num_layers * kinds * self.heads.kv_size
 
     @property
     def num_heads(self) -> int:

@@ -94,13 +94,13 @@ class Decoder:
         self.program: StepProgram | None = None
         """The recorded ops; None where each op is called by itself."""
         if use_program:
-            heads = config.num_kv_heads, config.head_dim
-            self.program = backend.record(self.compute, self.dtype, *heads)
+            self.program = backend.record(self.compute, self.kv_shape(1, 1))
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for this model."""
-        heads = self.config.heads
-        return KVShape(self.layout, num_pages, page_size, heads.kv, heads.dim, self.kv_dtype)
+        config, heads = self.config, self.config.heads
+        sizes = num_pages, page_size, heads.kv, heads.dim
+        return KVShape(self.layout, *sizes, self.kv_dtype, config.latent_rank)
 
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
         backend, shape = self.backend, self.kv_shape(num_pages, page_size)

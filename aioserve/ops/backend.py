@@ -32,7 +32,7 @@ from aioserve.ops.checks import (
 from aioserve.ops.experts import ExpertGate, Mixture
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
-from aioserve.ops.linear import HeldWeight, Linear
+from aioserve.ops.linear import HeldWeight, Linear, PerHeadLinear, TorchPerHead
 
 __all__ = [
     "AttentionKind",
@@ -94,6 +94,11 @@ class Backend(RowOps[Tensor]):
         """A mixture of experts whose linear layers this backend made."""
         return Mixture(routing, ups, downs, gate=gate, correction=correction)
 
+    def per_head(self, weight: Tensor, passed: int = 0) -> PerHeadLinear:
+        """Products of each head with a weight of its own: weight `[H, N, K]` on the CPU, of one of
+        the dtypes of linear layers, of any strides. It isn't needed afterwards."""
+        return TorchPerHead(weight, passed, self.device)
+
     @abstractmethod
     def allocate_kv(self, shape: KVShape) -> KVCache:
         """KV pages that hold arbitrary bits.
@@ -141,14 +146,12 @@ class Backend(RowOps[Tensor]):
     def record(
         self,
         forward: Callable[[LayerOps[Any]], Any],
-        dtype: torch.dtype,
-        kv_heads: int,
-        head_dim: int,
+        shape: KVShape,
     ) -> StepProgram | None:
         """A program of what `forward` computes from its ops, which is logits.
 
-        `dtype` is that of weights and KV pages, which have this many heads of this size. None: this
-        backend computes op by op alone.
+        `shape` is that of the KV pages, of any number of them; its dtype is the weights' as well.
+        None: this backend computes op by op alone.
         """
         return None
 
@@ -197,6 +200,22 @@ class Backend(RowOps[Tensor]):
         """
 
     @abstractmethod
+    def latent_write(
+        self, queries: Tensor, latents: Tensor, at: KVLayer, rotation: Rotation, norm: RMSNorm
+    ) -> None:
+        """Rotate the end of each query head in place; write normalised latents and the rotated key
+        that all heads share to the latent pages `at`.
+
+        With R the pages' `latent_rank` and D their `head_dim`, the last D - R numbers are rotated,
+        as `rotary_kv_write` does it, and the first R of latents are normalised.
+
+        Args:
+            queries: `[T, Hq * D]`. Only what is rotated changes.
+            latents: `[T, D]`, as projected.
+            norm: of the latents, weight `[R]`.
+        """
+
+    @abstractmethod
     def paged_attention(
         self,
         qkv: Tensor,
@@ -208,18 +227,19 @@ class Backend(RowOps[Tensor]):
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
-        Query head h reads KV head `h // (Hq // Hk)`.
+        Query head h reads KV head `h // (Hq // Hk)`. Of latent pages with rank R all heads read the
+        one row of a token, as its key, and the first R numbers of it as its value.
 
         Args:
             qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
-                in `at` already.
+                in `at` already. Of latent pages: queries alone, as `latent_write` left them.
             logit_rows_only: attend from the batch's `logit_rows` alone.
             log_sum_exp: float32 `[T, Hq]`, with `logit_rows_only` `[S, Hq]`, contiguous: filled
                 with the natural logarithm of the sum that weights were divided by, the sink
                 included. -inf for a row that sees nothing. `merge_attention` reads it.
 
         Returns:
-            `[T, Hq * D]`, contiguous; with `logit_rows_only` `[S, Hq * D]`.
+            `[T, Hq * D]`, contiguous, of latent pages `[T, Hq * R]`; with `logit_rows_only` S rows.
         """
 
     def merge_attention(
@@ -310,6 +330,15 @@ class TensorOps(LayerOps[Tensor]):
         rotation = None if rotary is None else rotary.rotation
         at = KVLayer(self._batch, self._kv, layer)
         self._backend.rotary_kv_write(qkv, at, rotation, norms)
+
+    def per_head(self, x: Tensor, layer: PerHeadLinear) -> Tensor:
+        return layer(x)
+
+    def latent_write(
+        self, queries: Tensor, latents: Tensor, layer: int, rotary: RotarySource, norm: RMSNorm
+    ) -> None:
+        at = KVLayer(self._batch, self._kv, layer)
+        self._backend.latent_write(queries, latents, at, rotary.rotation, norm)
 
     def paged_attention(
         self, qkv: Tensor, layer: int, kind: AttentionKind, *, logit_rows_only: bool

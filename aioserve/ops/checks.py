@@ -34,6 +34,7 @@ __all__ = [
     "check_copies",
     "check_gate_up",
     "check_head_norms",
+    "check_latent_write",
     "check_merge",
     "check_norm",
     "check_qkv",
@@ -197,14 +198,16 @@ def check_gate_up(gate_up: Tensor, device: torch.device) -> None:
 
 
 def check_qkv(qkv: Tensor, at: KVLayer, device: torch.device) -> int:
-    """Check queries, keys and values; return the number of query heads."""
+    """Check queries, keys and values, or queries alone where pages are latent; return the number of
+    query heads."""
     batch, kv, layer = at
+    others = 0 if kv.latent_rank else 2 * kv.num_kv_heads
     if qkv.dtype is not kv.storage.dtype:
         raise TypeError(f"qkv must be {kv.dtype} as the KV pages, got {qkv.dtype}")
     tokens = batch.positions.shape[0]
     rows, width = qkv.shape if qkv.dim() == 2 else (-1, 0)
     q_heads, odd = divmod(width, kv.head_dim)
-    q_heads -= 2 * kv.num_kv_heads
+    q_heads -= others
     if (
         rows != tokens
         or q_heads < 1
@@ -213,7 +216,7 @@ def check_qkv(qkv: Tensor, at: KVLayer, device: torch.device) -> int:
         or qkv.stride(1) != 1
         or qkv.device != device
     ):
-        heads = f"(Hq + 2 * {kv.num_kv_heads}) * {kv.head_dim}"
+        heads = f"(Hq + {others}) * {kv.head_dim}"
         multiple = f"Hq a multiple of {kv.num_kv_heads}"
         _refuse_rows("qkv", qkv, f"({tokens}, {heads}), {multiple},", device)
     if not 0 <= layer < kv.num_layers:
@@ -256,6 +259,31 @@ def check_merge(
     for name, sums in (("log_sum_exp", log_sum_exp), ("part_log_sum_exp", part_log_sum_exp)):
         check_tensor(name, sums, torch.float32, (rows, heads), device)
     return head_dim
+
+
+def check_latent_write(
+    queries: Tensor,
+    latents: Tensor,
+    at: KVLayer,
+    rotation: Rotation,
+    norm: RMSNorm,
+    device: torch.device,
+) -> int:
+    """Check what goes into latent pages; return the number of query heads."""
+    kv = at.kv
+    if not kv.latent_rank:
+        raise ValueError("at: its pages hold keys and values, not latents")
+    q_heads = check_qkv(queries, at, device)
+    if latents.dtype is not kv.dtype:
+        raise TypeError(f"latents must be {kv.dtype} as the KV pages, got {latents.dtype}")
+    check_rows("latents", latents, device, "[T, D]")
+    shape = queries.shape[0], kv.head_dim
+    if latents.shape != shape:
+        _refuse_rows("latents", latents, str(shape), device)
+    check_tensor("norm.weight", norm.weight, kv.dtype, (kv.latent_rank,), device)
+    if rotation.query_scale is not None:
+        raise ValueError("rotation: queries of latents have no query_scale")
+    return q_heads
 
 
 def check_rotation(rotation: Rotation, head_dim: int, device: torch.device) -> tuple[int, int]:

@@ -41,6 +41,14 @@ class KVShape(NamedTuple):
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    latent_rank: int = 0
+    """With r > 0 a page holds one row of `head_dim` numbers for each token, which is its key, and
+    whose first r numbers are its value; else keys and values."""
+
+    @property
+    def planes_per_layer(self) -> int:
+        """Keys and values are two planes, latents one."""
+        return 1 if self.latent_rank else 2
 
     @property
     def bytes_per_page(self) -> int:
@@ -49,17 +57,24 @@ class KVShape(NamedTuple):
         In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more
         where two dimensions share a step.
         """
-        token = bytes_of_heads(self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+        sizes = self.num_kv_heads, self.head_dim, self.dtype.itemsize
+        token = bytes_of_heads(*sizes, latent=self.latent_rank > 0)
         return self.layout.layers_per_page * token * self.page_size
 
     def plain(self) -> tuple[int, ...]:
         """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
-        layout, pages, page_size, heads, head_dim, _ = self
+        layout, pages, page_size, heads, head_dim, _, rank = self
         sizes = pages, page_size, heads, head_dim
         for name, size in zip(self._fields[1:], sizes, strict=False):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        return (pages, layout.layers_per_page, 2, heads, page_size, head_dim)
+        kind = layout.groups[0].kind
+        if not 0 <= rank <= head_dim or (rank and heads != 1) or (rank > 0) != (kind == "latent"):
+            raise ValueError(
+                f"latent_rank must be from 1 to head_dim {head_dim}, with one head in a latent "
+                f"layout, or 0, got {rank} with {heads} heads in a {kind} layout"
+            )
+        return (pages, layout.layers_per_page, self.planes_per_layer, heads, page_size, head_dim)
 
 
 def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -83,13 +98,15 @@ class KVCache(ABC):
 
     `storage` holds them as the kernels of a backend read them; its shape begins with
     `[num_pages, layers_per_page, 2, num_kv_heads]`, where index 0 of the third axis holds keys, 1
-    values: a page is one block of memory. A page that was never written holds arbitrary bits.
+    values; latents, which are both, have 1 in place of 2. A page is one block of memory. A page
+    that was never written holds arbitrary bits.
     """
 
     __slots__ = (
         "bytes_per_page",
         "dtype",
         "head_dim",
+        "latent_rank",
         "layout",
         "num_kv_heads",
         "num_layers",
@@ -111,6 +128,7 @@ class KVCache(ABC):
         self.num_kv_heads: int = shape.num_kv_heads
         self.page_size: int = shape.page_size
         self.head_dim: int = shape.head_dim
+        self.latent_rank: int = shape.latent_rank
         self.bytes_per_page: int = storage.nbytes // shape.num_pages
 
     @abstractmethod
@@ -119,7 +137,8 @@ class KVCache(ABC):
 
 
 class PlainKVCache(KVCache):
-    """`storage` is `[num_pages, layers_per_page, 2, num_kv_heads, page_size, head_dim]`."""
+    """`storage` is `[num_pages, layers_per_page, 2, num_kv_heads, page_size, head_dim]`, or of
+    latents with 1 in place of 2."""
 
     __slots__ = ("layers",)
 
@@ -127,14 +146,14 @@ class PlainKVCache(KVCache):
         if storage.shape != shape.plain() or storage.dtype is not shape.dtype:
             raise ValueError(
                 f"storage must be {shape.dtype} of shape {shape.plain()}, [num_pages, "
-                "layers_per_page, 2, num_kv_heads, page_size, head_dim]; got "
+                "layers_per_page, 2 (latents: 1), num_kv_heads, page_size, head_dim]; got "
                 f"{storage.dtype} {tuple(storage.shape)}"
             )
         if not storage.is_contiguous():
             raise ValueError(f"storage must be contiguous, got strides {storage.stride()}")
         super().__init__(storage, shape)
         self.layers: tuple[Layer, ...] = tuple(
-            (storage[:, index, 0], storage[:, index, 1]) for _, index in self.places
+            (storage[:, index, 0], storage[:, index, -1]) for _, index in self.places
         )
 
     @property
@@ -144,7 +163,7 @@ class PlainKVCache(KVCache):
 
     def layer(self, index: int) -> Layer:
         """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`, whose pages
-        lie apart."""
+        lie apart; of latents the same pages twice."""
         return self.layers[index]
 
     def prefault(self, first: int, end: int) -> None:

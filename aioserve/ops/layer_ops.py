@@ -23,7 +23,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.experts import Mixture
 from aioserve.ops.kv_cache import KVCache
-from aioserve.ops.linear import Linear
+from aioserve.ops.linear import Linear, PerHeadLinear
 
 __all__ = ["Embedding", "LayerOps", "LogitEdits", "RotarySource", "RowOps", "StepProgram"]
 
@@ -112,6 +112,14 @@ class LayerOps(RowOps[X]):
     @abstractmethod
     def rotary_kv_write(
         self, qkv: X, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
+    ) -> None: ...
+
+    @abstractmethod
+    def per_head(self, x: X, layer: PerHeadLinear) -> X: ...
+
+    @abstractmethod
+    def latent_write(
+        self, queries: X, latents: X, layer: int, rotary: RotarySource, norm: RMSNorm
     ) -> None: ...
 
     @abstractmethod

@@ -14,7 +14,7 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.models.computed import HeldLinear
 
-__all__ = ["HeldWeight", "Linear", "plain"]
+__all__ = ["HeldWeight", "Linear", "PerHeadLinear", "TorchPerHead", "check_per_head", "plain"]
 
 
 HeldWeight = Tensor | _native.LinearKernel | HeldLinear
@@ -111,3 +111,75 @@ class Linear(ABC):
                 f"ids must be a contiguous tensor of shape [n], got {list(ids.shape)} with "
                 f"strides {ids.stride()}"
             )
+
+
+class PerHeadLinear(ABC):
+    """A product for each head of a row: head h of y is head h of x times the weight of head h.
+
+    x: `[T, H * (K + passed)]`, y: `[T, H * (N + passed)]`, of the weights' dtype. The last `passed`
+    numbers of each head of x stand behind its product in y, as they are. Sums are float32.
+    """
+
+    __slots__ = ("dtype", "in_columns", "num_bytes", "out_columns")
+
+    dtype: torch.dtype
+    in_columns: int
+    out_columns: int
+    num_bytes: int
+    """Bytes of the weights in the backend's form."""
+
+    def __init__(self, weight: Tensor, passed: int) -> None:
+        heads, out_features, in_features = check_per_head(weight, passed)
+        self.dtype = weight.dtype
+        self.in_columns = heads * (in_features + passed)
+        self.out_columns = heads * (out_features + passed)
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def _check(self, x: Tensor, device: torch.device) -> None:
+        if x.dtype is not self.dtype:
+            raise TypeError(f"x must be {self.dtype} as the weights, got {x.dtype}")
+        dense = x.dim() == 2 and x.shape[1] == self.in_columns and x.stride(1) == 1
+        if not dense or x.device != device:
+            raise ValueError(
+                f"x must be of shape [T, {self.in_columns}] with dense rows on {device}, got "
+                f"{list(x.shape)} with strides {x.stride()} on {x.device}"
+            )
+
+
+def check_per_head(weight: Tensor, passed: int) -> tuple[int, int, int]:
+    """Check the weights of heads, `[H, N, K]`; return their shape."""
+    if weight.dim() != 3 or 0 in weight.shape or not weight.is_cpu:
+        raise ValueError(
+            f"weight must be of shape [H, N, K] on the CPU, got {list(weight.shape)} on "
+            f"{weight.device}"
+        )
+    if passed < 0:
+        raise ValueError(f"passed must be at least 0, got {passed}")
+    heads, out_features, in_features = weight.shape
+    return heads, out_features, in_features
+
+
+class TorchPerHead(PerHeadLinear):
+    """`torch.bmm` over the plain weights, on one of torch's devices. Its sums may be taken in
+    another order for other numbers of rows."""
+
+    __slots__ = ("_passed", "_weight")
+
+    def __init__(self, weight: Tensor, passed: int, device: torch.device) -> None:
+        super().__init__(weight, passed)
+        self._weight = weight.detach().to(device, copy=True).contiguous()
+        self._passed = passed
+        self.num_bytes = self._weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._check(x, self._weight.device)
+        heads, out_features, in_features = self._weight.shape
+        by_head = x.unflatten(1, (heads, in_features + self._passed)).transpose(0, 1)
+        shape = (x.shape[0], heads, out_features + self._passed)
+        y = torch.empty(shape, dtype=x.dtype, device=x.device)
+        product = torch.bmm(by_head[..., :in_features], self._weight.transpose(1, 2))
+        y[..., :out_features] = product.transpose(0, 1)
+        y[..., out_features:] = by_head[..., in_features:].transpose(0, 1)
+        return y.flatten(1)

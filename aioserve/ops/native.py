@@ -37,6 +37,7 @@ from aioserve.ops.checks import (
     check_attention,
     check_gate_up,
     check_head_norms,
+    check_latent_write,
     check_merge,
     check_norm,
     check_qkv,
@@ -56,6 +57,7 @@ from aioserve.ops.native_types import (
     NativeBatch,
     NativeKVCache,
     NativeLinear,
+    NativePerHead,
     address,
     is_bfloat16,
     own_arrays,
@@ -195,6 +197,34 @@ class NativeBackend(Backend):
             weight_offset,
         )
 
+    def per_head(self, weight: Tensor, passed: int = 0) -> NativePerHead:
+        return NativePerHead(weight, passed)
+
+    def latent_write(
+        self, queries: Tensor, latents: Tensor, at: KVLayer, rotation: Rotation, norm: RMSNorm
+    ) -> None:
+        q_heads = check_latent_write(queries, latents, at, rotation, norm, CPU)
+        rotated = at.kv.head_dim - at.kv.latent_rank
+        positions, half = check_rotation(rotation, rotated, CPU)
+        _native.latent_write(
+            own_arrays(at.batch),
+            own_pages(at.kv),
+            at.layer,
+            queries.data_ptr(),
+            queries.stride(0),
+            q_heads,
+            latents.data_ptr(),
+            latents.stride(0),
+            norm.weight.data_ptr(),
+            norm.eps,
+            norm.weight_offset,
+            rotation.cos.data_ptr(),
+            rotation.sin.data_ptr(),
+            positions,
+            half,
+            rotation.interleaved,
+        )
+
     def paged_attention(
         self,
         qkv: Tensor,
@@ -207,7 +237,8 @@ class NativeBackend(Backend):
         q_heads = check_qkv(qkv, at, CPU)
         rows = (at.batch.logit_rows if logit_rows_only else qkv).shape[0]
         check_attention(kind, log_sum_exp, rows, q_heads, CPU)
-        out = torch.empty((rows, q_heads * at.kv.head_dim), dtype=qkv.dtype)
+        value_dim = at.kv.latent_rank or at.kv.head_dim
+        out = torch.empty((rows, q_heads * value_dim), dtype=qkv.dtype)
         _native.paged_attention(
             own_arrays(at.batch),
             own_pages(at.kv),
@@ -288,11 +319,9 @@ class NativeBackend(Backend):
     def record(
         self,
         forward: Callable[[LayerOps[Any]], Any],
-        dtype: torch.dtype,
-        kv_heads: int,
-        head_dim: int,
+        shape: KVShape,
     ) -> NativeProgram:
-        return NativeProgram(forward, dtype, kv_heads, head_dim, self._sampler)
+        return NativeProgram(forward, shape, self._sampler)
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         bfloat16 = is_bfloat16("gate_up", gate_up.dtype)

@@ -30,12 +30,20 @@ from aioserve.ops.checks import (
     own,
 )
 from aioserve.ops.experts import Mixture
-from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, LogitEdits, RotarySource, StepProgram
-from aioserve.ops.linear import Linear
+from aioserve.ops.linear import Linear, PerHeadLinear
 from aioserve.ops.native_experts import NativeMixture
 from aioserve.ops.native_sampler import NativeSampler
-from aioserve.ops.native_types import CPU, address, is_bfloat16, own_arrays, own_linear, own_pages
+from aioserve.ops.native_types import (
+    CPU,
+    address,
+    is_bfloat16,
+    own_arrays,
+    own_linear,
+    own_pages,
+    own_per_head,
+)
 
 __all__ = ["NativeProgram"]
 
@@ -52,18 +60,16 @@ class Value:
 
 
 class NativeProgram(StepProgram):
-    """Program of what `forward` computes over KV pages with these heads. Used by one thread at a
+    """Program of what `forward` computes over KV pages of this shape. Used by one thread at a
     time."""
 
     def __init__(
         self,
         forward: Callable[[LayerOps[Any]], Any],
-        dtype: torch.dtype,
-        kv_heads: int,
-        head_dim: int,
+        shape: KVShape,
         sampler: NativeSampler,
     ) -> None:
-        ops = _RecordedOps(dtype, kv_heads, head_dim)
+        ops = _RecordedOps(shape)
         logits = forward(ops)
         ops.program.finish(logits.index)
         self._vocab = logits.columns
@@ -72,7 +78,7 @@ class NativeProgram(StepProgram):
         self._rotations: list[tuple[RotarySource, Rotation | None]] = [
             (source, None) for source in ops.rotations
         ]
-        self._head_dim = head_dim
+        self._rotated = shape.head_dim - shape.latent_rank
         self._sampler = sampler
 
     def logits(self, batch: Batch, kv: KVCache) -> Tensor:
@@ -127,7 +133,7 @@ class NativeProgram(StepProgram):
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation
-        positions, _ = check_rotation(rotation, self._head_dim, CPU)
+        positions, _ = check_rotation(rotation, self._rotated, CPU)
         tables = rotation.cos.data_ptr(), rotation.sin.data_ptr()
         self._program.set_rotation(index, *tables, address(rotation.query_scale), positions)
         self._rotations[index] = (source, rotation)
@@ -136,13 +142,14 @@ class NativeProgram(StepProgram):
 class _RecordedOps(LayerOps[Value]):
     """Records each op into `program`; `kept` holds on to the weights that it reads."""
 
-    def __init__(self, dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
-        self.program = _native.Program(is_bfloat16("dtype", dtype), kv_heads, head_dim)
+    def __init__(self, shape: KVShape) -> None:
+        sizes = shape.num_kv_heads, shape.head_dim, shape.latent_rank
+        self.program = _native.Program(is_bfloat16("dtype", shape.dtype), *sizes)
         self.kept: list[Any] = []
         self.rotations: list[RotarySource] = []
-        self._dtype = dtype
-        self._kv_heads = kv_heads
-        self._head_dim = head_dim
+        self._shape = shape
+        self._dtype = shape.dtype
+        self._head_dim = shape.head_dim
 
     def embed(self, table: Embedding) -> Value:
         if isinstance(table, Linear):
@@ -205,18 +212,38 @@ class _RecordedOps(LayerOps[Value]):
         for i, known in enumerate(self.rotations):
             if known is source:
                 return i
-        _, half = check_rotation(source.rotation, self._head_dim, CPU)
+        rotated = self._head_dim - self._shape.latent_rank
+        _, half = check_rotation(source.rotation, rotated, CPU)
         self.rotations.append(source)
         return self.program.add_rotation(half, source.rotation.interleaved)
+
+    def per_head(self, x: Value, layer: PerHeadLinear) -> Value:
+        own = own_per_head(layer)
+        self.kept.append(own)
+        return Value(self.program.per_head(x.index, own.kernel), own.out_columns)
+
+    def latent_write(
+        self, queries: Value, latents: Value, layer: int, rotary: RotarySource, norm: RMSNorm
+    ) -> None:
+        at = self._vector("norm.weight", norm.weight, (self._shape.latent_rank,))
+        if rotary.rotation.query_scale is not None:
+            raise ValueError("rotation: queries of latents have no query_scale")
+        rotation = self._rotation(rotary)
+        self.program.latent_write(
+            queries.index, latents.index, layer, rotation, at, norm.eps, norm.weight_offset
+        )
 
     def paged_attention(
         self, qkv: Value, layer: int, kind: AttentionKind, *, logit_rows_only: bool
     ) -> Value:
-        columns = qkv.columns - 2 * self._kv_heads * self._head_dim
-        check_attention(kind, None, 0, columns // self._head_dim, CPU)
+        shape = self._shape
+        others = 0 if shape.latent_rank else 2 * shape.num_kv_heads
+        q_heads = qkv.columns // shape.head_dim - others
+        check_attention(kind, None, 0, q_heads, CPU)
         self.kept.append(kind)
         bounds = kind.scale, kind.soft_cap, kind.window, address(kind.sinks)
-        return Value(self.program.attention(qkv.index, layer, *bounds, logit_rows_only), columns)
+        index = self.program.attention(qkv.index, layer, *bounds, logit_rows_only)
+        return Value(index, q_heads * (shape.latent_rank or shape.head_dim))
 
     def gated(self, gate_up: Value, *, gelu: bool) -> Value:
         return Value(self.program.gated(gate_up.index, gelu), gate_up.columns // 2)

@@ -16,23 +16,26 @@ from aioserve import _native
 from aioserve.ops.batch import Batch
 from aioserve.ops.checks import own
 from aioserve.ops.kv_cache import KVCache, KVShape, lazy_memory
-from aioserve.ops.linear import Linear
+from aioserve.ops.linear import Linear, PerHeadLinear
 
 __all__ = [
     "CPU",
     "NativeBatch",
     "NativeKVCache",
     "NativeLinear",
+    "NativePerHead",
     "address",
     "is_bfloat16",
     "own_arrays",
     "own_linear",
     "own_pages",
+    "own_per_head",
 ]
 
 CPU = torch.device("cpu")
 
 MAX_HEAD_DIM = 256
+MAX_LATENT_DIM = 1024
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -118,6 +121,31 @@ class NativeLinear(Linear):
         return out
 
 
+class NativePerHead(PerHeadLinear):
+    """Heads' products in C++: each row's result depends on that row alone, as `NativeLinear`'s."""
+
+    __slots__ = ("kernel",)
+
+    def __init__(self, weight: Tensor, passed: int) -> None:
+        super().__init__(weight, passed)
+        packed = tuple(NativeLinear(head).packed for head in weight)
+        self.kernel: _native.PerHeadKernel = _native.PerHeadKernel(packed, passed)
+        self.num_bytes = self.kernel.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._check(x, CPU)
+        y = torch.empty((x.shape[0], self.out_columns), dtype=self.dtype)
+        item_bytes = self.dtype.itemsize
+        self.kernel.apply(
+            x.data_ptr(),
+            x.shape[0],
+            x.stride(0) * item_bytes,
+            y.data_ptr(),
+            y.stride(0) * item_bytes,
+        )
+        return y
+
+
 def own_arrays(batch: Batch) -> _native.Batch:
     return own("batch", batch, NativeBatch, "prepared").arrays
 
@@ -134,22 +162,32 @@ def own_linear(layer: Linear) -> NativeLinear:
     return own("layer", layer, NativeLinear, "made")
 
 
+def own_per_head(layer: PerHeadLinear) -> NativePerHead:
+    return own("layer", layer, NativePerHead, "made")
+
+
 class NativeKVCache(KVCache):
     """KV pages of the process's own memory, laid out as in `native/ops/types.h`.
 
-    `storage` has shape `[num_pages, layers_per_page, 2, num_kv_heads, page_size * padded_dim]`,
-    where `padded_dim` is the head size in whole steps of 4 bytes: even for bfloat16.
+    `storage` has shape `[num_pages, layers_per_page, 2, num_kv_heads, page_size * padded_dim]`, or
+    of latents with 1 in place of 2, where `padded_dim` is the head size in whole steps of 4 bytes:
+    even for bfloat16.
     """
 
     __slots__ = ("pages",)
 
     def __init__(self, sizes: KVShape) -> None:
         dtype, bfloat16 = sizes.dtype, is_bfloat16("dtype", sizes.dtype)
-        num_pages, layers, two, heads, page_size, head_dim = sizes.plain()
-        if head_dim > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
+        num_pages, layers, planes, heads, page_size, head_dim = sizes.plain()
+        rank = sizes.latent_rank
+        largest = MAX_LATENT_DIM if rank else MAX_HEAD_DIM
+        if head_dim > largest or head_dim - rank > MAX_HEAD_DIM:
+            raise ValueError(
+                f"head_dim must be at most {MAX_HEAD_DIM}, or {MAX_LATENT_DIM} of latents with at "
+                f"most {MAX_HEAD_DIM} beyond latent_rank {rank}, got {head_dim}"
+            )
         padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
-        shape = (num_pages, layers, two, heads, page_size * padded_dim)
+        shape = (num_pages, layers, planes, heads, page_size * padded_dim)
         super().__init__(lazy_memory(shape, dtype), sizes)
         self.pages: _native.KVPages = _native.KVPages(
             self.storage.data_ptr(),
@@ -161,6 +199,7 @@ class NativeKVCache(KVCache):
             bfloat16,
             self.places,
             sizes.layout.windows,
+            rank,
         )
 
     def prefault(self, first: int, end: int) -> None:

@@ -28,6 +28,7 @@ from aioserve.ops.checks import (
     check_copies,
     check_gate_up,
     check_head_norms,
+    check_latent_write,
     check_norm,
     check_qkv,
     check_rotation,
@@ -209,20 +210,39 @@ class ReferenceBackend(Backend):
             new_q = _rms_norm(new_q, RMSNorm(norms.query, norms.eps, norms.weight_offset))
             new_k = _rms_norm(new_k, RMSNorm(norms.key, norms.eps, norms.weight_offset))
         if rotation is not None:
-            rows, _ = check_rotation(rotation, kv.head_dim, self.device)
-            if batch.end_position > rows:
-                raise ValueError(
-                    f"batch: positions go to {batch.end_position - 1}, but cos has {rows} rows"
-                )
-            at_positions = batch.positions.long()
-            angles = rotation.cos[at_positions], rotation.sin[at_positions], rotation.interleaved
+            angles = self._angles(rotation, kv.head_dim, batch)
             new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
             if rotation.query_scale is not None:
-                new_q = new_q * rotation.query_scale[at_positions, None, None]
+                new_q = new_q * rotation.query_scale[batch.positions.long(), None, None]
         q.copy_(new_q)
         pages, offsets = batch.token_pages[group], batch.token_offsets[group]
         k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
         v_pages[pages, :, offsets] = v.to(v_pages.dtype)
+
+    def _angles(
+        self, rotation: Rotation, head_dim: int, batch: ReferenceBatch
+    ) -> tuple[Tensor, Tensor, bool]:
+        rows, _ = check_rotation(rotation, head_dim, self.device)
+        if batch.end_position > rows:
+            raise ValueError(
+                f"batch: positions go to {batch.end_position - 1}, but cos has {rows} rows"
+            )
+        at = batch.positions.long()
+        return rotation.cos[at], rotation.sin[at], rotation.interleaved
+
+    def latent_write(
+        self, queries: Tensor, latents: Tensor, at: KVLayer, rotation: Rotation, norm: RMSNorm
+    ) -> None:
+        check_latent_write(queries, latents, at, rotation, norm, self.device)
+        kv, batch, rank = at.kv, _own_batch(at), at.kv.latent_rank
+        pages, _ = _own_pages(kv).layer(at.layer)
+        angles = self._angles(rotation, kv.head_dim - rank, batch)
+        turned = queries.unflatten(1, (-1, kv.head_dim))[..., rank:]
+        turned.copy_(_rotate(_wide(turned), *angles))
+        key = _rotate(_wide(latents[:, None, rank:]), *angles)
+        row = torch.cat([_rms_norm(latents[:, None, :rank], norm), key.to(pages.dtype)], dim=-1)
+        group, _ = kv.places[at.layer]
+        pages[batch.token_pages[group], :, batch.token_offsets[group]] = row
 
     def paged_attention(
         self,
@@ -241,7 +261,8 @@ class ReferenceBackend(Backend):
         page_table = batch.page_tables[kv.places[at.layer][0]]
         q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        v_pages = v_pages[..., : kv.latent_rank or kv.head_dim]
+        out = torch.empty((*q.shape[:2], v_pages.shape[-1]), dtype=q.dtype, device=q.device)
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for row, context in enumerate(batch.context_lens):
             start, stop = batch.query_start[row], batch.query_start[row + 1]

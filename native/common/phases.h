@@ -76,6 +76,12 @@ class Phases {
     // As `run_phases` does. They stay, and may run again.
     void run(int64_t* ended = nullptr) const { run_phases(phases_.data(), count(), ended); }
 
+    // In the calling thread alone.
+    void run_here() const {
+        for (const Phase& phase : phases_)
+            for (int64_t task = 0; task < phase.num_tasks; ++task) phase.run(phase.context, task);
+    }
+
     // Keeps the memory for the next ones.
     void clear() {
         phases_.clear();

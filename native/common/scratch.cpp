@@ -5,7 +5,7 @@
 
 namespace aioserve {
 
-alignas(64) const float kZeros[256] = {};
+alignas(64) const float kZeros[1024] = {};
 
 float* scratch(int64_t count) {
     struct Free {

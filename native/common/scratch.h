@@ -9,7 +9,7 @@ namespace aioserve {
 // At least `count` floats, aligned to 64 bytes, valid until this thread asks again. Holds garbage.
 float* scratch(int64_t count);
 
-// 256 zero floats, aligned to 64 bytes.
-extern const float kZeros[256];
+// Zeros, aligned to 64 bytes.
+extern const float kZeros[1024];
 
 }  // namespace aioserve

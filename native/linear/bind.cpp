@@ -12,6 +12,7 @@
 #include "linear/grouped/weight.h"
 #include "linear/joined.h"
 #include "linear/packed_weight.h"
+#include "linear/per_head.h"
 #include "linear/permuted.h"
 
 namespace nb = nanobind;
@@ -21,6 +22,7 @@ using aioserve::linear::GroupedWeight;
 using aioserve::linear::JoinedKernel;
 using aioserve::linear::LinearKernel;
 using aioserve::linear::PackedWeight;
+using aioserve::linear::PerHeadKernel;
 using aioserve::linear::PermutedKernel;
 
 namespace {
@@ -134,6 +136,20 @@ void permute(PermutedKernel* self, const LinearKernel& kernel, const nb::bytes& 
     new (self) PermutedKernel(kernel, std::move(inputs));
 }
 
+void make_per_head(PerHeadKernel* self, const nb::tuple& heads, int64_t passed) {
+    std::vector<const LinearKernel*> kernels;
+    for (nb::handle head : heads) kernels.push_back(&nb::cast<const LinearKernel&>(head));
+    new (self) PerHeadKernel(std::move(kernels), passed);
+}
+
+void apply_per_head(const PerHeadKernel& self, Address x, int64_t rows, int64_t x_row_bytes,
+                    Address y, int64_t y_row_bytes) {
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        self.append(phases, {reinterpret_cast<char*>(x), x_row_bytes}, rows,
+                    {reinterpret_cast<char*>(y), y_row_bytes});
+    });
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -172,6 +188,13 @@ void bind_linear(nb::module_& m) {
     nb::class_<JoinedKernel, LinearKernel>(m, "JoinedKernel", "Several kernels as one layer.")
         .def("__init__", &join, "parts"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("sizes", &sizes_of_parts);
+    nb::class_<PerHeadKernel>(m, "PerHeadKernel", "A product for each head of a row.")
+        .def("__init__", &make_per_head, "heads"_a, "passed"_a, nb::keep_alive<1, 2>())
+        .def("apply", &apply_per_head, ReleaseGil())
+        .def_prop_ro("in_columns", &PerHeadKernel::in_columns)
+        .def_prop_ro("out_columns", &PerHeadKernel::out_columns)
+        .def_prop_ro("bfloat16", &PerHeadKernel::bfloat16)
+        .def_prop_ro("num_bytes", &PerHeadKernel::num_bytes);
     m.attr("PANEL_OUTPUTS") = aioserve::linear::kPanelColumns;
     nb::class_<PermutedKernel, LinearKernel>(m, "PermutedKernel", "A kernel with sorted inputs.")
         .def("__init__", &permute, "kernel"_a, "order"_a, nb::keep_alive<1, 2>());

@@ -26,7 +26,7 @@ const AttentionPlan& plan_of(const Batch& batch, const KVPages& pages, int64_t l
 int64_t partials_of(const Batch& batch, const KVPages& pages, int64_t layer,
                     const AttentionCall& call) {
     const AttentionPlan& plan = plan_of(batch, pages, layer, call);
-    return plan.num_slots * partial_floats(plan.most_rows, pages.head_dim);
+    return plan.num_slots * partial_floats(plan.most_rows, pages.value_dim());
 }
 
 void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
@@ -46,9 +46,11 @@ void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& p
                              .v_pages = pages.values(layer),
                              .page_bytes = pages.page_bytes(),
                              .head_bytes = pages.head_bytes(),
+                             .latent = pages.rank > 0,
                              .kv_heads = pages.heads,
                              .group = call.q_heads / pages.heads,
                              .head_dim = pages.head_dim,
+                             .value_dim = pages.value_dim(),
                              .page_size = pages.page_size,
                              .scale = call.scale,
                              .soft_cap = call.soft_cap,
@@ -59,7 +61,7 @@ void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& p
     const AttentionPlan* const plan = &plan_of(batch, pages, layer, call);
     const int64_t count = static_cast<int64_t>(plan->tasks.size());
     const int64_t merges = static_cast<int64_t>(plan->merges.size());
-    const int64_t stride = partial_floats(plan->most_rows, args.head_dim);
+    const int64_t stride = partial_floats(plan->most_rows, args.value_dim);
     // Tasks start in order, so that a thread's next is about as many on as there are threads.
     const auto attend = [=](int64_t i, int64_t ahead) {
         const AttentionTask& task = plan->tasks[i];

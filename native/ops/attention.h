@@ -10,10 +10,12 @@ namespace aioserve::ops {
 
 // What one layer asks for, beside its batch and its pages.
 struct AttentionCall {
-    const void* qkv;  // [T, (Hq + 2 Hk) * D], rows `row_stride` elements apart; the queries are read
+    // [T, (Hq + 2 Hk) * D], rows `row_stride` elements apart, of which the queries are read; of latent
+    // pages [T, Hq * D], queries alone.
+    const void* qkv;
     int64_t row_stride;
     int64_t q_heads;
-    void* out;  // [T, Hq * D] contiguous, or [S, Hq * D] with `logit_rows_only`
+    void* out;  // [T, Hq * value_dim] contiguous, or [S, ...] with `logit_rows_only`
     float scale;
     float soft_cap;
     int64_t window;  // 0: none; at most what the layer's group keeps

@@ -191,13 +191,13 @@ static void finish(const AttentionArgs& args, const AttentionUnit& unit, const S
         const int64_t token = unit.first_row + row / args.group;
         const int64_t head = unit.kv_head * args.group + row % args.group;
         T* out = static_cast<T*>(args.out) +
-                 (token * args.kv_heads * args.group + head) * shape.dim;
+                 (token * args.kv_heads * args.group + head) * shape.value_dim;
         const bool plain = !args.sinks && !args.log_sum_exp;
         const Vec scale = Vec::set(plain ? 1.0f / total.sum[row]
                                          : last_factor(args, total, row, head, token));
-        for (int64_t i = 0; i < shape.dim; i += Vec::kWidth) {
+        for (int64_t i = 0; i < shape.value_dim; i += Vec::kWidth) {
             const Vec x = Vec::load(total.out + row * shape.padded_dim + i) * scale;
-            store_some(x, out + i, shape.dim - i);
+            store_some(x, out + i, shape.value_dim - i);
         }
     }
 }
@@ -205,7 +205,7 @@ static void finish(const AttentionArgs& args, const AttentionUnit& unit, const S
 template <class T>
 static void attention(const AttentionArgs& args, const AttentionUnit& unit,
                       const AttentionUnit* next) {
-    const Shape<T> shape(unit.tokens * args.group, args.head_dim);
+    const Shape<T> shape(unit.tokens, args);
     float* first = scratch(2 * shape.partial() + shape.work());
     float* later = first + shape.partial();
     float* work = later + shape.partial();
@@ -222,7 +222,7 @@ static void attention(const AttentionArgs& args, const AttentionUnit& unit,
 template <class T>
 static void attention_split(const AttentionArgs& args, const AttentionUnit& unit,
                             const AttentionUnit* next, const PartialPlaces& to) {
-    const Shape<T> shape(unit.tokens * args.group, args.head_dim);
+    const Shape<T> shape(unit.tokens, args);
     const int64_t split = unit.first_split();
     if (to.count == 1) {
         attend<T>(args, unit, next, split, shape, to.partials + to.places->slot * to.stride,
@@ -247,7 +247,7 @@ static void attention_split(const AttentionArgs& args, const AttentionUnit& unit
 template <class T>
 static void attention_merge(const AttentionArgs& args, const AttentionUnit& unit, float* partials,
                             int64_t stride) {
-    const Shape<T> shape(unit.tokens * args.group, args.head_dim);
+    const Shape<T> shape(unit.tokens, args);
     const Partial total(partials, shape.rows);
     for (int64_t i = 1; i < unit.num_splits(); ++i)
         merge(shape, total, Partial(partials + i * stride, shape.rows));

@@ -2,6 +2,9 @@
 // their pages if they can be read there, else copied. Positions outside [begin, end) may be anybody's
 // or nobody's: their keys may be read, for scores that are then thrown away, but never their values,
 // since no weight makes nothing of a NaN.
+//
+// Of latent pages both are made of the same rows, a token's after the other's, so that keys are always
+// copied: one copy for all query heads.
 
 template <class T>
 constexpr bool kIsPaired = sizeof(T) == sizeof(bf16);
@@ -20,21 +23,23 @@ static inline int64_t round_up(int64_t n, int64_t multiple) {
 // Sizes of a unit's matrices, in 32-bit elements.
 template <class T>
 struct Shape {
-    int64_t rows, dim;
+    int64_t rows, dim;   // dim: of queries and keys
+    int64_t value_dim;
     int64_t steps;       // of Q K^T
     int64_t q_stride;    // a packed query
     int64_t padded_dim;  // columns of V and of the output, in whole vectors or tiles
     int64_t padded_rows;
     bool widen;  // keys and values become floats once for all rows
 
-    Shape(int64_t rows_, int64_t dim_) : rows(rows_), dim(dim_) {
+    Shape(int64_t tokens, const AttentionArgs& args)
+        : rows(tokens * args.group), dim(args.head_dim), value_dim(args.value_dim) {
         steps = kIsPaired<T> ? (dim + 1) / 2 : dim;
         q_stride = round_up(kIsPaired<T> && !kDot<T> ? 2 * steps : steps, kTogether<T>);
-        padded_dim = round_up(dim, kTogether<T>);
+        padded_dim = round_up(value_dim, kTogether<T>);
         padded_rows = kInTiles<T> ? round_up(rows, 16) : rows;
         widen = kIsPaired<T> && !kDot<T> && rows > kProductRows;
     }
-    int64_t partial() const { return partial_floats(rows, dim); }
+    int64_t partial() const { return partial_floats(rows, value_dim); }
     int64_t copied_keys() const { return round_up(steps, kTogether<T>) * kKeyBlock; }
     int64_t copies() const { return copied_keys() + padded_dim * kKeyBlock; }
     // Of tiles: the values again, since rows that lie together need not do so tile by tile.
@@ -75,11 +80,12 @@ struct Block {
 template <class T>
 static inline bool keys_lie_together(const AttentionArgs& args) {
     if (kInTiles<T> && args.head_dim % 32 != 0) return false;  // the last tile would go on past them
-    return args.page_size % kTogether<T> == 0;
+    return !args.latent && args.page_size % kTogether<T> == 0;
 }
 template <class T>
 static inline bool values_lie_together(const AttentionArgs& args) {
-    return args.head_dim % kTogether<T> == 0 && (!kIsPaired<T> || args.page_size % 2 == 0);
+    if (args.value_dim % kTogether<T> != 0) return false;
+    return !kIsPaired<T> || (!args.latent && args.page_size % 2 == 0);
 }
 
 // `fn(position, count, offset, head)` for the positions of each page in [begin, end): `offset` is
@@ -119,7 +125,7 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
     constexpr int64_t kKeys = kTogether<T>;
     for (int i = 0; i < kKeyBlock / kKeys; ++i) block.k[i] = packed + i * kKeys;
     for (int64_t i = steps * kKeyBlock; i < shape.copied_keys(); ++i) packed[i] = 0;
-    if (size > 1) {
+    if (size > 1 && !args.latent) {
         for_each_page(args, unit, block.begin, block.end,
                       [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
                           const float* k = reinterpret_cast<const float*>(args.k_pages + head) + offset;
@@ -133,8 +139,10 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
     const float* rows[kKeyBlock];
     for (int i = 0; i < kKeyBlock; ++i) rows[i] = kZeros;
     for_each_page(args, unit, block.begin, block.end,
-                  [&](int64_t at, int64_t, int64_t, int64_t head) {
-                      rows[at - block.base] = reinterpret_cast<const float*>(args.k_pages + head);
+                  [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
+                      const float* k =
+                          reinterpret_cast<const float*>(args.k_pages + head) + offset * steps;
+                      for (int64_t i = 0; i < count; ++i) rows[at - block.base + i] = k + i * steps;
                   });
     const int64_t end = block.end_column() * kKeys;
     for (int64_t column = block.first_column() * kKeys; column < end; column += Vec::kWidth) {
@@ -161,15 +169,18 @@ static inline void interleave_values(const bf16* first, const bf16* second, int6
 template <class T>
 static void find_values(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                         Block<T>& block, float* copies) {
-    const int64_t size = args.page_size, dim = shape.dim, padded = shape.padded_dim;
+    const int64_t size = args.page_size, dim = shape.value_dim, padded = shape.padded_dim;
+    // From a token to the next, where each has a row of its own.
+    const int64_t row_size = args.latent ? shape.steps * (kIsPaired<T> ? 2 : 1) : dim;
     const int64_t base = block.base;
     const bool together = values_lie_together<T>(args);
     if constexpr (!kIsPaired<T>) {
         for_each_page(args, unit, block.begin, block.end,
                       [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
                           const float* v =
-                              reinterpret_cast<const float*>(args.v_pages + head) + offset * dim;
-                          for (int64_t i = 0; i < count; ++i) block.v[at - base + i] = v + i * dim;
+                              reinterpret_cast<const float*>(args.v_pages + head) + offset * row_size;
+                          for (int64_t i = 0; i < count; ++i)
+                              block.v[at - base + i] = v + i * row_size;
                       });
         if (together) return;
         for (int64_t row = block.first_row(); row < block.end_row(); ++row) {
@@ -179,7 +190,7 @@ static void find_values(const AttentionArgs& args, const AttentionUnit& unit, co
             block.v[row] = to;
         }
     } else {
-        const bool in_pairs = size % 2 == 0;
+        const bool in_pairs = size % 2 == 0 && !args.latent;
         const bf16* tokens[kKeyBlock];  // the values of each, where pages hold no pairs
         if (in_pairs) {
             for_each_page(args, unit, block.begin / 2 * 2, block.end,
@@ -193,9 +204,10 @@ static void find_values(const AttentionArgs& args, const AttentionUnit& unit, co
             for (int i = 0; i < kKeyBlock; ++i) tokens[i] = nullptr;
             for_each_page(args, unit, block.begin, block.end,
                           [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
-                              const bf16* v =
-                                  reinterpret_cast<const bf16*>(args.v_pages + head) + offset * dim;
-                              for (int64_t i = 0; i < count; ++i) tokens[at - base + i] = v + i * dim;
+                              const bf16* v = reinterpret_cast<const bf16*>(args.v_pages + head) +
+                                              offset * row_size;
+                              for (int64_t i = 0; i < count; ++i)
+                                  tokens[at - base + i] = v + i * row_size;
                           });
         }
         const int64_t rows = block.end_row();

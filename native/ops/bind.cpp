@@ -19,6 +19,7 @@
 #include "ops/batch.h"
 #include "ops/elementwise.h"
 #include "ops/held_batch.h"
+#include "ops/latent.h"
 #include "ops/page_copy.h"
 #include "ops/prefault.h"
 #include "ops/rowwise.h"
@@ -150,12 +151,14 @@ void bind_leave_out(Address x, int64_t num_rows, int64_t size,
 void make_pages(KVPages* self, Address storage, int64_t num_pages, int64_t layers_per_page,
                 int64_t heads, int64_t page_size, int64_t head_dim, bool bfloat16,
                 const std::vector<std::pair<int64_t, int64_t>>& places,
-                const std::vector<int64_t>& windows) {
+                const std::vector<int64_t>& windows, int64_t rank) {
+    if (rank < 0 || rank > head_dim || (rank > 0 && heads != 1))
+        throw std::invalid_argument("rank must be from 1 to head_dim, of one head, or 0");
     std::vector<KVPlace> of_layers;
     for (const auto& [group, index] : places) of_layers.push_back({group, index});
     new (self) KVPages{at<char>(storage), num_pages, layers_per_page,     heads,
                        page_size,         head_dim,  dtype_of(bfloat16), std::move(of_layers),
-                       windows};
+                       windows,           rank};
 }
 
 void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
@@ -177,6 +180,26 @@ void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t l
                      .k_norm = at(k_norm),
                      .eps = eps,
                      .weight_offset = weight_offset});
+}
+
+void bind_latent_write(const HeldBatch& held, const KVPages& pages, int64_t layer, Address queries,
+                       int64_t row_stride, int64_t q_heads, Address latents, int64_t latent_stride,
+                       Address norm, float eps, float weight_offset, Address cos, Address sin,
+                       int64_t max_positions, int64_t half, bool interleaved) {
+    latent_write(held.batch, pages, layer,
+                 {.queries = at(queries),
+                  .row_stride = row_stride,
+                  .q_heads = q_heads,
+                  .latents = at(latents),
+                  .latent_stride = latent_stride,
+                  .norm = at(norm),
+                  .eps = eps,
+                  .weight_offset = weight_offset,
+                  .cos = at<float>(cos),
+                  .sin = at<float>(sin),
+                  .max_positions = max_positions,
+                  .half = half,
+                  .interleaved = interleaved});
 }
 
 void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
@@ -234,7 +257,7 @@ nb::dict cpu_info() {
 void bind_ops(nb::module_& m) {
     nb::class_<KVPages>(m, "KVPages", "The KV pages of every layer, in memory that outlives this.")
         .def("__init__", &make_pages, "storage"_a, "num_pages"_a, "layers_per_page"_a, "heads"_a,
-             "page_size"_a, "head_dim"_a, "bfloat16"_a, "places"_a, "windows"_a)
+             "page_size"_a, "head_dim"_a, "bfloat16"_a, "places"_a, "windows"_a, "rank"_a = 0)
         .def("prefault", &prefault, "first"_a, "end"_a, ReleaseGil(),
              "Have the memory of pages [first, end) provided.");
     nb::class_<HeldBatch>(m, "Batch", "Where the tokens of one step sit, checked for all layers.")
@@ -272,6 +295,7 @@ void bind_ops(nb::module_& m) {
     m.def("largest_of", &bind_largest_of);
     m.def("leave_out", &bind_leave_out);
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
+    m.def("latent_write", &bind_latent_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
     m.def("merge_attention", &bind_merge_attention, ReleaseGil());
     m.def("copy_pages", &bind_copy_pages, "caches"_a, "copies"_a.noconvert());

@@ -11,6 +11,7 @@ namespace aioserve::ops {
 namespace {
 
 #include "ops/rowwise.inl"
+#include "ops/latent.inl"
 #include "ops/sampling.inl"
 #include "ops/attention_product.inl"
 #include "ops/attention_block.inl"
@@ -23,6 +24,7 @@ constexpr Kernels kKernels = {
     .rms_norm = rms_norm<T>,
     .layer_norm = layer_norm<T>,
     .rotary_kv_write = rotary_kv_write<T>,
+    .latent_write = latent_write<T>,
     .silu_mul = gated<T, false>,
     .gelu_tanh_mul = gated<T, true>,
     .clamped_swiglu = clamped_swiglu<T>,

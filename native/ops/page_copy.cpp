@@ -20,7 +20,7 @@ void check_alike(const Caches& caches) {
         const KVPages& other = *caches[i];
         if (other.layers_per_page != first.layers_per_page || other.heads != first.heads ||
             other.page_size != first.page_size || other.head_dim != first.head_dim ||
-            other.dtype != first.dtype)
+            other.dtype != first.dtype || other.rank != first.rank)
             throw std::invalid_argument("caches[" + std::to_string(i) +
                                         "] must be like caches[0] in all but num_pages");
     }
@@ -41,6 +41,11 @@ void copy_keys(const KVPages& sizes, const char* source, char* target, int64_t t
     const int64_t stride = 4 * sizes.page_size;
     for (int64_t step = 0; step < sizes.steps(); ++step)
         std::memcpy(target + step * stride, source + step * stride, 4 * tokens);
+}
+
+// The first `tokens` rows of a latent page.
+void copy_rows(const KVPages& sizes, const char* source, char* target, int64_t tokens) {
+    std::memcpy(target, source, 4 * sizes.steps() * tokens);
 }
 
 // The first `tokens` values of a head. Of a pair whose first token alone is copied, the second stays.
@@ -91,7 +96,9 @@ void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies
                 continue;
             }
             for (int64_t head = begin * first.heads; head < end * first.heads; ++head) {
-                const auto copy_some = head / first.heads % 2 == 0 ? copy_keys : copy_values;
+                const auto copy_some = first.rank                      ? copy_rows
+                                       : head / first.heads % 2 == 0 ? copy_keys
+                                                                       : copy_values;
                 copy_some(first, source + head * head_bytes, target + head * head_bytes,
                           copy.num_tokens);
             }

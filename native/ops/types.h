@@ -19,19 +19,24 @@ constexpr int kSplitKeys = 512;
 // Query rows (tokens x grouped heads) that share one pass over the keys, unless one token has more.
 constexpr int kRowBlock = 64;
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxLatentDim = 1024;
 
 struct AttentionArgs {
     const void* q;  // [T, Hq, D] with these strides, in elements
     int64_t q_token_stride;
     int64_t q_head_stride;
-    void* out;  // [T or S, Hq, D] contiguous
+    void* out;  // [T or S, Hq, value_dim] contiguous
     const char* k_pages;  // of this layer in page 0, as in KVPages
     const char* v_pages;
     int64_t page_bytes;  // from page to page
     int64_t head_bytes;  // from KV head to KV head
+    // Pages of latents hold rows of `head_dim` numbers, in whole steps of 4 bytes, a token's after the
+    // other's: keys, whose first `value_dim` numbers are the values. There is one KV head.
+    bool latent;
     int64_t kv_heads;
     int64_t group;  // query heads per KV head
-    int64_t head_dim;
+    int64_t head_dim;   // of queries and keys
+    int64_t value_dim;  // of values and results: as many, unless pages are latent
     int64_t page_size;
     float scale;
     float soft_cap;
@@ -112,6 +117,26 @@ struct RotaryArgs {
     const void* k_norm;
     float eps;
     float weight_offset;
+};
+
+struct LatentArgs {
+    void* queries;  // [T, Hq, rank + rotated], tokens `query_stride` elements apart
+    int64_t query_stride, q_heads;
+    const void* latents;  // [T, rank + rotated], rows `latent_stride` elements apart
+    int64_t latent_stride;
+    int64_t rank, rotated;
+    const void* norm;  // [rank]
+    float eps;
+    float weight_offset;
+    const float* cos;  // as for RotaryArgs
+    const float* sin;
+    int64_t half;
+    bool interleaved;
+    const int32_t* positions;
+    const int64_t* locations;
+    char* pages;  // of this layer in page 0, as in KVPages
+    int64_t page_bytes;  // from page to page
+    int64_t page_size;
 };
 
 struct GatedArgs {
@@ -198,6 +223,7 @@ struct Kernels {
     void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
     void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
     void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
+    void (*latent_write)(const LatentArgs&, int64_t begin, int64_t end);
     void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
     void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
     // (up + 1) * gate * sigmoid(gain * gate), where gate is at most `limit`, and up within it.

@@ -23,8 +23,8 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-void make(Program* self, bool bfloat16, int64_t kv_heads, int64_t head_dim) {
-    new (self) Program(bfloat16 ? DType::bfloat16 : DType::float32, kv_heads, head_dim);
+void make(Program* self, bool bfloat16, int64_t kv_heads, int64_t head_dim, int64_t rank) {
+    new (self) Program(bfloat16 ? DType::bfloat16 : DType::float32, kv_heads, head_dim, rank);
 }
 
 ValueId embedding(Program& self, Address table, int64_t vocab, int64_t columns) {
@@ -69,6 +69,11 @@ void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int rotation, Ad
     self.rotary_kv_write(qkv, layer, rotation, {at(q_norm), at(k_norm), eps, weight_offset});
 }
 
+void latent_write(Program& self, ValueId queries, ValueId latents, int64_t layer, int rotation,
+                  Address norm, float eps, float weight_offset) {
+    self.latent_write(queries, latents, layer, rotation, {at(norm), eps, weight_offset});
+}
+
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
          Address logits, Address kept, Address largest, Address columns) {
     self.run({held.batch, pages, at<int64_t>(token_ids)},
@@ -89,7 +94,7 @@ nb::dict nanoseconds(const Program& self) {
 void bind_program(nb::module_& m) {
     nb::class_<Program>(m, "Program", "A decoder's ops, recorded once and run for every step.")
         .def("__init__", &make, "bfloat16"_a, "kv_heads"_a,
-             "head_dim"_a)
+             "head_dim"_a, "rank"_a = 0)
         .def("embedding", &embedding)
         .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
         .def("add_positions", &add_positions)
@@ -102,7 +107,9 @@ void bind_program(nb::module_& m) {
         .def("add_rotation", &Program::add_rotation)
         .def("set_rotation", &set_rotation)
         .def("rotary_kv_write", &rotary_kv_write)
+        .def("latent_write", &latent_write)
         .def("attention", &attention)
+        .def("per_head", &Program::per_head, nb::keep_alive<1, 3>())
         .def("gated", &Program::gated)
         .def("activation", &activation)
         .def("experts", &Program::experts, nb::keep_alive<1, 4>())

@@ -2,6 +2,7 @@
 
 #include "dispatch.h"
 #include "ops/elementwise.h"
+#include "ops/latent.h"
 #include "ops/rowwise.h"
 
 namespace aioserve::program {
@@ -263,6 +264,30 @@ void SigmoidScale::append(const Frame& frame) const {
     mixture::append_sigmoid_scale(frame.phases, frame.at(reads[0]), frame.at<float>(reads[1]),
                                   frame.dtype, frame.rows(reads[0]),
                                   frame.values[reads[0]].columns);
+}
+
+void PerHead::append(const Frame& frame) const {
+    const ValueId x = reads[0], y = writes[0];
+    weight.append(frame.phases, {frame.at<char>(x), frame.values[x].row_bytes}, frame.rows(x),
+                  {frame.at<char>(y), frame.values[y].row_bytes});
+}
+
+void LatentWrite::append(const Frame& frame) const {
+    const Rotation& table = frame.rotations[rotation];
+    append_latent_write(frame.phases, frame.inputs.batch, frame.inputs.pages, layer,
+                        {.queries = frame.at(reads[0]),
+                         .row_stride = frame.values[reads[0]].columns,
+                         .q_heads = q_heads,
+                         .latents = frame.at(reads[1]),
+                         .latent_stride = frame.values[reads[1]].columns,
+                         .norm = norm,
+                         .eps = eps,
+                         .weight_offset = offset,
+                         .cos = table.cos,
+                         .sin = table.sin,
+                         .max_positions = table.max_positions,
+                         .half = table.half,
+                         .interleaved = table.interleaved});
 }
 
 void RotaryKvWrite::append(const Frame& frame) const {

@@ -6,6 +6,7 @@
 
 #include "experts/experts.h"
 #include "experts/routing.h"
+#include "linear/per_head.h"
 #include "ops/attention.h"
 #include "program/op.h"
 
@@ -148,6 +149,25 @@ struct Experts : Op {
 struct SigmoidScale : Op {
     SigmoidScale(ValueId x, ValueId gate) : Op(Kind::rowwise, {x, gate}, {}) {}
     void append(const Frame& frame) const override;
+};
+
+struct PerHead : Op {
+    PerHead(ValueId x, ValueId y, const linear::PerHeadKernel& weight_)
+        : Op(Kind::linear, {x}, {y}), weight(weight_) {}
+    void append(const Frame& frame) const override;
+    const linear::PerHeadKernel& weight;
+};
+
+struct LatentWrite : Op {
+    LatentWrite(ValueId queries, ValueId latents, int64_t layer_, int64_t q_heads_, int rotation_,
+                const void* norm_, float eps_, float offset_)
+        : Op(Kind::attention, {queries, latents}, {}), layer(layer_), q_heads(q_heads_),
+          rotation(rotation_), norm(norm_), eps(eps_), offset(offset_) {}
+    void append(const Frame& frame) const override;
+    int64_t layer, q_heads;
+    int rotation;
+    const void* norm;
+    float eps, offset;
 };
 
 struct RotaryKvWrite : Op {

@@ -128,10 +128,10 @@ void Program::set_rotation(int index, const float* cos, const float* sin, const 
 }
 
 int64_t Program::check_qkv(ValueId qkv, int64_t layer) {
-    const int64_t columns = check(qkv).columns;
-    const int64_t q_heads = columns / head_dim_ - 2 * kv_heads_;
+    const int64_t columns = check(qkv).columns, others = rank_ ? 0 : 2 * kv_heads_;
+    const int64_t q_heads = columns / head_dim_ - others;
     if (columns % head_dim_ || q_heads < 1 || q_heads % kv_heads_)
-        refuse("queries, keys and values must have (Hq + 2 * " + std::to_string(kv_heads_) + ") * " +
+        refuse("queries, keys and values must have (Hq + " + std::to_string(others) + ") * " +
                std::to_string(head_dim_) + " columns, got " + std::to_string(columns));
     if (layer < 0) refuse("layer must be at least 0, got " + std::to_string(layer));
     layers_ = std::max(layers_, layer + 1);
@@ -139,6 +139,7 @@ int64_t Program::check_qkv(ValueId qkv, int64_t layer) {
 }
 
 void Program::rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const HeadNorms& norms) {
+    if (rank_) refuse("has latent pages");
     if (rotation >= static_cast<int>(rotations_.size()))
         refuse("has no rotation " + std::to_string(rotation));
     ops_.push_back(std::make_unique<RotaryKvWrite>(qkv, layer, check_qkv(qkv, layer), rotation,
@@ -146,13 +147,35 @@ void Program::rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const He
                                                    norms.weight_offset));
 }
 
+void Program::latent_write(ValueId queries, ValueId latents, int64_t layer, int rotation,
+                           const LatentNorm& norm) {
+    if (!rank_) refuse("has no latent pages");
+    if (rotation < 0 || rotation >= static_cast<int>(rotations_.size()))
+        refuse("has no rotation " + std::to_string(rotation));
+    if (check(latents).columns != head_dim_)
+        refuse("latents must have " + std::to_string(head_dim_) + " columns, got " +
+               std::to_string(check(latents).columns));
+    ops_.push_back(std::make_unique<LatentWrite>(queries, latents, layer, check_qkv(queries, layer),
+                                                 rotation, norm.weight, norm.eps,
+                                                 norm.weight_offset));
+}
+
 ValueId Program::attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
                            const float* sinks, bool logit_rows_only) {
     const int64_t q_heads = check_qkv(qkv, layer);
-    const ValueId out = add_value(logit_rows_only, q_heads * head_dim_);
+    const ValueId out = add_value(logit_rows_only, q_heads * (rank_ ? rank_ : head_dim_));
     ops_.push_back(
         std::make_unique<Attention>(qkv, out, layer, q_heads, scale, soft_cap, window, sinks));
     return out;
+}
+
+ValueId Program::per_head(ValueId x, const linear::PerHeadKernel& weight) {
+    if (check(x).columns != weight.in_columns())
+        refuse("a product of heads of " + std::to_string(weight.in_columns()) +
+               " columns reads a value of " + std::to_string(check(x).columns));
+    const ValueId y = add_value(check(x).logit_rows_only, weight.out_columns());
+    ops_.push_back(std::make_unique<PerHead>(x, y, weight));
+    return y;
 }
 
 ValueId Program::gated(ValueId gate_up, bool gelu) {
@@ -284,7 +307,7 @@ void Program::check_inputs(const Inputs& inputs) const {
     if (logits_ == kNoValue) refuse("is not finished");
     const ops::KVPages& pages = inputs.pages;
     if (pages.dtype != dtype_ || pages.heads != kv_heads_ || pages.head_dim != head_dim_ ||
-        pages.layers() < layers_)
+        pages.rank != rank_ || pages.layers() < layers_)
         refuse("pages must have its dtype, " + std::to_string(kv_heads_) + " heads of " +
                std::to_string(head_dim_) + " and at least " + std::to_string(layers_) + " layers");
     inputs.batch.check_pages(inputs.pages);

@@ -16,15 +16,16 @@
 
 #include "experts/experts.h"
 #include "experts/routing.h"
+#include "linear/per_head.h"
 #include "program/op.h"
 
 namespace aioserve::program {
 
 class Program {
   public:
-    // For KV pages of this dtype, with this many heads of this size.
-    Program(ops::DType dtype, int64_t kv_heads, int64_t head_dim)
-        : dtype_(dtype), kv_heads_(kv_heads), head_dim_(head_dim) {}
+    // For KV pages of this dtype, with this many heads of this size; `rank` as in KVPages.
+    Program(ops::DType dtype, int64_t kv_heads, int64_t head_dim, int64_t rank)
+        : dtype_(dtype), kv_heads_(kv_heads), head_dim_(head_dim), rank_(rank) {}
 
     // Recording. Each returns its result; addresses must outlive the program. Throws
     // std::invalid_argument for values that don't exist or don't fit.
@@ -53,9 +54,17 @@ class Program {
     };
     // `rotation`: an index, or -1.
     void rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const HeadNorms& norms);
-    // `sinks`: of each query head, or null.
+    struct LatentNorm {
+        const void* weight;
+        float eps, weight_offset;
+    };
+    // Of pages with a rank, in place of the above: `queries` [T, Hq * D], `latents` [T, D].
+    void latent_write(ValueId queries, ValueId latents, int64_t layer, int rotation,
+                      const LatentNorm& norm);
+    // `qkv`: queries alone where pages have a rank. `sinks`: of each query head, or null.
     ValueId attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
                       const float* sinks, bool logit_rows_only);
+    ValueId per_head(ValueId x, const linear::PerHeadKernel& weight);
     ValueId gated(ValueId gate_up, bool gelu);
     // The sum of the experts of each row of x that its scores choose.
     ValueId experts(ValueId x, ValueId scores, const mixture::Experts& experts,
@@ -99,6 +108,7 @@ class Program {
     ops::DType dtype_;
     int64_t kv_heads_;
     int64_t head_dim_;
+    int64_t rank_;
     int64_t layers_ = 0;
     std::vector<Value> values_;
     std::vector<std::unique_ptr<Op>> ops_;

@@ -13,7 +13,11 @@ __all__ = ["by_layer", "contents", "fill"]
 
 
 def contents(kv: KVCache) -> Tensor:
-    """`[layers_per_page, 2, num_pages, num_kv_heads, page_size, head_dim]`, in its own memory."""
+    """`[layers_per_page, 2, num_pages, num_kv_heads, page_size, head_dim]`, in its own memory; of
+    latents with 1 in place of 2."""
+    if kv.latent_rank:
+        rows = by_layer(kv).flatten(4).unflatten(-1, (kv.page_size, -1))
+        return rows[..., : kv.head_dim].clone(memory_format=torch.contiguous_format)
     if not isinstance(kv, NativeKVCache):
         return by_layer(kv).clone(memory_format=torch.contiguous_format)
     keys, values = _keys(kv), _values(kv)

@@ -21,6 +21,7 @@ from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import DeviceFailedError
 from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import full_pages, pages_for_each, tokens_in_part
+from aioserve.models import architecture
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind
@@ -94,6 +95,8 @@ def choose_attention(
 
 
 def _why_unfit(decoder: Decoder, config: EngineConfig) -> str | None:
+    if decoder.config.latent_rank:
+        return "FlashInfer: it isn't used for latents"
     if all(layer.mixer.sinks is not None for layer in decoder.config.layers):
         return "FlashInfer: its kernels know no sinks, which this model's attention has"
     heads = decoder.config.heads
@@ -172,7 +175,9 @@ class _Trial:
         device: Device,
         clock: Callable[[], float],
     ) -> None:
-        layers = [one.mixer for one in decoder.config.layers if one.mixer.sinks is None]
+        mixers = [layer.mixer for layer in decoder.config.layers]
+        attending = [one for one in mixers if isinstance(one, architecture.Attention)]
+        layers = [one for one in attending if one.sinks is None]
         self._kinds = [AttentionKind(one.scale, one.window, one.soft_cap) for one in layers]
         """Kind of each layer whose prompts it may attend from."""
         self._backend = backend

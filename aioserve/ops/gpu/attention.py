@@ -1,7 +1,7 @@
 """Paged attention: the prompts of a batch in one launch, its decodes in another.
 
 Decodes are Triton's. Prompts are too, unless a `PromptAttention` attends from them, which knows no
-sinks and gives no log-sum-exp.
+sinks and gives no log-sum-exp. Latent pages have kernels of their own.
 See `aioserve.ops.Backend.paged_attention` for what is computed.
 """
 
@@ -18,6 +18,7 @@ from aioserve.ops.gpu.attention_decode import decode
 from aioserve.ops.gpu.attention_prefill import prefill
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, attention_tiles
 from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.ops.gpu.latent_attention import latent_attention
 
 __all__ = ["MAX_HEAD_DIM", "PromptAttention", "paged_attention"]
 
@@ -47,6 +48,8 @@ def paged_attention(
 
     Raises ValueError for a scale that isn't above 0.
     """
+    if at.kv.latent_rank:
+        return latent_attention(qkv, at, kind, log_sum_exp, _target(qkv.device))
     if not kind.scale > 0:
         raise ValueError(f"scale must be above 0, got {kind.scale}")
     batch, kv, _ = at

@@ -31,6 +31,7 @@ from aioserve.ops.checks import (
     check_batch,
     check_gate_up,
     check_head_norms,
+    check_latent_write,
     check_norm,
     check_qkv,
     check_rotation,
@@ -38,13 +39,14 @@ from aioserve.ops.checks import (
     own,
 )
 from aioserve.ops.experts import ExpertGate
-from aioserve.ops.gpu import rotary, rowwise, sampling
+from aioserve.ops.gpu import latent_attention, rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.experts import GpuMixture
 from aioserve.ops.gpu.grouped_linear import GroupedLinear
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
+from aioserve.ops.gpu.latent_attention import MAX_LATENT_RANK
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
 from aioserve.ops.linear import HeldWeight, Linear, plain
@@ -183,6 +185,17 @@ class CudaBackend(Backend):
                 )
         rotary.rotary_kv_write(qkv, on_gpu, q_heads, rotation, norms)
 
+    def latent_write(
+        self, queries: Tensor, latents: Tensor, at: KVLayer, rotation: Rotation, norm: RMSNorm
+    ) -> None:
+        check_latent_write(queries, latents, at, rotation, norm, self.device)
+        rows, _ = check_rotation(rotation, at.kv.head_dim - at.kv.latent_rank, self.device)
+        if at.batch.max_context > rows:
+            raise ValueError(
+                f"batch: positions go to {at.batch.max_context - 1}, but cos has {rows} rows"
+            )
+        latent_attention.latent_write(queries, latents, _own(at), rotation, norm)
+
     def paged_attention(
         self,
         qkv: Tensor,
@@ -223,8 +236,13 @@ def _own(at: KVLayer) -> GpuKVLayer:
 def _kv_sizes(shape: KVShape) -> tuple[int, ...]:
     _check_dtype("dtype", shape.dtype)
     sizes = shape.plain()
-    if shape.head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {shape.head_dim}")
+    if shape.latent_rank > MAX_LATENT_RANK:
+        raise ValueError(
+            f"latent_rank must be at most {MAX_LATENT_RANK}, got {shape.latent_rank}"
+        )
+    if shape.head_dim - shape.latent_rank > MAX_HEAD_DIM:
+        beyond = f" beyond latent_rank {shape.latent_rank}" if shape.latent_rank else ""
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}{beyond}, got {shape.head_dim}")
     return sizes
 
 

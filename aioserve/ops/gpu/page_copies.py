@@ -86,7 +86,7 @@ class PageCopies:
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(self._device).cuda_stream)
         with cupy.cuda.Device(self._device.index), stream:
             _kernel(self._device.index)(
-                (first.layout.layers_per_page * 2 * first.num_kv_heads,),
+                (first.storage.shape[1] * first.storage.shape[2] * first.num_kv_heads,),
                 (THREADS,),
                 (
                     np.uint64(self._table.data_ptr()),

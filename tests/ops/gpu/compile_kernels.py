@@ -31,6 +31,7 @@ from aioserve.ops.gpu.attention_prefill import prefill_kernel
 from aioserve.ops.gpu.attention_tiles import attention_tiles, max_parts, padded_dims
 from aioserve.ops.gpu.batch import QUERY_BLOCK
 from tests.ops.gpu.grouped_builds import grouped_builds
+from tests.ops.gpu.latent_builds import latent_builds
 from tests.ops.gpu.op_builds import op_builds
 
 TARGETS = (80, 90, 100)
@@ -191,6 +192,9 @@ KERNELS: list[Build] = [
 KERNELS += [
     Build(function, types, constants, warps, num_stages=3, label=label)
     for function, types, constants, warps, label in op_builds()
+]
+KERNELS += [
+    Build(*build[:6], f"latent {build[6]}") for build in latent_builds(TARGETS)
 ]
 KERNELS += [
     Build(*build[:5], build.targets, f"grouped {build.label}".strip()) for build in grouped_builds()
