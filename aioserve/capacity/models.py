@@ -41,12 +41,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a weight, and of a number in the KV cache."""
     step_weight_bytes: int | None = None
     """Bytes of weights that every step reads; None: `bytes_per_value` of each."""
+    latent_rank: int = 0
+    """Numbers of the one row of `head_dim` numbers that a token leaves in a layer which are its
+    value too; 0: tokens leave keys and values."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None or name != "step_weight_bytes":
-                check(name, value, 1, MAX_SIZE)
+                check(name, value, 0 if name == "latent_rank" else 1, MAX_SIZE)
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
@@ -66,6 +69,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             head_dim=config.head_dim,
             bytes_per_value=bytes_per_value,
             step_weight_bytes=whole if idle else None,
+            latent_rank=config.latent_rank,
         )
 
     @property
@@ -77,8 +81,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
+        """Keys and values, or latents, of one token in all layers."""
+        values = self.num_kv_heads * self.head_dim * (1 if self.latent_rank else 2)
+        return self.num_layers * values * self.bytes_per_value
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations of a token's attention to one other, in all layers."""
+        dims = self.head_dim + (self.latent_rank or self.head_dim)
+        return 2 * self.num_layers * self.num_heads * dims
 
 
 def read_model(name: str) -> DecoderConfig:

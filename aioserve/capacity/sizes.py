@@ -70,7 +70,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             parameters=count,
             num_active_parameters=count.total - count_idle(config),
             num_kv_heads=config.num_kv_heads,
-            kv_values_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim,
+            kv_values_per_token=config.kv_values_per_token,
             max_position_embeddings=config.max_position_embeddings,
             dtype=config.dtype if config.quantization is None else config.quantization.precision,
         )

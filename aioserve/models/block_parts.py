@@ -48,6 +48,12 @@ class Weights:
     def vector(self, tensor: architecture.Tensor) -> Tensor:
         return self.backend.place(self._tensor(tensor))
 
+    def take(self, tensor: architecture.Tensor) -> Tensor:
+        """A tensor on the CPU, once: a block makes of it what it needs."""
+        taken = self._tensor(tensor)
+        del self._read.arrays[tensor]
+        return taken
+
     def rotary(self, rope: RopeConfig) -> RotaryTable:
         """One table for all layers that rotate alike."""
         if rope not in self._tables:

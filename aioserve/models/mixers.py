@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from aioserve.models import architecture
 from aioserve.models.block_parts import Weights, rms_norm
-from aioserve.ops import LayerOps
+from aioserve.ops import LayerOps, Linear
 from aioserve.ops.backend import AttentionKind, HeadNorms, RMSNorm
 
 __all__ = ["Mixer", "make_mixer"]
@@ -72,4 +72,53 @@ def _norms_of_all_heads(
     )
 
 
-_MIXERS = {architecture.Attention: PagedAttention}
+class LatentAttention:
+    """Attention of queries in the space of latents ("absorbed"): each head's query is multiplied by
+    the transpose of what would make its keys, and what it attends by what makes its values.
+
+    Every row is computed so, of prompts as of decodes: another order of products for prompts would
+    round otherwise, and what was a decode is part of a prompt after a preemption.
+    """
+
+    def __init__(
+        self, described: architecture.LatentAttention, layer: int, weights: Weights
+    ) -> None:
+        self._layer = layer
+        self._compressed: Linear | None = None
+        self._query_norm: RMSNorm | None = None
+        if described.compressed_query is not None and described.query_norm is not None:
+            self._compressed = weights.linear(described.compressed_query)
+            self._query_norm = rms_norm(described.query_norm, weights)
+        self._query = weights.linear(described.query)
+        self._latent = weights.linear(described.latent)
+        self._latent_norm = rms_norm(described.latent_norm, weights)
+        heads, key_dim, value_dim = described.heads.query, described.key_dim, described.value_dim
+        expansion = weights.take(described.expansion).unflatten(0, (heads, key_dim + value_dim))
+        to_keys, to_values = expansion.split([key_dim, value_dim], dim=1)
+        per_head = weights.backend.per_head
+        self._to_latents = per_head(to_keys.transpose(1, 2), described.rotated_dim)
+        self._to_values = per_head(to_values)
+        self._output = weights.linear(described.output)
+        self._rotary = weights.rotary(described.rope)
+        self._kind = AttentionKind(described.scale)
+
+    def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool) -> X:
+        queries = ops.per_head(ops.linear(self._source(ops, x), self._query), self._to_latents)
+        latents = ops.linear(x, self._latent)
+        ops.latent_write(queries, latents, self._layer, self._rotary, self._latent_norm)
+        attended = ops.paged_attention(
+            queries, self._layer, self._kind, logit_rows_only=logit_rows_only
+        )
+        return ops.linear(ops.per_head(attended, self._to_values), self._output)
+
+    def _source(self, ops: LayerOps[X], x: X) -> X:
+        """What queries are projected from."""
+        if self._compressed is None or self._query_norm is None:
+            return x
+        return ops.rms_norm(ops.linear(x, self._compressed), self._query_norm)
+
+
+_MIXERS = {
+    architecture.Attention: PagedAttention,
+    architecture.LatentAttention: LatentAttention,
+}

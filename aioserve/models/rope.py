@@ -50,6 +50,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """longrope, serving more."""
     attention_factor: float = 1.0
     """cos and sin are multiplied by this (longrope, yarn)."""
+    score_factor: float = 1.0
+    """yarn: what the makers of latent attention multiply scores by, beside the above."""
     beta_fast: float = 32.0
     """yarn: pairs that turn more often in the original context are left as they are."""
     beta_slow: float = 1.0
@@ -173,6 +175,7 @@ def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
         factor=factor,
         original_max_positions=original,
         attention_factor=rope.number("attention_factor", scale),
+        score_factor=_yarn_scale(factor, all_dims) ** 2,
         beta_fast=fast,
         beta_slow=slow,
         truncate=rope.flag("truncate", True),

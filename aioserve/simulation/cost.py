@@ -88,7 +88,7 @@ class RooflineCost:
         self._weight_bytes = model.weight_bytes
         self._kv_bytes = model.kv_bytes_per_token
         self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
-        self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
+        self._pair_flops = model.pair_flops
 
     @property
     def tells_several(self) -> bool:

@@ -1,6 +1,6 @@
 """Shared, copied and swapped pages give the logits of sequences computed alone, to the last bit.
 
-Every kind of attention: full, windows, soft caps, two ropes, long ropes, learned positions.
+Every kind of attention: full, latent, windows, soft caps, two ropes, long ropes, learned positions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MODELS = (
     "phi3-longrope",
     "gpt-oss",
     "gpt2",
+    "deepseek3",
 )
 LONGEST = 200
 

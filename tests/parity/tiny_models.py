@@ -47,6 +47,13 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3],
     "long_factor": [1.5, 3.0, 6.0],
 }
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+}
 
 
 def _config(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
@@ -156,6 +163,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         partial_rotary_factor=0.75,
         rope_scaling=_LONGROPE,
         original_max_position_embeddings=64,
+    ),
+    "deepseek2": _config(
+        "DeepseekV2ForCausalLM", "deepseek_v2", **_LATENT, q_lora_rank=None, first_k_dense_replace=3
+    ),
+    "deepseek3": _config(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        **_LATENT,
+        q_lora_rank=20,
+        first_k_dense_replace=3,
+        attention_bias=True,
+        rope_scaling={**_YARN, "mscale": 0.9, "mscale_all_dim": 0.7},
+    ),
+    "deepseek3-halves": _config(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        **{**_LATENT, "kv_lora_rank": 19},
+        q_lora_rank=20,
+        first_k_dense_replace=3,
+        rope_interleave=False,
     ),
     "olmo2": _config("Olmo2ForCausalLM", "olmo2", attention_bias=True, tie_word_embeddings=True),
     "olmo3": _config(

@@ -15,6 +15,7 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import gemma, mistral
 from aioserve.models.families.cohere import cohere, cohere2
+from aioserve.models.families.deepseek import deepseek_v2, deepseek_v3
 from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.gpt_oss import gpt_oss
@@ -45,6 +46,8 @@ Family = Callable[[Fields], Architecture]
 _FAMILIES: dict[str, tuple[str, Family]] = {
     "Cohere2ForCausalLM": ("cohere2", cohere2),
     "CohereForCausalLM": ("cohere", cohere),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek_v2),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", deepseek_v3),
     "GPT2LMHeadModel": ("gpt2", gpt2),
     "GPTNeoXForCausalLM": ("gpt_neox", neox),
     "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),

@@ -158,15 +158,18 @@ class _Folding:
         """The layers whose inputs can be scaled: those behind norms, or all."""
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
-            attention, mlp = layer.mixer, next(parts_of(layer.feed_forward, architecture.MLP))
+            mlp = next(parts_of(layer.feed_forward, architecture.MLP))
+            # Of latents the norm scales the inputs of several layers, and none is scaled.
+            attention = layer.mixer if isinstance(layer.mixer, architecture.Attention) else None
+            qkv = None if attention is None else attention.qkv
             shared = layer.parallel and layer.feed_forward_norm is None
             for norm, described in (
-                (layer.mixer_norm, attention.qkv),
+                (layer.mixer_norm, qkv),
                 (layer.feed_forward_norm, mlp.up),
             ):
-                if norm is not None and not shared:
+                if norm is not None and described is not None and not shared:
                     found[described] = _Place(partial(self._at_norm, norm))
-            if everywhere:
+            if everywhere and attention is not None:
                 found[attention.output] = _Place(
                     partial(self._at_values, attention), partial(_alike, attention.heads)
                 )

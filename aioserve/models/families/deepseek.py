@@ -1,0 +1,120 @@
+"""DeepSeek V2 (DeepSeek-AI, "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts
+language model", 2024), its Lite form, and V3 and R1 ("DeepSeek-V3 technical report", 2024).
+
+Latent attention in every layer: the cache holds one low-rank vector and one rotated key for each
+token, whatever the number of heads. The first layers are dense, the others mixtures of experts.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aioserve.models.architecture import (
+    MLP,
+    Architecture,
+    Heads,
+    LatentAttention,
+    Layer,
+    Linear,
+    Tensor,
+    linear,
+    rms_norm,
+)
+from aioserve.models.families.common import Shape, activation, read_shape
+from aioserve.models.fields import Fields
+from aioserve.models.rope import RopeConfig, read_rope
+
+__all__ = ["deepseek_v2", "deepseek_v3"]
+
+_LATENT_EPS = 1e-6
+"""Epsilon of the norms of latents, which no config says."""
+
+
+def deepseek_v2(config: Fields) -> Architecture:
+    return _deepseek(config, interleaved=True, dense_layers=0)
+
+
+def deepseek_v3(config: Fields) -> Architecture:
+    interleaved = config.flag("rope_interleave", True)
+    return _deepseek(config, interleaved=interleaved, dense_layers=3)
+
+
+def _deepseek(config: Fields, *, interleaved: bool, dense_layers: int) -> Architecture:
+    shape = read_shape(config)
+    if shape.heads.kv != shape.heads.query:
+        config.unsupported("num_key_value_heads", "latents are shared by all heads")
+    rotated = config.integer("qk_rope_head_dim", 64)
+    rope = read_rope(config, rotated, shape.max_positions, interleaved=interleaved)
+    num_dense = config.integer("first_k_dense_replace", dense_layers, least=0)
+    if num_dense < shape.num_layers:
+        config.unsupported("first_k_dense_replace", "mixtures of experts aren't computed yet")
+
+    def layer(at: str) -> Layer:
+        return Layer(
+            mixer_norm=rms_norm(f"{at}.input_layernorm", shape.hidden, shape.eps),
+            mixer=_attention(config, shape, rope, f"{at}.self_attn"),
+            feed_forward_norm=rms_norm(f"{at}.post_attention_layernorm", shape.hidden, shape.eps),
+            feed_forward=_mlp(config, f"{at}.mlp", shape.hidden, shape.inner),
+        )
+
+    return Architecture(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        max_position_embeddings=shape.max_positions,
+        embedding=Tensor("model.embed_tokens.weight", (shape.vocab, shape.hidden)),
+        layers=tuple(layer(f"model.layers.{i}") for i in range(shape.num_layers)),
+        final_norm=rms_norm("model.norm", shape.hidden, shape.eps),
+        head=Tensor("lm_head.weight", (shape.vocab, shape.hidden)),
+        tie_word_embeddings=shape.tied,
+        ignored=_ignored(config, shape.num_layers),
+    )
+
+
+def _attention(config: Fields, shape: Shape, rope: RopeConfig, at: str) -> LatentAttention:
+    hidden, heads = shape.hidden, shape.heads.query
+    bias = config.flag("attention_bias", False)
+    rank = config.integer("kv_lora_rank", 512)
+    plain, value = config.integer("qk_nope_head_dim", 128), config.integer("v_head_dim", 128)
+    key = plain + rope.rotary_dim
+    # Null says that queries aren't compressed; nothing, that they are, to a rank of 1,536.
+    query_rank = 0
+    if config.has("q_lora_rank") or "q_lora_rank" not in config.values:
+        query_rank = config.integer("q_lora_rank", 1536)
+    compressed: Linear | None = None
+    if query_rank:
+        compressed = linear(at, hidden, bias, q_a_proj=query_rank)
+        queries = linear(at, query_rank, q_b_proj=heads * key)
+    else:
+        queries = linear(at, hidden, q_proj=heads * key)
+    return LatentAttention(
+        heads=Heads(heads, 1, rank + rope.rotary_dim),
+        latent_rank=rank,
+        key_dim=plain,
+        value_dim=value,
+        compressed_query=compressed,
+        query_norm=rms_norm(f"{at}.q_a_layernorm", query_rank, _LATENT_EPS) if query_rank else None,
+        query=queries,
+        latent=linear(at, hidden, bias, kv_a_proj_with_mqa=rank + rope.rotary_dim),
+        latent_norm=rms_norm(f"{at}.kv_a_layernorm", rank, _LATENT_EPS),
+        expansion=Tensor(f"{at}.kv_b_proj.weight", (heads * (plain + value), rank)),
+        output=linear(at, heads * value, bias, o_proj=hidden),
+        scale=key**-0.5 * rope.score_factor,
+        rope=rope,
+    )
+
+
+def _mlp(config: Fields, at: str, hidden: int, inner: int) -> MLP:
+    bias = config.flag("mlp_bias", False)
+    return MLP(
+        up=linear(at, hidden, bias, gate_proj=inner, up_proj=inner),
+        down=linear(at, inner, bias, down_proj=hidden),
+        activation=activation(config, "hidden_act", "silu"),
+    )
+
+
+def _ignored(config: Fields, num_layers: int) -> re.Pattern[str]:
+    """Layers behind the last are for predicting several tokens at once."""
+    more = config.integer("num_nextn_predict_layers", 0, least=0, most=64)
+    names = "|".join(str(num_layers + i) for i in range(more))
+    behind = rf"|^model\.layers\.({names})\." if more else ""
+    return re.compile(r"rotary_emb\.inv_freq$" + behind)
