@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from aioserve.models.architecture import LatentAttention, Linear, Norm, parts_of
+from aioserve.models.architecture import Experts, LatentAttention, Linear, Norm, parts_of
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
 from aioserve.testing.fake_model import byte_characters
@@ -133,6 +133,9 @@ def _distributions(
         if isinstance(layer.mixer, LatentAttention):
             expansion = layer.mixer.expansion
             yield expansion.name, expansion.shape, 0.0, 1.5 * expansion.columns**-0.5
+        for experts in parts_of(layer.feed_forward, Experts):
+            if experts.correction is not None:
+                yield experts.correction.name, experts.correction.shape, 0.0, 0.2
         inner = list(parts_of(layer.mixer, Norm))
         for norm in parts_of(layer, Norm):
             mean = norm_mean + 0.5 if norm in inner else norm_mean

@@ -28,7 +28,10 @@ from tests.parity import tiny_models
 OF_INTEGERS = ("quantised", "act-order", "gguf")
 """Layers of integers: beside floats and beside others of integers, with columns in the order of
 activations, and of each number of bits, with minimums and from a table."""
-FLOATS = ("llama", "qwen3", "gemma3", "olmo3", "cohere2", "qwen2-moe", "gpt-oss", "deepseek3")
+FLOATS = (
+    *("llama", "qwen3", "gemma3", "olmo3", "cohere2", "qwen2-moe", "gpt-oss"),
+    "deepseek3-moe",
+)
 MODELS = (*FLOATS, "nf4", *OF_INTEGERS)
 BITS = {"q": "Q5_0", "k": "Q5_1", "v": "Q4_1", "output": "IQ4_NL"}
 """Formats of GGUF in attention; other layers have 8 bits."""

@@ -8,10 +8,13 @@ token, whatever the number of heads. The first layers are dense, the others mixt
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 from aioserve.models.architecture import (
     MLP,
     Architecture,
+    FeedForward,
     Heads,
     LatentAttention,
     Layer,
@@ -21,8 +24,10 @@ from aioserve.models.architecture import (
     rms_norm,
 )
 from aioserve.models.families.common import Shape, activation, read_shape
+from aioserve.models.families.experts import mixture, read_routing
 from aioserve.models.fields import Fields
 from aioserve.models.rope import RopeConfig, read_rope
+from aioserve.models.routing import Routing
 
 __all__ = ["deepseek_v2", "deepseek_v3"]
 
@@ -30,31 +35,64 @@ _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, which no config says."""
 
 
+class _Defaults(NamedTuple):
+    dense_layers: int
+    expert_size: int
+    shared_experts: int
+
+
+_V2, _V3 = _Defaults(0, 1407, 2), _Defaults(3, 2048, 1)
+
+
 def deepseek_v2(config: Fields) -> Architecture:
-    return _deepseek(config, interleaved=True, dense_layers=0)
+    return _deepseek(config, _V2, interleaved=True, routing=_routing_of_v2)
 
 
 def deepseek_v3(config: Fields) -> Architecture:
     interleaved = config.flag("rope_interleave", True)
-    return _deepseek(config, interleaved=interleaved, dense_layers=3)
+    return _deepseek(config, _V3, interleaved=interleaved, routing=_routing_of_v3)
 
 
-def _deepseek(config: Fields, *, interleaved: bool, dense_layers: int) -> Architecture:
+def _deepseek(
+    config: Fields,
+    defaults: _Defaults,
+    *,
+    interleaved: bool,
+    routing: Callable[[Fields], Routing],
+) -> Architecture:
     shape = read_shape(config)
     if shape.heads.kv != shape.heads.query:
         config.unsupported("num_key_value_heads", "latents are shared by all heads")
     rotated = config.integer("qk_rope_head_dim", 64)
     rope = read_rope(config, rotated, shape.max_positions, interleaved=interleaved)
-    num_dense = config.integer("first_k_dense_replace", dense_layers, least=0)
-    if num_dense < shape.num_layers:
-        config.unsupported("first_k_dense_replace", "mixtures of experts aren't computed yet")
+    gate = activation(config, "hidden_act", "silu")
+    num_dense = config.integer("first_k_dense_replace", defaults.dense_layers, least=0)
+    if config.integer("moe_layer_freq", 1) != 1:
+        config.unsupported("moe_layer_freq", "every layer behind the dense ones is a mixture")
+    routed = routing(config) if num_dense < shape.num_layers else None
 
-    def layer(at: str) -> Layer:
+    def feed_forward(at: str, index: int) -> FeedForward:
+        if routed is None or index < num_dense:
+            return _mlp(config, at, shape.hidden, shape.inner)
+        inner = config.integer("moe_intermediate_size", defaults.expert_size)
+        shared = config.integer("n_shared_experts", defaults.shared_experts)
+        correction = Tensor(f"{at}.gate.e_score_correction_bias", (routed.experts,), is_wide=True)
+        return mixture(
+            at,
+            shape.hidden,
+            inner,
+            routed,
+            gate,
+            correction=correction if routed.sigmoid else None,
+            shared=_mlp(config, f"{at}.shared_experts", shape.hidden, shared * inner),
+        )
+
+    def layer(at: str, index: int) -> Layer:
         return Layer(
             mixer_norm=rms_norm(f"{at}.input_layernorm", shape.hidden, shape.eps),
             mixer=_attention(config, shape, rope, f"{at}.self_attn"),
             feed_forward_norm=rms_norm(f"{at}.post_attention_layernorm", shape.hidden, shape.eps),
-            feed_forward=_mlp(config, f"{at}.mlp", shape.hidden, shape.inner),
+            feed_forward=feed_forward(f"{at}.mlp", index),
         )
 
     return Architecture(
@@ -62,12 +100,51 @@ def _deepseek(config: Fields, *, interleaved: bool, dense_layers: int) -> Archit
         hidden_size=shape.hidden,
         max_position_embeddings=shape.max_positions,
         embedding=Tensor("model.embed_tokens.weight", (shape.vocab, shape.hidden)),
-        layers=tuple(layer(f"model.layers.{i}") for i in range(shape.num_layers)),
+        layers=tuple(layer(f"model.layers.{i}", i) for i in range(shape.num_layers)),
         final_norm=rms_norm("model.norm", shape.hidden, shape.eps),
         head=Tensor("lm_head.weight", (shape.vocab, shape.hidden)),
         tie_word_embeddings=shape.tied,
         ignored=_ignored(config, shape.num_layers),
     )
+
+
+def _routing_of_v2(config: Fields) -> Routing:
+    """A softmax; the experts of the groups with the best single ones, if so the config says."""
+    _check_says(config, "scoring_func", "softmax")
+    if config.flag("norm_topk_prob", False):
+        config.unsupported("norm_topk_prob", "weights of DeepSeek V2 are as the softmax has them")
+    scale = config.number("routed_scaling_factor", 1.0)
+    method = config.text("topk_method", "greedy")
+    groups = {}
+    if method == "group_limited_greedy":
+        groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")}
+    elif method != "greedy":
+        config.unsupported("topk_method", "the methods are greedy and group_limited_greedy")
+    top_k = config.integer("num_experts_per_tok")
+    return read_routing(config, "n_routed_experts", 64, top_k, scale=scale, **groups)
+
+
+def _routing_of_v3(config: Fields) -> Routing:
+    """A sigmoid, with a correction that chooses; the groups with the best pairs of experts."""
+    _check_says(config, "scoring_func", "sigmoid")
+    _check_says(config, "topk_method", "noaux_tc")
+    return read_routing(
+        config,
+        "n_routed_experts",
+        256,
+        8,
+        sigmoid=True,
+        normalized=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 2.5),
+        groups=config.integer("n_group", 8),
+        top_groups=config.integer("topk_group", 4),
+        group_best=2,
+    )
+
+
+def _check_says(config: Fields, name: str, expected: str) -> None:
+    if config.text(name, expected) != expected:
+        config.unsupported(name, f"of this architecture it is {expected}")
 
 
 def _attention(config: Fields, shape: Shape, rope: RopeConfig, at: str) -> LatentAttention:
