@@ -161,6 +161,9 @@ def _parts_of_modules(
     parts: dict[str, dict[str, StoredTensor]] = {}
     for name, stored in found.items():
         module = name
+        # What a layer has beside its weight and bias, such as a router's correction, is no part.
+        if name in expected and name.rpartition(".")[2] not in ("weight", "bias"):
+            continue
         while module := module.rpartition(".")[0]:
             if module in modules:
                 parts.setdefault(module, {})[name.removeprefix(module + ".")] = stored

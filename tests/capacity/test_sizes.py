@@ -86,6 +86,8 @@ DEEPSEEK_V3 = {
     "torch_dtype": "bfloat16",
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
+REFUSED = {**DEEPSEEK_V3, "architectures": ["DeepseekV32ForCausalLM"]}
+"""It attends to chosen tokens alone."""
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:
@@ -100,8 +102,9 @@ def written(folder: Path, config: dict[str, Any]) -> str:
         (QWEN3_30B, 30.5, 3.3, 2 * 48 * 4 * 128),
         (QWEN15_A27, 14.3, 2.7, 2 * 24 * 16 * 128),
         (DEEPSEEK_V3, 671, 37.6, 61 * 576),  # with the embedding, which makers leave out of 37
+        (REFUSED, 671, 37.6, 61 * 576),
     ],
-    ids=["mixtral", "qwen3-30b-a3b", "qwen1.5-moe", "deepseek-v3"],
+    ids=["mixtral", "qwen3-30b-a3b", "qwen1.5-moe", "deepseek-v3", "refused"],
 )
 def test_a_mixture_has_as_many_parameters_as_its_makers_say(
     tmp_path, config, billions, active, kv_values
@@ -110,7 +113,7 @@ def test_a_mixture_has_as_many_parameters_as_its_makers_say(
     assert sizes.parameters.total / 1e9 == pytest.approx(billions, rel=0.005)
     assert sizes.num_active_parameters / 1e9 == pytest.approx(active, rel=0.02)
     assert sizes.kv_values_per_token == kv_values
-    assert ("is not supported" in sizes.refused) is (config is DEEPSEEK_V3)
+    assert ("is not supported" in sizes.refused) is (config is REFUSED)
     found = capacity_of("m", sizes)
     assert found.refused == sizes.refused
     assert found.num_active_parameters == sizes.num_active_parameters

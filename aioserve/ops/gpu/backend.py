@@ -237,9 +237,7 @@ def _kv_sizes(shape: KVShape) -> tuple[int, ...]:
     _check_dtype("dtype", shape.dtype)
     sizes = shape.plain()
     if shape.latent_rank > MAX_LATENT_RANK:
-        raise ValueError(
-            f"latent_rank must be at most {MAX_LATENT_RANK}, got {shape.latent_rank}"
-        )
+        raise ValueError(f"latent_rank must be at most {MAX_LATENT_RANK}, got {shape.latent_rank}")
     if shape.head_dim - shape.latent_rank > MAX_HEAD_DIM:
         beyond = f" beyond latent_rank {shape.latent_rank}" if shape.latent_rank else ""
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}{beyond}, got {shape.head_dim}")

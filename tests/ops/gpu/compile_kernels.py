@@ -193,9 +193,7 @@ KERNELS += [
     Build(function, types, constants, warps, num_stages=3, label=label)
     for function, types, constants, warps, label in op_builds()
 ]
-KERNELS += [
-    Build(*build[:6], f"latent {build[6]}") for build in latent_builds(TARGETS)
-]
+KERNELS += [Build(*build[:6], f"latent {build[6]}") for build in latent_builds(TARGETS)]
 KERNELS += [
     Build(*build[:5], build.targets, f"grouped {build.label}".strip()) for build in grouped_builds()
 ]
