@@ -242,6 +242,16 @@ def _qwen3_moe(model: _Model) -> dict[str, Any]:
     }
 
 
+def _qwen2_moe(model: _Model) -> dict[str, Any]:
+    return _qwen2(model) | {
+        **_experts(model, "num_experts"),
+        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": model.keys.integer("expert_shared_feed_forward_length"),
+        "qkv_bias": model.has_bias("attn_q"),
+        "norm_topk_prob": False,
+    }
+
+
 def _olmoe(model: _Model) -> dict[str, Any]:
     biases = {"attention_bias": model.has_bias("attn_q"), "norm_topk_prob": False}
     return _whole_heads(model, _sizes(model)) | _experts(model, "num_experts") | biases
@@ -367,12 +377,14 @@ def _family(architecture: str, read: Callable[[_Model], dict[str, Any]], *keys: 
 _WINDOW = "attention.sliding_window"
 _PATTERN = "attention.sliding_window_pattern"
 _EXPERT_WIDTH = "expert_feed_forward_length"
+_SHARED_WIDTH = "expert_shared_feed_forward_length"
 _CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 
 FAMILIES: Mapping[str, _Family] = {
     "llama": _family("LlamaForCausalLM", _llama, _WINDOW),
     "qwen2": _family("Qwen2ForCausalLM", _qwen2),
     "qwen3": _family("Qwen3ForCausalLM", _qwen3),
+    "qwen2moe": _family("Qwen2MoeForCausalLM", _qwen2_moe, _EXPERT_WIDTH, _SHARED_WIDTH),
     "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe, _EXPERT_WIDTH),
     "olmoe": _family("OlmoeForCausalLM", _olmoe, _EXPERT_WIDTH),
     "gemma2": _family("Gemma2ForCausalLM", _gemma2, _WINDOW, _PATTERN, *_CAPS),
@@ -383,5 +395,5 @@ FAMILIES: Mapping[str, _Family] = {
     "gpt2": _Family("GPT2LMHeadModel", _gpt2, _EVERYWHERE | {"attention.layer_norm_epsilon"}),
 }
 """What `general.architecture` may be."""
-_MIXTURES = ("llama", "qwen3moe", "olmoe")
+_MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe")
 """Those that may have experts."""

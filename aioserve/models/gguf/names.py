@@ -28,6 +28,12 @@ _LLAMA = {
     "ffn_down": "mlp.down_proj",
 }
 _QWEN_MOE = _LLAMA | {"ffn_gate_inp": "mlp.gate"}
+_QWEN2_MOE = _QWEN_MOE | {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _MIXTRAL = _LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _GEMMA = _LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
@@ -51,6 +57,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "llama": _MIXTRAL,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen2moe": _QWEN2_MOE,
     "qwen3moe": _QWEN_MOE,
     "olmoe": _QWEN_MOE,
     "gemma2": _GEMMA,
@@ -70,6 +77,7 @@ _STACKED: Mapping[str, Mapping[str, str]] = {
         "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
         "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
     },
+    "qwen2moe": _QWEN_EXPERTS,
     "qwen3moe": _QWEN_EXPERTS,
     "olmoe": _QWEN_EXPERTS,
 }

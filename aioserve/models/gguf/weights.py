@@ -44,6 +44,9 @@ _READ_WITH_THE_CONFIG = re.compile(
     r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight"
 )
 
+_GATE = ".shared_expert_gate.weight"
+"""Has one output, which files leave out of its shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Format):
@@ -183,7 +186,10 @@ class GGUFWeights(StoredWeights):
         if 0 < experts <= MOST_EXPERTS:
             names = expert_names(self._family, stored.name, experts)
         if names is None:
-            yield checkpoint_name(self._family, stored.name), stored
+            name = checkpoint_name(self._family, stored.name)
+            if len(stored.shape) == 1 and name is not None and name.endswith(_GATE):
+                stored = msgspec.structs.replace(stored, shape=(1, *stored.shape))
+            yield name, stored
             return
         yield from zip(names, stored.along_first_axis(), strict=True)
 

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
 }
@@ -118,6 +119,8 @@ def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads", heads))
     writer.add_key_length(head_dim)
@@ -206,6 +209,8 @@ def converted(
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
     if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
         return tensor + np.float32(1) if name.endswith("norm.weight") else tensor
+    if name.endswith("shared_expert_gate.weight"):
+        return tensor[0]
     turned = ("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")
     if architecture == gguf.MODEL_ARCH.GPT2 and name.endswith(turned):
         return np.ascontiguousarray(tensor.T)

@@ -26,12 +26,13 @@ from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 PROMPT = [(7 * i) % VOCAB_SIZE for i in range(40)]
-NOT_WRITTEN = ("qwen2-sliding", "qwen3-sliding")
-"""Converters have no place for their windows."""
+NOT_WRITTEN = ("qwen2-sliding", "qwen3-sliding", "qwen2-moe-normalized")
+"""Converters have no place for their windows and their layers without experts."""
 SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     # What files don't say is as llama.cpp has it.
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
+    "qwen2-moe": {"decoder_sparse_step": 1},
 }
 NAMES = [
     name
