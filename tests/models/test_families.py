@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aioserve.errors import ModelError, UnsupportedModelError
-from aioserve.models.architecture import MLP, parts_of
+from aioserve.models.architecture import MLP, Experts, parts_of
 from aioserve.models.config import DecoderConfig
 from tests.parity.tiny_models import CONFIGS
 
@@ -202,3 +202,44 @@ def test_gpt_neox_20b_is_read():
         "rotary_pct": 0.25, "vocab_size": 50432,
     }  # fmt: skip
     assert next(parts_of(DecoderConfig.from_dict(said).layers, MLP)).activation == "gelu_tanh"
+
+
+def test_experts_are_counted_by_either_name() -> None:
+    """transformers 5 writes the number of Qwen3-MoE's experts under another name than it had."""
+    given = CONFIGS["qwen3-moe"]
+    renamed = {name: value for name, value in given.items() if name != "num_experts"}
+    renamed["num_local_experts"] = given["num_experts"]
+    assert DecoderConfig.from_dict(renamed) == DecoderConfig.from_dict(given)
+    with pytest.raises(ModelError, match="num_local_experts must be as many as num_experts 16"):
+        DecoderConfig.from_dict({**given, "num_local_experts": 8})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("mixtral", {"num_experts_per_tok": 6}, "at most num_local_experts 5, got 6"),
+        ("mixtral", {"num_local_experts": 1025}, r"num_local_experts must be .*1024\], got 1025"),
+        ("olmoe", {"num_experts": 1024, "num_hidden_layers": 65}, "at most 1008 in each of 65"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("qwen2-moe", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of layers"),
+        ("qwen2-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer"),
+        ("qwen2-moe", {"layer_types": ["sliding_attention"] * 3}, "need use_sliding_window"),
+        ("qwen3-moe", {"hidden_act": "gelu"}, "the activations are"),
+    ],
+)
+def test_mixtures_that_can_t_be_are_refused_by_name(
+    name: str, changes: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ModelError, match=named):
+        DecoderConfig.from_dict({**CONFIGS[name], **changes})
+
+
+def test_layers_have_experts_where_the_config_says_so() -> None:
+    def sparse(**changes: object) -> list[bool]:
+        layers = DecoderConfig.from_dict({**CONFIGS["qwen3-moe"], **changes}).layers
+        return [isinstance(layer.feed_forward, Experts) for layer in layers]
+
+    assert sparse() == [True] * 3
+    assert sparse(decoder_sparse_step=2) == [False, True, False]
+    assert sparse(mlp_only_layers=[0, 2]) == [False, True, False]
+    assert sparse(decoder_sparse_step=4) == [False] * 3

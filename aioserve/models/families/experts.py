@@ -11,6 +11,7 @@ from aioserve.models.routing import Routing
 
 __all__ = ["MOST_EXPERTS", "gated_mlp", "mixture", "read_routing", "router", "sparse_layers"]
 
+_ALSO = "num_local_experts"
 MOST_EXPERTS = 1024
 """Most experts of a layer. Each is described before the checkpoint can say that it is missing."""
 MOST_IN_ALL = 1 << 16
@@ -18,10 +19,15 @@ MOST_IN_ALL = 1 << 16
 
 
 def read_routing(config: Fields, field: str, experts: int, top_k: int, **other: Any) -> Routing:
-    """As many experts as `field` says, and a softmax unless `other` has more of `Routing`.
+    """As many experts as `field` says, or the name that transformers 5 writes in its place, and a
+    softmax unless `other` has more of `Routing`.
 
     experts, top_k: defaults.
     """
+    if config.has(_ALSO) and not config.has(field):
+        field = _ALSO
+    elif config.has(_ALSO) and config.values[_ALSO] != config.values[field]:
+        config.invalid(_ALSO, f"as many as {field} {config.values[field]}")
     count = config.integer(field, experts, most=MOST_EXPERTS)
     layers = config.integer("num_hidden_layers")
     if count * layers > MOST_IN_ALL:
