@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.routing import Routing
+from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops import Linear, NativeBackend, ReferenceBackend
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.native_experts import NativeMixture
@@ -20,6 +20,8 @@ from aioserve.ops.native_grouped import GroupedWeight, joined_linear, permuted_l
 from aioserve.ops.native_types import NativeLinear
 
 NATIVE, REFERENCE = NativeBackend(), ReferenceBackend()
+GATES: list[ExpertGate] = ["silu", "gelu_tanh", ClampedSwiglu(gain=1.3, limit=0.4)]
+"""The last one clamps some of each."""
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -67,7 +69,7 @@ def routes_of(rows: int, experts: int, top_k: int, seed: int = 6, *, holes: bool
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("gate", GATES, ids=str)
 @given(
     rows=st.integers(0, 40),
     experts=st.integers(1, 9),
@@ -98,13 +100,14 @@ def test_rows_have_the_sums_of_plain_torch(
     torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_every_instruction_set_has_the_sums_of_plain_torch(isa: str) -> None:
+@pytest.mark.parametrize("gate", GATES, ids=str)
+def test_every_instruction_set_has_the_sums_of_plain_torch(isa: str, gate: ExpertGate) -> None:
     for dtype in DTYPES:
         weights, x = weights_of(5, 48, 32, dtype), rows_of(9, 48, dtype)
         routes = routes_of(9, 5, 2)
-        y = mixture_of(NATIVE, weights)(x, routes)
+        y = mixture_of(NATIVE, weights, gate)(x, routes)
         tolerance = 1e-5 if dtype is torch.float32 else 3e-2
-        expected = mixture_of(REFERENCE, weights)(x, routes)
+        expected = mixture_of(REFERENCE, weights, gate)(x, routes)
         torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aioserve.models.routing import Routing
+from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu import rowwise
@@ -159,7 +159,10 @@ class GpuMixture(Mixture):
             return out
         order, places, blocks = _sorted(routes.ids, self.routing.experts)
         up = _multiply(x, (order // top_k).int(), self._up, blocks, x.dtype)
-        active = rowwise.gated(up, self.gate == "gelu_tanh")
+        if isinstance(self.gate, ClampedSwiglu):
+            active = rowwise.clamped_swiglu(up, self.gate)
+        else:
+            active = rowwise.gated(up, self.gate == "gelu_tanh")
         each = torch.arange(len(order), dtype=torch.int32, device=x.device)
         parts = _multiply(active, each, self._down, blocks, torch.float32)
         sum_kernel[(rows, triton.cdiv(self.hidden, SUM_TILE))](

@@ -13,10 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aioserve.models.routing import ClampedSwiglu
 from aioserve.ops.checks import RMSNorm
 
 __all__ = [
     "MAX_ROW",
+    "clamped_swiglu",
+    "clamped_swiglu_kernel",
     "gated",
     "gated_kernel",
     "norm_warps",
@@ -81,6 +84,27 @@ def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, T
     tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def clamped_swiglu_kernel(
+    gate_up, out, stride, gain, limit, SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """Program (row, tile of columns): `aioserve.models.routing.ClampedSwiglu`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = columns < SIZE
+    at = gate_up + row * stride + columns
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
+    # Comparisons let NaN through.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    slope = gain * gate
+    power = tl.exp(-tl.abs(slope))
+    sigmoid = tl.where(slope >= 0, 1.0, power) / (1.0 + power)
+    result = (up + 1.0) * (gate * sigmoid)
+    tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)
+
+
 def rms_norm(x: Tensor, norm: RMSNorm, residual: Tensor | None) -> Tensor:
     rows, size = x.shape
     if size > MAX_ROW:
@@ -122,6 +146,25 @@ def gated(gate_up: Tensor, gelu: bool) -> Tensor:
         gate_up.stride(0),
         SIZE=size,
         GELU=gelu,
+        TILE=_GATED_TILE,
+        num_warps=4,
+    )
+    return out
+
+
+def clamped_swiglu(gate_up: Tensor, kind: ClampedSwiglu) -> Tensor:
+    """What `kind` makes of `[T, 2 * I]`, gate then up: `[T, I]`."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    if not out.numel():
+        return out
+    clamped_swiglu_kernel[(rows, triton.cdiv(size, _GATED_TILE))](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        kind.gain,
+        kind.limit,
+        SIZE=size,
         TILE=_GATED_TILE,
         num_warps=4,
     )

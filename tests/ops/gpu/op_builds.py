@@ -64,6 +64,13 @@ def _row_builds(dtype: torch.dtype, size: int) -> Iterator[OpBuild]:
             4,
             f"{name} {3 * size}{' gelu' if gelu else ''}",
         )
+    yield (
+        rowwise.clamped_swiglu_kernel,
+        {"gate_up": data, "out": data, "stride": "i32:16", "gain": "fp32", "limit": "fp32"},
+        {"SIZE": 3 * size, "TILE": 1024},
+        4,
+        f"{name} {3 * size}",
+    )
 
 
 def _rotary_build(

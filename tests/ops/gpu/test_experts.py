@@ -18,7 +18,7 @@ from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import TorchLinear
 from tests.ops.gpu.held import held, random_integers
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
-from tests.ops.test_experts import REFERENCE, routes_of, rows_of, weights_of
+from tests.ops.test_experts import GATES, REFERENCE, routes_of, rows_of, weights_of
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import write
 
@@ -68,7 +68,7 @@ def placed(backend: CudaBackend, routes: Routes) -> Routes:
     top_k=st.integers(1, 3),
     hidden=st.integers(1, 70),
     inner=st.integers(1, 40),
-    gate=st.sampled_from(["silu", "gelu_tanh"]),
+    gate=st.sampled_from(GATES),
     has_biases=st.booleans(),
     holes=st.booleans(),
 )
