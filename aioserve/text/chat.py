@@ -33,9 +33,9 @@ from aioserve.json_file import read_file, read_json_object
 from aioserve.text import template_budget
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.escape_special import Escapes
+from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
 from aioserve.text.messages import Message
 from aioserve.text.output_parsers.harmony import HarmonyParser
-from aioserve.text.single_calls import with_single_calls
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -65,7 +65,7 @@ class ChatTemplate:
         """Name of the file in errors of requests, whose senders needn't know the path."""
         self.source: str = source
         """Source as it was written, in which names are looked for."""
-        self._has_single_calls = HarmonyParser.reads(source)
+        self._is_harmony = HarmonyParser.reads(source)
         self._special_tokens = dict(special_tokens or {})
         self._source = template_budget.asking(_without_generation_marks(source), origin)
         self._environments: dict[int, minijinja.Environment] = {}
@@ -253,8 +253,10 @@ class ChatTemplate:
         if checked.continue_final_message:
             checked, mark = _marked(checked)
         messages = checked.messages
-        if self._has_single_calls:
+        if self._is_harmony:
             messages = with_single_calls(messages)
+            if "messages[0]" in self.source:
+                messages = with_joined_instructions(messages)
         try:
             text = self._environment(fuel).render_template(
                 _TEMPLATE_NAME,

@@ -18,6 +18,8 @@ TEMPLATE = """
 {%- set called = namespace(name="") -%}
 <|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}
 {%- if builtin_tools %} Tools: {{ builtin_tools | join(",") }}{% endif %}<|end|>
+{%- if messages[0].role in ["system", "developer"] %}<|start|>developer<|message|>
+{{- messages[0].content }}<|end|>{% endif %}
 {%- if tools %}<|start|>developer<|message|>namespace functions {
 {%- for tool in tools %} type {{ tool.function.name }} = (_: {
 {%- for name, of in tool.function.parameters.properties.items() %}{{ name }}: {{ of.type }}
@@ -34,7 +36,7 @@ TEMPLATE = """
 {{- call.arguments | tojson }}<|call|>
 {%- elif message.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>
 {{- message.content }}<|end|>
-{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
+{%- elif message.role == "user" %}<|start|>user<|message|>{{ message.content }}<|end|>{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif -%}
 """
@@ -169,6 +171,14 @@ async def test_a_message_that_is_to_go_on_is_left_open_in_its_channel() -> None:
         answer = (await posted(client, "/v1/chat/completions", body)).json()
         assert answer["choices"][0]["message"]["content"] == " cats."
         assert seen.prompts[-1].endswith("<|channel|>final<|message|>It <|rains")
+
+
+async def test_instructions_of_the_system_and_of_the_developer_both_reach_the_template() -> None:
+    told = [{"role": "developer", "content": "Rhyme."}, {"role": "user", "content": "How?"}]
+    body = {"model": "scripted", "instructions": "Be kind.", "input": told}
+    async with scripted(final("Yes."), template=TEMPLATE) as (seen, _, client):
+        await posted(client, "/v1/responses", body)
+    assert "<|start|>developer<|message|>Be kind.\n\nRhyme.<|end|><|start|>user" in seen.prompts[-1]
 
 
 async def test_effort_and_builtin_tools_reach_the_template() -> None:

@@ -1,13 +1,14 @@
-"""Messages for templates that read one tool call of a message, as those in harmony do.
+"""Messages for templates in harmony, which read less of a conversation than it may have.
 
     assistant: Let me see, call 1, call 2      assistant: call 1 (reasoning: Let me see)
     tool: result 1                         ─►  tool: result 1
     tool: result 2                             assistant: call 2
                                                tool: result 2
 
-Such a template leaves out further calls, takes each result for one of the call before it, and
-refuses a message with calls that has reasoning and content both: what is said before a call is
-reasoning there. So nothing of a conversation is lost, and no client has to know.
+Such a template leaves out further calls of a message, takes each result for one of the call before
+it, and refuses a message with calls that has reasoning and content both: what is said before a call
+is reasoning there. Of instructions it reads the first message alone. So nothing of these is lost,
+and no client has to know.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["with_single_calls"]
+__all__ = ["with_joined_instructions", "with_single_calls"]
 
 Message = dict[str, Any]
 
@@ -37,6 +38,17 @@ def with_single_calls(messages: Sequence[Message]) -> list[Message]:
             index += 1
         arranged += _arranged(message, results)
     return arranged
+
+
+def with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with those of the system and the developer that they begin with as one."""
+    count = 0
+    while count < len(messages) and messages[count]["role"] in ("system", "developer"):
+        count += 1
+    if count < 2:
+        return list(messages)
+    texts = [message["content"] for message in messages[:count] if message["content"]]
+    return [{"role": "developer", "content": "\n\n".join(texts)}, *messages[count:]]
 
 
 def _arranged(message: Message, results: list[Message]) -> list[Message]:
