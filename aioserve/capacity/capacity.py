@@ -3,8 +3,8 @@
     memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
-page. Requests are assumed to share nothing and to be as long as the context; a cached prefix only
-makes room for more.
+page. Layers with a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are
+assumed to share nothing and to be as long as the context; a cached prefix only makes room for more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from aioserve.capacity.weights import ModelWeights
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.layout import KVLayout
+from aioserve.kv.pages import pages_of_sequence, tokens_of_sequence
 from aioserve.models.config import DecoderConfig
 
 __all__ = [
@@ -56,6 +57,7 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_request: int
     """On all GPUs together; whole pages."""
     pages_per_request: int
+    """Once the request is whole: of layers with a window, the pages of the last window."""
     concurrent_requests: int
     """How many requests of this length fit at the same time."""
 
@@ -84,13 +86,19 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     weight_bytes_per_gpu: int
     kv_bytes_per_token: int
+    """In all layers, while the token is in all windows."""
     kv_bytes_per_token_per_gpu: int
     page_bytes_per_gpu: int
+    """Bytes of the layers that share a page: all, or a group of them where some keep a window."""
+    num_window_groups: int
+    """Groups of layers whose pages leave with the window."""
+    window_tokens: int
+    """Last positions that these keep; 0: there are none."""
     weights_fit: bool
     num_pages: int
     """A page is spread over all GPUs, so each of them has as many."""
     capacity_tokens: int
-    """Tokens whose KV the pages hold together."""
+    """Tokens of one sequence, were it that long, whose KV the pages hold."""
     contexts: tuple[ContextCapacity, ...]
     fewest_gpus: int | None
     """How many such GPUs hold the weights and one request of the longest context. None: no number
@@ -117,9 +125,14 @@ def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
 def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
     """Keys and values of one token in all layers, on one of `num_gpus` that share the KV heads.
 
-    Layers with a sliding window count like the others: their pages are kept until the request
-    ends. Raises `ConfigError` unless every GPU gets the same number of KV heads.
+    Raises `ConfigError` unless every GPU gets the same number of KV heads.
     """
+    layout = _layout(sizes, dtype, num_gpus)
+    return layout.num_layers * layout.groups[0].bytes_per_token
+
+
+def _layout(sizes: ModelSizes, dtype: str, num_gpus: int) -> KVLayout:
+    """On each of the GPUs. Raises as `kv_bytes_per_token`."""
     _check_choice("kv_dtype", dtype, KV_PRECISIONS)
     heads = sizes.num_kv_heads
     if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
@@ -129,8 +142,7 @@ def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
             f"num_gpus must divide the model's {heads} KV heads ({listed}), got {shown(num_gpus)}: "
             "copies of one head on several GPUs (replication) are not planned for"
         )
-    values = sizes.kv_values_per_token // num_gpus
-    return values * BITS[dtype] // 8
+    return sizes.layout(BITS[dtype] // 8, num_gpus)
 
 
 def capacity_of(
@@ -164,7 +176,9 @@ def capacity_of(
         raise ConfigError(f"dtype must be left out where weights are given, got {shown(dtype)}")
     precision, kv_dtype = _precisions(sizes, dtype, kv_dtype)
     count = sizes.parameters
+    layout = _layout(sizes, kv_dtype, num_gpus)
     gpu_token_bytes = kv_bytes_per_token(sizes, kv_dtype, num_gpus)
+    windows = {"num_window_groups": layout.num_window_groups, "window": layout.window}
 
     def weights_on(gpus: int) -> int:
         if weights is None:
@@ -178,10 +192,19 @@ def capacity_of(
 
     def pages_on(gpus: int) -> int:
         beside = gpu_memory_bytes - weights_on(gpus)
-        page_bytes = page_size * kv_bytes_per_token(sizes, kv_dtype, gpus)
+        page_bytes = _layout(sizes, kv_dtype, gpus).bytes_per_page(page_size)
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
 
-    longest_pages = pages_for(lengths[-1], page_size)
+    def context(tokens: int, num_pages: int) -> ContextCapacity:
+        pages = pages_of_sequence(tokens, page_size, **windows)
+        return ContextCapacity(
+            context_tokens=tokens,
+            kv_bytes_per_request=pages * layout.bytes_per_page(page_size) * num_gpus,
+            pages_per_request=pages,
+            concurrent_requests=num_pages // pages,
+        )
+
+    longest_pages = pages_of_sequence(lengths[-1], page_size, **windows)
     enough = (gpus for gpus in _gpu_counts(sizes) if pages_on(gpus) >= longest_pages)
     num_pages = pages_on(num_gpus)
     return Capacity(
@@ -199,25 +222,15 @@ def capacity_of(
         weight_bytes_per_gpu=gpu_weight_bytes,
         kv_bytes_per_token=gpu_token_bytes * num_gpus,
         kv_bytes_per_token_per_gpu=gpu_token_bytes,
-        page_bytes_per_gpu=page_size * gpu_token_bytes,
+        page_bytes_per_gpu=layout.bytes_per_page(page_size),
+        num_window_groups=layout.num_window_groups,
+        window_tokens=layout.window,
         weights_fit=gpu_weight_bytes <= gpu_memory_bytes,
         num_pages=num_pages,
-        capacity_tokens=capacity_tokens(num_pages, page_size),
-        contexts=tuple(
-            _context(tokens, page_size, gpu_token_bytes * num_gpus, num_pages) for tokens in lengths
-        ),
+        capacity_tokens=tokens_of_sequence(num_pages, page_size, **windows),
+        contexts=tuple(context(tokens, num_pages) for tokens in lengths),
         fewest_gpus=next(enough, None),
         refused=sizes.refused,
-    )
-
-
-def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> ContextCapacity:
-    pages = pages_for(tokens, page_size)
-    return ContextCapacity(
-        context_tokens=tokens,
-        kv_bytes_per_request=capacity_tokens(pages, page_size) * token_bytes,
-        pages_per_request=pages,
-        concurrent_requests=num_pages // pages,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, model_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
@@ -54,14 +55,31 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
     num_kv_heads: int
     """KV heads that several GPUs can divide among them. Latent attention has one."""
-    kv_values_per_token: int
-    """In all layers and heads."""
+    key_dim: int
+    """Numbers of a head's key, and as many of its value; of the latent vector that stands for
+    both."""
+    is_latent: bool = False
+    windows: tuple[int, ...]
+    """Last positions that a token sees in each layer; 0: all."""
     max_position_embeddings: int
     dtype: str | None
     """Data type of the weights in files: float32, bfloat16, float16, fp8, int8 or int4. None where
     the configuration names none."""
     refused: str = ""
     """Why the engine doesn't load it."""
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """In all layers and heads."""
+        return len(self.windows) * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
+
+    def layout(self, item_bytes: int, num_gpus: int = 1) -> KVLayout:
+        """Which layers share a KV page on each GPU, with numbers of so many bytes, for contexts as
+        long as the model's."""
+        heads = self.num_kv_heads // num_gpus
+        token = bytes_of_heads(heads, self.key_dim, item_bytes, latent=self.is_latent)
+        layers = [LayerKV(token, window, self.is_latent) for window in self.windows]
+        return model_layout(layers, self.max_position_embeddings)
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelSizes:
@@ -70,7 +88,9 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             parameters=count,
             num_active_parameters=count.total - count_idle(config),
             num_kv_heads=config.num_kv_heads,
-            kv_values_per_token=config.kv_values_per_token,
+            key_dim=config.head_dim,
+            is_latent=bool(config.latent_rank),
+            windows=tuple(layer.mixer.window for layer in config.layers),
             max_position_embeddings=config.max_position_embeddings,
             dtype=config.dtype if config.quantization is None else config.quantization.precision,
         )
@@ -128,7 +148,7 @@ def count_idle(config: DecoderConfig) -> int:
 def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
     hidden, vocab = text.integer("hidden_size"), text.integer("vocab_size")
     num_layers = text.integer("num_hidden_layers", most=MOST_LAYERS)
-    attention, num_kv_heads, kv_values = _attention(text, hidden)
+    attention, num_kv_heads, key_dim = _attention(text, hidden)
     dense, sparse, active = _feed_forwards(text, hidden, num_layers)
     embeddings = vocab * hidden
     if not text.flag("tie_word_embeddings", False):
@@ -139,7 +159,10 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
         parameters=ParameterCount(embeddings, matrices, vectors),
         num_active_parameters=embeddings + vectors + num_layers * attention + dense + active,
         num_kv_heads=num_kv_heads,
-        kv_values_per_token=num_layers * kv_values,
+        key_dim=key_dim,
+        is_latent=text.has("kv_lora_rank"),
+        # Kept in full: which layers see a window says the family, and none reads this file.
+        windows=(0,) * num_layers,
         max_position_embeddings=text.integer("max_position_embeddings", least=LEAST_POSITIONS),
         dtype=dtype,
         refused=refusal,
@@ -147,7 +170,7 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
 
 
 def _attention(text: Fields, hidden: int) -> tuple[int, int, int]:
-    """Weights of a layer's attention, KV heads, and values that a token leaves in the layer."""
+    """Weights of a layer's attention, KV heads, and numbers of a key or of the latent vector."""
     heads = text.integer("num_attention_heads")
     if text.has("kv_lora_rank"):
         latent, rope = text.integer("kv_lora_rank"), text.integer("qk_rope_head_dim")
@@ -162,7 +185,7 @@ def _attention(text: Fields, hidden: int) -> tuple[int, int, int]:
         return queries + keys + heads * value * hidden, 1, latent + rope
     head_dim = text.integer("head_dim", hidden // heads or None)
     kv_heads = text.integer("num_key_value_heads", heads)
-    return 2 * hidden * head_dim * (heads + kv_heads), kv_heads, 2 * kv_heads * head_dim
+    return 2 * hidden * head_dim * (heads + kv_heads), kv_heads, head_dim
 
 
 def _feed_forwards(text: Fields, hidden: int, num_layers: int) -> tuple[int, int, int]:

@@ -28,6 +28,8 @@ __all__ = [
 
 GroupKind = Literal["full", "window", "latent"]
 
+GROUPED = False
+"""Whether engines keep windows alone. The one switch: `KVMemory` knows one group so far."""
 MAX_GROUPS = 8
 """Groups of a model all of whose layers have a window. Smaller pages would save little more."""
 WORTHWHILE_SHARE = 0.9
@@ -154,9 +156,7 @@ def first_seen(position: int, window: int) -> int:
 
 def model_layout(layers: Sequence[LayerKV], max_model_len: int) -> KVLayout:
     """The layout that engines serve these layers with, and that `aioserve plan` counts with."""
-    # The one switch of window groups: `kv_layout(layers, max_model_len)` once `KVMemory` gives
-    # pages to them.
-    return kv_layout(layers, max_model_len, grouped=False)
+    return kv_layout(layers, max_model_len, grouped=GROUPED)
 
 
 def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = True) -> KVLayout:

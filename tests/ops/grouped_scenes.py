@@ -33,6 +33,8 @@ class GroupedScene:
     """(query tokens, context) of each."""
     page_size: int
     dtype: torch.dtype = torch.float32
+    whole_pages: bool = False
+    """Whether all of a page is numbers where some of it is seen."""
 
     def layout(self, grouped: bool) -> KVLayout:
         layers = [LayerKV(64, window) for window in self.windows]
@@ -89,6 +91,8 @@ class GroupedScene:
             for row, (tokens, context) in enumerate(self.sequences):
                 start = context - tokens
                 first = first_seen(start, self.windows[layer])
+                if self.whole_pages:
+                    first = first // self.page_size * self.page_size
                 at = np.arange(first, start)
                 pages = torch.from_numpy(host.page_table[group, row, at // self.page_size]).long()
                 own = random(2, 80, KV_HEADS, DIM, dtype=self.dtype, seed=100 * layer + row)

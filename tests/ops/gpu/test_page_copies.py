@@ -144,7 +144,7 @@ HOST = r"""
 #define __device__
 
 struct Index { unsigned x; };
-static Index threadIdx, blockIdx, blockDim;
+static Index threadIdx, blockIdx, blockDim, gridDim;
 static ucontext_t here, fibers[1024];
 static unsigned running;
 
@@ -155,23 +155,23 @@ static void __syncthreads() {
 
 #include "%s"
 
-static const Cache* caches;
+static char* const* storages;
 static const Copy* copies;
-static long long num_copies, heads, page_bytes, token_bytes;
+static long long num_copies, part_bytes, token_bytes;
 static bool ended[1024];
 
 static void run_thread() {
-    copy_pages(caches, copies, num_copies, heads, page_bytes, token_bytes);
+    copy_pages(storages, copies, num_copies, part_bytes, token_bytes);
     ended[running] = true;
     for (;;) swapcontext(&fibers[running], &here);
 }
 
-extern "C" void launch(unsigned grid, unsigned threads, const Cache* given_caches,
-                       const Copy* given_copies, long long count, long long num_heads,
-                       long long bytes_of_page, long long bytes_of_token) {
-    caches = given_caches, copies = given_copies, num_copies = count, heads = num_heads;
-    page_bytes = bytes_of_page, token_bytes = bytes_of_token;
-    blockDim.x = threads;
+extern "C" void launch(unsigned grid, unsigned threads, char* const* given_storages,
+                       const Copy* given_copies, long long count, long long bytes_of_part,
+                       long long bytes_of_token) {
+    storages = given_storages, copies = given_copies, num_copies = count;
+    part_bytes = bytes_of_part, token_bytes = bytes_of_token;
+    gridDim.x = grid, blockDim.x = threads;
     std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 16));
     for (unsigned block = 0; block < grid; ++block) {
         blockIdx.x = block;
@@ -195,12 +195,12 @@ extern "C" void launch(unsigned grid, unsigned threads, const Cache* given_cache
 }
 """
 
-Launch = Callable[[list[Bytes], Copies, int, int, int], None]
+Launch = Callable[[list[Bytes], Copies, int, int], None]
 
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """The kernel as plain C++: caches are uint8 [planes, pages, heads, bytes of a page]."""
+    """The kernel as plain C++: caches are uint8 [pages, parts, bytes of a part]."""
     folder = tmp_path_factory.mktemp("page_copies")
     (folder / "host.cpp").write_text(HOST % SOURCE, encoding="utf-8")
     library = folder / "host.so"
@@ -212,16 +212,16 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     )
     call = ctypes.CDLL(str(library)).launch
 
-    def run(caches: list[Bytes], copies: Copies, threads: int, heads: int, token: int) -> None:
-        table = np.array([[c.ctypes.data, c.shape[1]] for c in caches], np.int64)
+    def run(caches: list[Bytes], copies: Copies, threads: int, token: int) -> None:
+        table = np.array([cache.ctypes.data for cache in caches], np.int64)
         given = rows(copies)
-        planes, page_bytes = caches[0].shape[0], caches[0].shape[3]
+        _, parts, part_bytes = caches[0].shape
         call(
-            ctypes.c_uint(planes * heads),
+            ctypes.c_uint(parts),
             ctypes.c_uint(threads),
             ctypes.c_void_p(table.ctypes.data),
             ctypes.c_void_p(given.ctypes.data),
-            *(ctypes.c_longlong(value) for value in (len(copies), heads, page_bytes, token)),
+            *(ctypes.c_longlong(value) for value in (len(copies), part_bytes, token)),
         )
 
     return run
@@ -240,8 +240,8 @@ def after(caches: list[Bytes], copies: Copies, token_bytes: int) -> list[Bytes]:
     expected = [cache.copy() for cache in caches]
     for source_cache, source, target_cache, target, tokens in copies:
         size = tokens * token_bytes
-        moved = expected[source_cache][:, source, :, :size].copy()
-        expected[target_cache][:, target, :, :size] = moved
+        moved = expected[source_cache][source, :, :size].copy()
+        expected[target_cache][target, :, :size] = moved
     return expected
 
 
@@ -262,10 +262,10 @@ def test_the_kernel_copies_what_the_model_copies(
     seed: int,
 ) -> None:
     page_size, pages, copies = drawn
-    generator, heads = np.random.default_rng(seed), 3
-    caches = [aligned((2, count, heads, page_size * token_bytes), generator) for count in pages]
+    generator = np.random.default_rng(seed)
+    caches = [aligned((count, 6, page_size * token_bytes), generator) for count in pages]
     expected = after(caches, copies, token_bytes)
-    launch(caches, copies, threads, heads, token_bytes)
+    launch(caches, copies, threads, token_bytes)
     for cache, wanted in zip(caches, expected, strict=True):
         assert np.array_equal(cache, wanted)
 
@@ -273,8 +273,8 @@ def test_the_kernel_copies_what_the_model_copies(
 def test_a_copy_waits_for_all_threads_of_the_one_before(launch: Launch) -> None:
     """The first copies in words of 16 bytes, the second what one thread of it wrote, in words of
     8: two threads read it."""
-    caches = [aligned((1, 3, 1, 32), np.random.default_rng(0))]
+    caches = [aligned((3, 1, 32), np.random.default_rng(0))]
     copies = [(0, 0, 0, 1, 4), (0, 1, 0, 2, 1), (0, 1, 0, 0, 3)]
     expected = after(caches, copies, 8)
-    launch(caches, copies, 8, 1, 8)
+    launch(caches, copies, 8, 8)
     assert np.array_equal(caches[0], expected[0])
