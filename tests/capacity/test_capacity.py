@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,10 @@ from aioserve.capacity.capacity import (
 from aioserve.capacity.models import PRESETS, read_model
 from aioserve.capacity.sizes import ModelSizes, ParameterCount, count_parameters
 from aioserve.errors import ConfigError
+from aioserve.kv import layout
 from aioserve.models.config import DecoderConfig
+from aioserve.ops import KVShape
+from aioserve.ops.native import NativeBackend
 
 MODELS = {name: read_model(name) for name in PRESETS}
 
@@ -63,7 +67,7 @@ def test_kv_of_8_bits_takes_half() -> None:
     assert half.num_pages == pytest.approx(2 * whole.num_pages, abs=1)
 
 
-def test_layers_with_a_window_count_in_full() -> None:
+def test_layers_with_a_window_count_in_full_where_pages_are_kept() -> None:
     sliding = DecoderConfig.from_dict(PRESETS["mistral-7b"] | {"sliding_window": 4096})
     assert all(layer.mixer.window for layer in sliding.layers)
     assert capacity_of("mistral-7b", sliding) == sized("mistral-7b")
@@ -197,3 +201,56 @@ def test_the_parts_of_the_sum_refuse_what_they_do_not_know() -> None:
         weight_bytes(ParameterCount(1, 1, 1), "int8", 0)
     with pytest.raises(ConfigError, match="kv_dtype must be one of"):
         kv_bytes_per_token(ModelSizes.of(MODELS["llama-3-8b"]), "auto")
+
+
+GEMMA_3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "vocab_size": 300,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 512,
+    "query_pre_attn_scalar": 24,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("change", [{}, {"num_key_value_heads": 2}, {"num_hidden_layers": 20}])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_bytes_of_hybrids_are_the_allocators(
+    grouped: bool, change: dict[str, int], page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an engine's decoder lays pages out, and the native backend allocates them."""
+    monkeypatch.setattr(layout, "GROUPED", grouped)
+    config = DecoderConfig.from_dict(GEMMA_3 | change)
+    found = capacity_of("m", config, page_size=page_size, gpu_memory_bytes=1 << 24)
+    assert found.num_window_groups == (0 if not grouped else 5 if config.num_layers == 18 else 6)
+    own = layout.model_layout(config.kv_layers(2), config.max_position_embeddings)
+    heads = config.heads
+    shape = KVShape(own, found.num_pages, page_size, heads.kv, heads.dim, torch.bfloat16)
+    cache = NativeBackend().allocate_kv(shape)
+    assert cache.storage.nbytes == found.page_bytes_per_gpu * found.num_pages
+    room = (found.gpu_memory_bytes - found.weight_bytes) * found.memory_utilization
+    assert room - found.page_bytes_per_gpu < cache.storage.nbytes <= room
+
+
+def test_a_window_is_counted_once_and_not_for_the_whole_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = DecoderConfig.from_dict(GEMMA_3)
+    whole = capacity_of("m", config, contexts=[300, 8192])
+    monkeypatch.setattr(layout, "GROUPED", True)
+    windows = capacity_of("m", config, contexts=[300, 8192])
+    assert windows.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert 6 * windows.page_bytes_per_gpu == whole.page_bytes_per_gpu
+    short, long = windows.contexts
+    assert short.kv_bytes_per_request == whole.contexts[0].kv_bytes_per_request
+    assert long.pages_per_request == 512 + 5 * 33
+    assert long.kv_bytes_per_request < 0.3 * whole.contexts[1].kv_bytes_per_request
+    assert windows.capacity_tokens > 5 * whole.capacity_tokens
+    assert long.concurrent_requests == windows.num_pages // long.pages_per_request
