@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.models.routing import Routing
 from aioserve.ops import HostBatch, KVShape, LayerOps, SampleRows, TensorOps
 from aioserve.ops.backend import AttentionKind, LayerNorm, RMSNorm
 from aioserve.ops.batch import NOTHING_LEFT
+from aioserve.ops.experts import Mixture
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.native_grouped import joined_linear
 from aioserve.ops.native_program import NativeProgram
+from aioserve.ops.native_types import NativeLinear
 from aioserve.sampling.edits import leave_out
 from tests.ops.grouped_integers import random_integers
 from tests.ops.scenarios import one_group
@@ -51,7 +54,22 @@ class Layers:
         bytes_, floats = random_integers(10, HIDDEN, 32, 8, False), tensor(14, HIDDEN, dtype=dtype)
         parts = [bytes_.weight(dtype).linear(), NATIVE.linear(floats / 5)]
         self.joined = joined_linear(parts)
+        self.gate = NATIVE.linear(tensor(1, HIDDEN, dtype=dtype), out_dtype=torch.float32)
+        self.router = NATIVE.linear(tensor(5, HIDDEN, dtype=dtype) / 5, out_dtype=torch.float32)
+        self.mixture = mixture(dtype, self.double)
         self.tied_integers = random_integers(VOCAB, HIDDEN, 16, 8, False).weight(dtype).linear()
+
+
+def mixture(dtype: torch.dtype, first: NativeLinear) -> Mixture:
+    """Five experts of which a row has two: of floats, and one of integers."""
+    ups = [NATIVE.linear(tensor(2 * HIDDEN, HIDDEN, dtype=dtype, seed=i) / 5) for i in range(4)]
+    integers = random_integers(HIDDEN, HIDDEN, 16, 4, True).weight(dtype).linear(torch.float32)
+    downs = [
+        NATIVE.linear(tensor(HIDDEN, HIDDEN, dtype=dtype, seed=i) / 5, out_dtype=torch.float32)
+        for i in range(4)
+    ]
+    routing = Routing(experts=5, top_k=2, normalized=True)
+    return NATIVE.mixture(routing, [first, *ups], [*downs, integers])
 
 
 LAYERS = {dtype: Layers(dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -73,6 +91,9 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "norm columns": lambda ops, w, x, _: ops.norm_columns(x, RMSNorm(w.weight[:10], 1e-5, 1.0), 3),
     "add value": lambda ops, w, x, y: ops.add(x, y),
     "scale": lambda ops, w, x, _: ops.scale(x, 0.5),
+    "experts": lambda ops, w, x, _: ops.experts(x, ops.linear(x, w.router), w.mixture),
+    "experts of others": lambda ops, w, x, y: ops.experts(x, ops.linear(y, w.router), w.mixture),
+    "sigmoid scale": lambda ops, w, x, _: ops.sigmoid_scale(x, ops.linear(x, w.gate)),
     "positions": lambda ops, w, x, _: ops.add_positions(x, w.positions),
     "embed": lambda ops, w, x, _: ops.embed(w.embedding),
     "packed embed": lambda ops, w, x, _: ops.embed(w.tied),
@@ -390,3 +411,31 @@ def test_the_time_of_each_kind_of_op_is_counted_on_request():
     program.logits(batch, kv)
     assert all(spent > 0 for spent in program.nanoseconds.values())
     assert set(program.nanoseconds) == {"linear", "attention", "rowwise"}
+
+
+def test_experts_with_scores_that_don_t_fit_are_refused():
+    weights = LAYERS[torch.float32]
+
+    def of(scores: Callable[[LayerOps[Any], Any], Any]) -> Forward:
+        def compute(ops: LayerOps[Any]) -> Any:
+            x = ops.embed(weights.embedding)
+            x = ops.experts(x, scores(ops, x), weights.mixture)
+            return ops.linear(ops.logit_rows(x), weights.head)
+
+        return compute
+
+    for wrong in (
+        lambda ops, x: x,
+        lambda ops, x: ops.linear(x, weights.gate),
+        lambda ops, x: ops.logit_rows(ops.linear(x, weights.router)),
+    ):
+        with pytest.raises(ValueError, match="experts must read a value of 24 columns"):
+            recorded(of(wrong), torch.float32)
+
+    def scaled(ops: LayerOps[Any]) -> Any:
+        x = ops.embed(weights.embedding)
+        ops.sigmoid_scale(x, x)
+        return ops.linear(ops.logit_rows(x), weights.head)
+
+    with pytest.raises(ValueError, match="scales the rows of a value by a float32 column"):
+        recorded(scaled, torch.float32)
