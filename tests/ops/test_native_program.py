@@ -391,7 +391,7 @@ def test_what_does_not_fit_is_refused_when_it_is_recorded():
         ),
         ("must be float32, of the logit rows", embedded),
         (
-            r"must have \(Hq \+ 2 \* 1\) \* 8 columns, got 8",
+            r"must have \(Hq \+ 2\) \* 8 columns, got 8",
             lambda ops: attention(ops, ops.linear(embedded(ops), narrow), False),
         ),
     ]
