@@ -171,8 +171,8 @@ def _linear_weights(model: OpenModel, method: Method) -> dict[str, Tensor]:
             name = linear.parts["weight"].name
             if tensor.turns is not None:
                 raise ConfigError(
-                    f"model must store queries, keys and values one after the other, and stores "
-                    f"{name} head by head: no quantised weights are written for these",
+                    f"model must store projections one after the other, and stores their rows in "
+                    f"turns in {name}: no quantised weights are written for these",
                     argument="model",
                 )
             if not isinstance(linear.format, Plain) or linear.format.transposed:

@@ -96,8 +96,8 @@ class QuantizedWhileLoading(StoredWeights):
             plain = stored[tensor].format
             if tensor.turns is not None:
                 raise ConfigError(
-                    f"quantization={method!r} must be left out with a model that stores queries, "
-                    f"keys and values head by head, as {tensor.name}",
+                    f"quantization={method!r} must be left out with a model that stores rows of "
+                    f"several projections in turns, as {tensor.name}",
                     argument="quantization",
                     value=method,
                 )

@@ -283,3 +283,14 @@ async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
             "decodes": "triton",
             "why": "attention='triton' is asked for",
         }
+
+
+def test_flashinfer_is_not_used_for_a_model_whose_layers_have_sinks(tmp_path: Path):
+    config = CONFIGS["gpt-oss"] | {"head_dim": 64}
+    path = write_random_model(tmp_path, config, dtype="float16")
+    decoder = decoder_of(path, CudaBackend("cpu"))
+    choice = choose(decoder)
+    assert choice.prompts is None
+    assert "its kernels know no sinks" in choice.why
+    with pytest.raises(ConfigError, match=r"attention='flashinfer' can't be used: .* no sinks"):
+        choose(decoder, attention="flashinfer")

@@ -82,9 +82,15 @@ def test_a_copy_is_the_float_model_of_its_rounded_weights(tmp_path: Path, name: 
     assert written.read_bytes == sum(one.nbytes for one in tensors_in(model).values())
 
 
-def test_weights_that_are_stored_head_by_head_are_refused_by_name(tmp_path: Path):
-    model, copy = write("neox", tmp_path / "model"), tmp_path / "copy"
-    with pytest.raises(ConfigError, match=r"stores gpt_neox\..*\.weight head by head"):
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("neox", r"gpt_neox\..*\.weight"), ("gpt-oss", r"model\..*experts\.gate_up_proj\[0\]")],
+)
+def test_weights_that_are_stored_in_turns_are_refused_by_name(
+    name: str, tensor: str, tmp_path: Path
+):
+    model, copy = write(name, tmp_path / "model"), tmp_path / "copy"
+    with pytest.raises(ConfigError, match=rf"rows in turns in {tensor}"):
         write_quantized_copy(model, copy, method_named("w8a8", None))
     assert not copy.exists()
 

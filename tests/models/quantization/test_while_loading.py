@@ -121,9 +121,15 @@ def test_floats_of_eight_bits_are_what_torch_makes_of_them_with_the_largest_as_t
 
 
 @all_methods
-def test_weights_that_are_stored_head_by_head_are_refused_by_name(method: str, tmp_path: Path):
-    model = write("neox", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"head by head, as gpt_neox\..*query_key_value\.weight"):
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("neox", r"gpt_neox\..*query_key_value"), ("gpt-oss", r"model\..*experts\.0\.gate_up_proj")],
+)
+def test_weights_that_are_stored_in_turns_are_refused_by_name(
+    name: str, tensor: str, method: str, tmp_path: Path
+):
+    model = write(name, tmp_path / "model")
+    with pytest.raises(ConfigError, match=rf"in turns, as {tensor}\.weight"):
         load_model(model, quantization=method)
 
 
