@@ -281,7 +281,8 @@ class Experts:
 
 Mixer = Attention | LatentAttention
 """Kinds of blocks in which a token reads those before it. Each has `heads`, `latent_rank`, `rope`,
-`window`, `soft_cap`; its last linear layer gives what the layer adds."""
+`window`, `soft_cap`, `sinks` and what it keeps, `kv`; its last linear layer gives what the layer
+adds."""
 FeedForward = MLP | Experts
 """Kinds of blocks that compute each token by itself."""
 

@@ -127,7 +127,7 @@ def check_writes(
     normed = plain * torch.rsqrt(plain.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
     key = turned(written[:, None, rank:].double())[:, 0]
     rows, was = (x.cpu().flatten(0, 1) for x in (rows_of(step.kv), before))
-    locations = torch.from_numpy(scenario.host.token_locations)
+    locations = torch.from_numpy(scenario.host.token_locations)[0]
     row = torch.cat([normed, key], -1)
     torch.testing.assert_close(rows[locations].double(), row, rtol=limit, atol=limit)
     others = torch.ones(len(rows), dtype=torch.bool)
