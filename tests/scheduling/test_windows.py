@@ -11,7 +11,7 @@ from aioserve.kv.pages import pages_of_sequence
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 
-WINDOWS = {"num_window_groups": 2, "window": 10}
+WINDOWS: dict[str, Any] = {"num_window_groups": 2, "window": 10}
 
 
 def serve(bench: Bench, prompt: list[int], max_tokens: int = 6) -> list[int]:
