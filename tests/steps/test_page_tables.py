@@ -87,3 +87,25 @@ def test_pages_of_a_slot_that_ends_before_it_is_known_are_not_carried() -> None:
     bench.submit(6, max_tokens=2)
     plan = bench.plan()
     assert [change.slot for change in plan.pages] == [plan.items[0].slot]
+
+
+def test_each_position_brings_a_page_of_every_group() -> None:
+    tables = SlotPageTables(4, num_groups=3)
+    tables.take(said((1, 0, [10, 20, 30, 11, 21, 31]), (2, 0, [5, 6, 7]), started=[1, 2]))
+    tables.take(said((1, 2, [12, 22, 32])))
+    tables.take(said((1, 1, [41, 21, 31, 42, 22, 32])))
+    assert [tables.page_ids(1, group).tolist() for group in range(3)] == [
+        [10, 41, 42],
+        [20, 21, 22],
+        [30, 31, 32],
+    ]
+    rows = tables.rows(np.array([2, 1]), np.array([4, 12]), 4)
+    assert rows[:, 1].tolist() == [[10, 41, 42], [20, 21, 22], [30, 31, 32]]
+    assert rows[:, 0, 0].tolist() == [5, 6, 7]
+    assert rows.flags.c_contiguous
+
+
+def test_pages_that_are_not_one_of_each_group_are_refused() -> None:
+    tables = SlotPageTables(4, num_groups=3)
+    with pytest.raises(InvariantError, match="slot 1 gets 4 pages, which are none of 3 groups"):
+        tables.take(said((1, 0, [1, 2, 3, 4]), started=[1]))
