@@ -385,7 +385,7 @@ class Architecture:
 
     @property
     def rounded_linears(self) -> Iterator[Linear]:
-        """Those whose weights may be rounded."""
+        """Linear layers whose weights may be rounded: all but routers."""
         return (one for one in self.linears if not one.is_exact)
 
     def canonical(self, stored_name: str) -> str:

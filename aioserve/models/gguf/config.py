@@ -396,4 +396,4 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """What `general.architecture` may be."""
 _MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe")
-"""Those that may have experts."""
+"""Families that may have experts."""
