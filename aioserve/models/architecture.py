@@ -185,7 +185,7 @@ class LatentAttention:
     """
 
     heads: Heads
-    """Of what is kept: one KV head of `latent_rank` numbers and the rotated ones."""
+    """Heads, of what is kept: one KV head of `latent_rank` numbers and the rotated ones."""
     latent_rank: int
     key_dim: int
     """What of each head's key isn't rotated."""
