@@ -21,6 +21,7 @@ from aioserve.errors import InvariantError
 from aioserve.kv import (
     claims,
     copies,
+    layout,
     lease,
     memory,
     page_pool,
@@ -29,6 +30,8 @@ from aioserve.kv import (
     prefix_tree,
     swapping,
     usage,
+    window_pages,
+    windows,
 )
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
@@ -70,7 +73,18 @@ MODULES += (
     prefix_tree,
     token_budget,
 )
-MODULES += (pins, waiting_queue, claims, copies, swapping, usage, plan)
+MODULES += (
+    pins,
+    waiting_queue,
+    claims,
+    copies,
+    swapping,
+    usage,
+    plan,
+    windows,
+    window_pages,
+    layout,
+)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -130,9 +144,12 @@ class Workload:
         draw = random.Random(seed)
         host = draw.choice([0, 0, 12])
         self.trap = trap
+        groups = draw.choice([0, 0, 2])
         self.bench = Bench(
-            num_pages=draw.randint(9, 16),
+            num_pages=draw.randint(9, 16) + 12 * groups,
             num_host_pages=host,
+            num_window_groups=groups,
+            window=6 if groups else 0,
             page_size=draw.choice([1, 4]) if draw.random() < 0.3 else 4,
             prefix_caching=draw.random() < 0.8,
             preemption="swap" if host else "recompute",
