@@ -37,15 +37,15 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     For want of the last of these it waits; alone it gets them from what leaves its window."""
     uses_swapped: bool
     num_first_pages: int
-    """Those to begin with: window pages for the first token to compute, and all others."""
+    """Pages to begin with: window pages for the first token to compute, and all others."""
     first_window: int = 0
     """First position whose window pages the lease begins with."""
     window_page_ids: npt.NDArray[np.int32] = NO_PAGES
     """Window pages found on the device, from there on."""
     host_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Those that follow, on the host."""
+    """Window pages that follow, on the host."""
     tail_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Those of the page that is copied in part."""
+    """Window pages of the page that is copied in part."""
 
 
 class PagesNeeded(msgspec.Struct, frozen=True, gc=False):

@@ -85,7 +85,7 @@ class Windows:
         lease.covered = len(lease.windows)
 
     def share(self, lease: KVLease, child: KVLease, num_positions: int) -> None:
-        """Those of the first positions of a lease are those of another one, too."""
+        """Make those of the first positions of a lease another one's, too."""
         if lease.windows is not None:
             first = lease.windows.first
             self.begin(child, first, lease.windows.between(first, num_positions))
