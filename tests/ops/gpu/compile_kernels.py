@@ -85,10 +85,11 @@ class Shape(NamedTuple):
     page_size: int
     window: bool = False
     soft_cap: bool = False
+    sinks: bool = False
 
     @property
     def label(self) -> str:
-        options = [name for name in ("window", "soft_cap") if getattr(self, name)]
+        options = [name for name in ("window", "soft_cap", "sinks") if getattr(self, name)]
         size = f"{self.group}x{self.kv_heads}x{self.head_dim}/{self.page_size}"
         return " ".join([str(self.dtype).removeprefix("torch."), size, *options])
 
@@ -96,6 +97,7 @@ class Shape(NamedTuple):
 SHAPES = (
     Shape(torch.bfloat16, 2, 8, 128, 16),
     Shape(torch.bfloat16, 7, 2, 64, 128, window=True),
+    Shape(torch.bfloat16, 8, 8, 64, 16, window=True, sinks=True),
     Shape(torch.float16, 2, 8, 256, 1, window=True, soft_cap=True),
     Shape(torch.float32, 2, 8, 128, 16),
 )
@@ -108,9 +110,10 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
         "HEAD_DIM": shape.head_dim,
         "DIMS": padded_dims(shape.head_dim),
         "HAS_WINDOW": shape.window,
-        "sinks": None,
         "log_sums": None,
+        **({} if shape.sinks else {"sinks": None}),
     }
+    sinks = {"sinks": "*fp32:16"} if shape.sinks else {}
     heads = {
         **common,
         "GROUP": shape.group,
@@ -133,6 +136,7 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
             "query_blocks": "*i32:16",
             **strides,
             **scores,
+            **sinks,
         },
         {**heads, "QUERY_BLOCK": QUERY_BLOCK, "ROWS": tile.rows, "KEYS": tile.keys},
         tile.warps,
@@ -146,7 +150,7 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
         "PART_BLOCKS": triton.cdiv(tiles.part_keys, tile.keys),
         "MAX_PARTS": max_parts(shape.kv_heads),
     }
-    for split in (False, True) if shape == SHAPES[0] else (True,):
+    for split in (False, True) if shape == SHAPES[0] else (not shape.sinks,):
         left = "*fp32:16" if split else data
         yield Build(
             decode_kernel,
@@ -159,6 +163,7 @@ def attention_builds(shape: Shape, target: int) -> Iterator[Build]:
                 **strides,
                 "capacity": "i32",
                 **scores,
+                **sinks,
             },
             {**heads, **parts, "SPLIT": split, "ROWS": tile.rows},
             tile.warps,
