@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
-from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, model_layout
+from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, kv_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
@@ -79,7 +79,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         heads = self.num_kv_heads // num_gpus
         token = bytes_of_heads(heads, self.key_dim, item_bytes, latent=self.is_latent)
         layers = [LayerKV(token, window, self.is_latent) for window in self.windows]
-        return model_layout(layers, self.max_position_embeddings)
+        return kv_layout(layers, self.max_position_embeddings)
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelSizes:

@@ -23,13 +23,10 @@ __all__ = [
     "bytes_of_heads",
     "first_seen",
     "kv_layout",
-    "model_layout",
 ]
 
 GroupKind = Literal["full", "window", "latent"]
 
-GROUPED = False
-"""Whether engines keep windows alone. The one switch: `KVMemory` knows one group so far."""
 MAX_GROUPS = 8
 """Groups of a model all of whose layers have a window. Smaller pages would save little more."""
 WORTHWHILE_SHARE = 0.9
@@ -152,11 +149,6 @@ def bytes_of_heads(
 def first_seen(position: int, window: int) -> int:
     """The first position that a token at `position` sees through a window; 0: it sees all."""
     return max(0, position - window + 1) if window else 0
-
-
-def model_layout(layers: Sequence[LayerKV], max_model_len: int) -> KVLayout:
-    """The layout that engines serve these layers with, and that `aioserve plan` counts with."""
-    return kv_layout(layers, max_model_len, grouped=GROUPED)
 
 
 def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = True) -> KVLayout:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from aioserve.kv.layout import KVLayout, model_layout
+from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models import architecture
 from aioserve.models.block_parts import Norm
 from aioserve.models.blocks import DecoderLayer, ResidualStream
@@ -81,9 +81,7 @@ class Decoder:
         self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
         """Linear layers by their descriptions."""
-        self.layout: KVLayout = model_layout(
-            config.kv_layers(self.kv_dtype.itemsize), max_model_len
-        )
+        self.layout: KVLayout = kv_layout(config.kv_layers(self.kv_dtype.itemsize), max_model_len)
         """Which layers share a KV page."""
         self.backend = backend
         self.max_model_len = max_model_len

@@ -58,7 +58,7 @@ class ReferenceBatch(Batch):
     num_pages: int
     page_size: int
     windows: tuple[int, ...]
-    """Of the groups."""
+    """Window of each group; 0: none."""
 
 
 class TorchLinear(Linear):

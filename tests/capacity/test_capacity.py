@@ -21,7 +21,7 @@ from aioserve.capacity.capacity import (
 from aioserve.capacity.models import PRESETS, read_model
 from aioserve.capacity.sizes import ModelSizes, ParameterCount, count_parameters
 from aioserve.errors import ConfigError
-from aioserve.kv import layout
+from aioserve.kv.layout import kv_layout
 from aioserve.models.config import DecoderConfig
 from aioserve.ops import KVShape
 from aioserve.ops.native import NativeBackend
@@ -67,10 +67,13 @@ def test_kv_of_8_bits_takes_half() -> None:
     assert half.num_pages == pytest.approx(2 * whole.num_pages, abs=1)
 
 
-def test_layers_with_a_window_count_in_full_where_pages_are_kept() -> None:
+def test_of_layers_that_all_have_a_window_an_eighth_count_in_full() -> None:
     sliding = DecoderConfig.from_dict(PRESETS["mistral-7b"] | {"sliding_window": 4096})
     assert all(layer.mixer.window for layer in sliding.layers)
-    assert capacity_of("mistral-7b", sliding) == sized("mistral-7b")
+    windows, whole = capacity_of("mistral-7b", sliding), sized("mistral-7b")
+    assert 8 * windows.page_bytes_per_gpu == whole.page_bytes_per_gpu
+    assert windows.contexts[-1].context_tokens == 32_768
+    assert windows.contexts[-1].pages_per_request == 2048 + 7 * 257
 
 
 def test_auto_is_what_the_config_says() -> None:
@@ -219,18 +222,14 @@ GEMMA_3 = {
 }
 
 
-@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("change", [{}, {"num_key_value_heads": 2}, {"num_hidden_layers": 20}])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_bytes_of_hybrids_are_the_allocators(
-    grouped: bool, change: dict[str, int], page_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_of_hybrids_are_the_allocators(change: dict[str, int], page_size: int) -> None:
     """As an engine's decoder lays pages out, and the native backend allocates them."""
-    monkeypatch.setattr(layout, "GROUPED", grouped)
     config = DecoderConfig.from_dict(GEMMA_3 | change)
     found = capacity_of("m", config, page_size=page_size, gpu_memory_bytes=1 << 24)
-    assert found.num_window_groups == (0 if not grouped else 5 if config.num_layers == 18 else 6)
-    own = layout.model_layout(config.kv_layers(2), config.max_position_embeddings)
+    assert found.num_window_groups == (5 if config.num_layers == 18 else 6)
+    own = kv_layout(config.kv_layers(2), config.max_position_embeddings)
     heads = config.heads
     shape = KVShape(own, found.num_pages, page_size, heads.kv, heads.dim, torch.bfloat16)
     cache = NativeBackend().allocate_kv(shape)
@@ -239,12 +238,10 @@ def test_the_bytes_of_hybrids_are_the_allocators(
     assert room - found.page_bytes_per_gpu < cache.storage.nbytes <= room
 
 
-def test_a_window_is_counted_once_and_not_for_the_whole_context(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_window_is_counted_once_and_not_for_the_whole_context() -> None:
     config = DecoderConfig.from_dict(GEMMA_3)
-    whole = capacity_of("m", config, contexts=[300, 8192])
-    monkeypatch.setattr(layout, "GROUPED", True)
+    unwindowed = DecoderConfig.from_dict(GEMMA_3 | {"sliding_window": 32_768})
+    whole = capacity_of("m", unwindowed, contexts=[300, 8192])
     windows = capacity_of("m", config, contexts=[300, 8192])
     assert windows.kv_bytes_per_token == whole.kv_bytes_per_token
     assert 6 * windows.page_bytes_per_gpu == whole.page_bytes_per_gpu

@@ -44,8 +44,10 @@ def test_an_rms_norm_with_a_bias_is_refused() -> None:
 
 
 def test_norms_of_all_heads_are_as_long_as_their_projections() -> None:
-    attention = OLMO2.mixer
+    attention, others = OLMO2.mixer, QWEN3.mixer
+    assert isinstance(attention, Attention)
     assert attention.norms_of_all_heads
-    assert not QWEN3.mixer.norms_of_all_heads
+    assert isinstance(others, Attention)
+    assert not others.norms_of_all_heads
     with pytest.raises(UnsupportedModelError, match="must have RMS norms alike, or none"):
         replace(attention, key_norm=rms_norm("k", attention.heads.query_size, 1e-5))

@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "whole prompts": {"num_pages": 256},
     "chunks and preemption": {
         "page_size": 4,
-        "num_pages": 50,
+        "num_pages": 60,
         "max_num_batched_tokens": 13,
         "output_reserve_tokens": 0,
         "overlap": False,

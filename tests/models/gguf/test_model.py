@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
+from aioserve.models.architecture import Linear, parts_of
 from aioserve.models.files import model_files
 from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.loader import load_model
@@ -139,7 +140,7 @@ def test_formats_are_mixed_within_a_model_and_a_layer(tmp_path: Path) -> None:
     found = model_files(file)
     config = found.config()
     with found.weights(config) as weights:
-        qkv = config.layers[1].mixer.qkv.weights
+        qkv = next(parts_of(config.layers[1].mixer, Linear)).weights
         names = [weights[tensor].format.name for tensor in qkv]
         assert names == ["Q4_K, pairs of 4 heads", "Q5_0, pairs of 2 heads", "Q6_K"]
         assert weights[config.embedding].format.name == "Q8_0"
@@ -159,7 +160,7 @@ def test_any_range_of_rows_of_queries_is_in_the_directorys_order(
     floats = model_files(dequantized(directory, tmp_path / "floats", format))
     config = found.config()
     with found.weights(config) as weights, floats.weights(config) as expected:
-        for tensor in config.layers[0].mixer.qkv.weights:
+        for tensor in next(parts_of(config.layers[0].mixer, Linear)).weights:
             whole = expected[tensor].floats()
             assert np.array_equal(weights[tensor].floats(), whole)
             for first, end in ((0, 1), (31, 33), (60, 100), (len(whole) - 1, len(whole))):
