@@ -32,6 +32,12 @@ REFERENCE: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "gemma3_270m.json").read_text(encoding="utf-8")
 )
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
+BEHIND_LICENSE = [
+    9078, 8240, 2863, 577, 24897, 531, 577, 496, 75798, 107, 142, 1708, 506, 8616, 529,
+    672, 11440, 236761, 108, 139, 236825, 236761, 5375, 12987, 236761, 1599, 1149, 13103,
+    496, 75798, 531, 506, 9078, 8240, 107, 142, 2003, 1599, 236764, 528,
+]  # fmt: skip
+"""Greedy tokens of the same transformers behind the first 1,500 of `TEXT`: thrice the window."""
 LLAMA_CPP_PERPLEXITY = 10.1452
 """Result of `llama-perplexity -m FILE -f LICENSE -c 512`, as llama.cpp is in llama-cpp-python
 0.3.36, on a processor with AVX-512 and VNNI."""
@@ -55,6 +61,27 @@ async def test_greedy_tokens_in_floats_are_those_of_transformers(gemma: Path) ->
         for one in REFERENCE:
             completion = await engine.generate(one["text"], greedy)
             assert list(completion.samples[0].token_ids) == one["completion"], one["text"]
+
+
+@pytest.mark.asyncio
+async def test_beyond_its_window_tokens_are_those_of_transformers_in_a_quarter_of_the_pages(
+    gemma: Path,
+) -> None:
+    ids = list(model_files(gemma).tokenizer().encode(TEXT.read_text(encoding="utf-8")))[:1500]
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    options: dict[str, Any] = {"activation_quantization": "none", "max_model_len": 8448}
+    async with Engine(str(gemma), dtype="float32", **options) as engine:
+        for _ in range(2):  # the second finds the prompt in the cache
+            completion = await engine.generate(ids, greedy)
+            assert list(completion.samples[0].token_ids) == BEHIND_LICENSE
+        held = []
+        async for _ in engine.stream(
+            (6 * ids)[:8188], msgspec.structs.replace(greedy, max_tokens=4)
+        ):
+            held.append(engine.stats().pages_held_by_requests)
+    # One page of 16 tokens holds the 3 layers that see everything; the 15 others have a window.
+    assert max(held) == 512 + 5 * 33
+    assert max(held) <= 0.3 * 512 * 18 / 3
 
 
 def test_turns_of_a_chat_are_special_tokens(gemma: Path, tmp_path: Path) -> None:
