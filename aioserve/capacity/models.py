@@ -92,14 +92,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.num_layers * self.num_heads * dims
 
 
-def read_model(name: str) -> DecoderConfig:
+def read_model(name: str, *, read_as: str | None = None) -> DecoderConfig:
     """The decoder that `name` stands for: a preset, a config.json file, or whatever `resolve` finds
     (a directory, an embedded model, a hub id in the local cache).
 
-    A directory that has the name of a preset is reached with a "./" before it. Raises `ModelError`.
+    A directory that has the name of a preset is reached with a "./" before it. `read_as` is as in
+    `DecoderConfig.from_dict`. Raises `ModelError`.
     """
     values, source = _config_of(name)
-    return DecoderConfig.from_dict(values, source=source)
+    return DecoderConfig.from_dict(values, source=source, read_as=read_as)
 
 
 def read_sizes(name: str) -> ModelSizes:

@@ -192,15 +192,17 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
 
 
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
-    """As an engine has it that isn't being measured: with no sequence slots but its own."""
+    """As an engine has it that isn't being measured: with no sequence slots but its own. A page
+    stands for one of each group of layers."""
     page_size = options["page_size"]
     used = options["max_num_seqs"] * pages_for(limits.max_model_len, page_size)
     num_bytes = loaded.get("kv_cache_bytes")
+    num_pages = limits.num_pages // (1 + limits.num_window_groups)
     return MeasuredKV(
-        num_pages=min(limits.num_pages, used),
+        num_pages=min(num_pages, used),
         page_size=page_size,
         max_model_len=limits.max_model_len,
-        bytes_per_token=num_bytes and num_bytes // (limits.num_pages * page_size),
+        bytes_per_token=num_bytes and num_bytes // (num_pages * page_size),
     )
 
 

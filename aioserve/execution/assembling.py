@@ -215,7 +215,10 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
     if num_pages is None:
         one, room = decoder.kv_shape(1, page_size).bytes_per_page, room_bytes()
         most = pages_of_sequence(wanted_len, page_size, layout.num_window_groups, layout.window)
-        num_pages = min(config.max_num_seqs * most, room // one)
+        # Chunks of prompts have window pages for all their tokens until they are computed.
+        chunk = pages_for(min(config.max_num_batched_tokens, wanted_len), page_size)
+        most = config.max_num_seqs * most + layout.num_window_groups * chunk
+        num_pages = min(most, room // one)
         if num_pages < 1:
             raise ConfigError(
                 f"memory_utilization={config.memory_utilization} and "
@@ -223,6 +226,13 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
                 f"the KV cache, and one page takes {one}"
             )
     holds = tokens_of_sequence(num_pages, page_size, layout.num_window_groups, layout.window)
+    if min(holds, wanted_len) < 2 <= wanted_len:
+        least = pages_of_sequence(2, page_size, layout.num_window_groups, layout.window)
+        raise ConfigError(
+            f"num_pages must be at least {least} with page_size={page_size} and "
+            f"{counted(layout.num_groups, 'group')} of layers, got {num_pages}: a request has two "
+            "tokens"
+        )
     if config.max_model_len is not None and holds < wanted_len:
         raise ConfigError(
             f"max_model_len={wanted_len} doesn't fit the KV cache: "

@@ -115,6 +115,12 @@ class KVLease:
         return len(self.page_table.page_ids) + windows
 
     @property
+    def num_locked(self) -> int:
+        """Pages that a pin keeps: those of the prefix tree, and the window pages that it holds."""
+        windows = 0 if self.windows is None else len(self.windows.held)
+        return self.published + windows
+
+    @property
     def page_ids(self) -> npt.NDArray[np.int32]:
         """Pages in order of position: a read-only view, int32 `[num_pages]`, that never changes."""
         return self.page_table.page_ids

@@ -106,7 +106,7 @@ class Checkpoint(StoredWeights):
         """The tensors that one of a file holds, by the names that they have here."""
         name = self._architecture.canonical(stored.name)
         each = self._architecture.name_of_each(name)
-        if each is None or not 1 <= stored.shape[0] <= MOST_EXPERTS:
+        if each is None or not stored.shape or not 1 <= stored.shape[0] <= MOST_EXPERTS:
             yield name, stored
             return
         for i, part in enumerate(stored.along_first_axis()):

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aioserve.arguments import shown
-from aioserve.errors import UnsupportedModelError
+from aioserve.errors import UnsupportedModelError, WeightsError
 from aioserve.models.checkpoint import read_rows
 from aioserve.models.config import CLASSIFIER, DecoderConfig
 from aioserve.models.stored import Floats
@@ -82,6 +82,8 @@ def read_reranker(
         weight = _classifier(directory, config, source)
     else:
         weight = _of_labels(directory, config, tokenizer, LABELS if labels is None else labels)
+    if not np.isfinite(weight).all():
+        raise WeightsError(f"{directory}: a weight that scores documents isn't finite")
     if template is not None and template.has_role("query") and template.has_role("document"):
         return Reranker(weight, template, None)
     if wanted != "qwen3" and not _QWEN3.fullmatch(config.architecture):
@@ -107,14 +109,19 @@ def _of_labels(
     directory: Path, config: DecoderConfig, tokenizer: Tokenizer, labels: Sequence[Any]
 ) -> Floats:
     """The difference of the second label's row and the first's."""
+    if not isinstance(labels, list | tuple):
+        raise UnsupportedModelError(
+            f"{directory}: classifier_from_token must be a list of two answers, for no and yes, "
+            f"got {shown(labels)}"
+        )
     ids = [
         tokenizer.encode(label, add_special_tokens=False) if isinstance(label, str) else []
         for label in labels
     ]
-    if len(ids) != 2 or any(len(one) != 1 for one in ids):
+    if len(ids) != 2 or any(len(one) != 1 for one in ids) or ids[0] == ids[1]:
         raise UnsupportedModelError(
-            f"{directory}: a reranker has two answers of one token each, for no and yes, got "
-            f"{shown(list(labels))}"
+            f"{directory}: a reranker has two different answers of one token each, for no "
+            f"and yes, got {shown(list(labels))}"
         )
     if not config.has_head:
         raise UnsupportedModelError(f"{directory}: a reranker by tokens has an output layer")

@@ -46,15 +46,16 @@ class PinnedPrefixes:
         lease = sequence.lease
         most = min(lease.computed, sequence.num_known)
         tokens = self.policy_calls.pin(sequence.view, most)
-        pages = min(full_pages(tokens, self.memory.page_size), self.max_pages)
+        most = self.memory.windows.capacity_tokens(self.max_pages)
+        pages = full_pages(min(tokens, most), self.memory.page_size)
         if not pages:
             return
         count = capacity_tokens(pages, self.memory.page_size)
         pinned = self.memory.pin(lease.namespace, sequence.ids(0, count))
-        pages = pinned.published
-        if not pages:
+        if not pinned.published:
             self.memory.leave(pinned)
             return
+        pages = pinned.num_locked
         while self._leases and self.num_pages + pages > self.max_pages:
             self._end_oldest()
         self._last_number += 1
@@ -64,7 +65,7 @@ class PinnedPrefixes:
             view.request_id,
             view.session_id,
             view.tenant,
-            capacity_tokens(pages, self.memory.page_size),
+            capacity_tokens(pinned.published, self.memory.page_size),
             pages,
         )
         self._leases[pin] = pinned

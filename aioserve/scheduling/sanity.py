@@ -44,7 +44,7 @@ def check_state(state: SchedulerState) -> None:
         raise InvariantError(
             f"sequences and pins have receipts {receipts}, the prefix tree gave out {locks}"
         )
-    pinned = sum(lease.published for lease in state.pins.leases)
+    pinned = sum(lease.num_locked for lease in state.pins.leases)
     if state.pins.num_pages != pinned or pinned > state.pins.max_pages:
         raise InvariantError(
             f"{pinned} pages are pinned of {state.pins.max_pages}, "

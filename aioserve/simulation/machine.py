@@ -150,12 +150,14 @@ def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -
         num_gpus=device.num_devices,
         page_size=options.page_size,
     )
-    if capacity.num_pages < 1:
+    # Here each page holds all layers, those with a window in full: what a request takes at most.
+    whole = capacity.num_pages // (1 + capacity.num_window_groups)
+    if whole < 1:
         raise ConfigError(
             f"{device.model} leaves no room for KV pages on num_devices={device.num_devices} "
             f"of {device.hardware}: give more of them, or num_pages"
         )
-    return capacity.num_pages
+    return whole
 
 
 def _check_unused(options: TrialOptions, why: str) -> None:

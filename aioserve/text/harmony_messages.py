@@ -8,13 +8,15 @@
 Such a template leaves out further calls of a message, takes each result for one of the call before
 it, and refuses a message with calls that has reasoning and content both: what is said before a call
 is reasoning there. Of instructions it reads the first message alone. So nothing of these is lost,
-and no client has to know.
+and no client has to know; instructions behind other messages are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from aioserve.errors import InvalidPromptError
 
 __all__ = ["with_joined_instructions", "with_single_calls"]
 
@@ -41,10 +43,20 @@ def with_single_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with those of the system and the developer that they begin with as one."""
+    """The messages, with those of the system and the developer that they begin with as one.
+
+    Raises `InvalidPromptError` for one behind others: the template would leave it out.
+    """
     count = 0
     while count < len(messages) and messages[count]["role"] in ("system", "developer"):
         count += 1
+    for index, message in enumerate(messages[count:], count):
+        if message["role"] in ("system", "developer"):
+            raise InvalidPromptError(
+                f"messages[{index}] is of the role {message['role']!r}, and the chat template "
+                "reads instructions at the beginning of a conversation alone",
+                argument="messages",
+            )
     if count < 2:
         return list(messages)
     texts = [message["content"] for message in messages[:count] if message["content"]]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from aioserve import Completion, Engine, SamplingParams
+from aioserve import Completion, ConfigError, Engine, SamplingParams
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 PROMPT_LENGTHS = (1, 9, 31, 64, 70, 90)
@@ -81,3 +81,19 @@ async def test_greedy_answers_are_those_of_transformers(
     assert len({token_id for answer in answers for token_id in answer.token_ids}) > NUM_TOKENS
     if settings == "chunks and preemption":
         assert preemptions > 0
+
+
+@pytest.mark.asyncio
+async def test_pages_that_hold_no_request_of_groups_of_layers_are_refused(directory_of) -> None:
+    with pytest.raises(ConfigError, match=r"num_pages must be at least 6 .* 3 groups .* got 2"):
+        async with Engine(str(directory_of("gemma3")), num_pages=2, page_size=1):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_pages_by_default_are_enough_for_whole_chunks_of_a_window_model(directory_of) -> None:
+    options: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "page_size": 4}
+    async with Engine(str(directory_of("gemma3")), **options) as engine:
+        prompt = (prompts()[-1] * 2)[:120]
+        await engine.generate(prompt, SamplingParams(max_tokens=1))
+        assert engine.stats().steps_total <= -(-len(prompt) // 64) + 1

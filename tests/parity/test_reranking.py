@@ -121,6 +121,9 @@ async def test_a_template_with_the_roles_makes_the_prompt(tmp_path: Path) -> Non
     [
         ({"num_labels": 3}, {}, UnsupportedModelError, "num_labels = 3 is not supported"),
         ({"classifier_from_token": ["a", "bc"]}, {}, UnsupportedModelError, "one token each"),
+        ({"classifier_from_token": ["a", "a"]}, {}, UnsupportedModelError, "different answers"),
+        ({"classifier_from_token": "ab"}, {}, UnsupportedModelError, "must be a list"),
+        ({"classifier_from_token": 5}, {}, UnsupportedModelError, "must be a list"),
         ({}, {"reranker": "bert"}, ConfigError, "reranker must be"),
     ],
 )

@@ -8,6 +8,8 @@ import pytest
 
 from aioserve.errors import InvariantError
 from aioserve.kv.pages import pages_of_sequence
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.view import RequestView
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 
@@ -173,3 +175,24 @@ def test_nothing_is_found_where_the_last_window_is_hollow() -> None:
     assert bench.scheduler.counters.tokens_cached == before + 39, (
         "its window pages joined the others"
     )
+
+
+class PinsAll(SchedulingPolicy):
+    def pin(self, request: RequestView) -> int:
+        return request.prompt_tokens
+
+
+def test_pins_count_the_window_pages_that_they_hold() -> None:
+    bench = Bench(
+        num_pages=240,
+        page_size=4,
+        prefix_caching=True,
+        policy=PinsAll(),
+        **WINDOWS | {"window": 32},
+    )
+    pins = bench.scheduler.state.pins
+    for number in range(12):
+        bench.submit([1000 + number, *range(50 * number, 50 * number + 12)], 3)
+        bench.run()
+        assert pins.num_pages == bench.memory.usage().pages_held_by_requests <= pins.max_pages
+    assert pins.num_pages > pins.max_pages // 2

@@ -173,6 +173,15 @@ async def test_a_message_that_is_to_go_on_is_left_open_in_its_channel() -> None:
         assert seen.prompts[-1].endswith("<|channel|>final<|message|>It <|rains")
 
 
+async def test_instructions_behind_other_messages_are_refused() -> None:
+    told = [{"role": "user", "content": "How?"}, {"role": "developer", "content": "Rhyme."}]
+    async with scripted(final("Yes."), template=TEMPLATE) as (_, _, client):
+        body = {"model": "scripted", "messages": told}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "messages[1] is of the role 'developer'" in answer.json()["error"]["message"]
+
+
 async def test_instructions_of_the_system_and_of_the_developer_both_reach_the_template() -> None:
     told = [{"role": "developer", "content": "Rhyme."}, {"role": "user", "content": "How?"}]
     body = {"model": "scripted", "instructions": "Be kind.", "input": told}

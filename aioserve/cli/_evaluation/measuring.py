@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.arguments import counted
+from aioserve.capacity.models import read_model
 from aioserve.cli._engine import open_engine
 from aioserve.cli._evaluation.divergence import Divergence, RowReader, compare_text
 from aioserve.cli._evaluation.scoring import Scored, score_text
 from aioserve.cli._evaluation.text import EvaluatedText, check_same_tokens, tokens_of_text
 from aioserve.cli._evaluation.windows import Window, second_halves, sliding_windows
 from aioserve.errors import ConfigError
-from aioserve.kv.pages import pages_for
 from aioserve.progress_bar import bar_on_terminal
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ LEAST_CONTEXT = 2
 MAX_CONTEXT = 1 << 24
 MAX_CONCURRENCY = 1024
 PAGE_SIZE = 16
-SPARE_PAGES = 8
-"""Pages of each window beside those of its tokens, so that the next one can begin."""
 
 
 class Options(NamedTuple):
@@ -88,7 +86,7 @@ async def measure(
     readers = [RowReader() for _ in models]
     async with AsyncExitStack() as stack:
         for (model, of_engine), reader in zip(models, readers, strict=True):
-            sizes = _engine_sizes(options)
+            sizes = _engine_sizes(model, of_engine.get("architecture"), options)
             engine = open_engine(model, plugins=(reader,), **sizes, **of_engine)
             with _blaming_context(options.context):
                 engines.append(await stack.enter_async_context(engine))
@@ -116,15 +114,16 @@ async def measure(
     return Measured(text, context, stride, windows, scores[0], reference, divergence, facts)
 
 
-def _engine_sizes(options: Options) -> dict[str, Any]:
+def _engine_sizes(model: str, read_as: str | None, options: Options) -> dict[str, Any]:
     """Options of `Engine` with which it has room for the windows, and for no more: there may be
     another one beside it."""
-    context = options.context or CONTEXT
+    context = options.context
+    if context is None:
+        context = min(CONTEXT, read_model(model, read_as=read_as).max_position_embeddings - 1)
     return {
         "max_num_seqs": options.concurrency,
-        "max_model_len": options.context and context + 1,
+        "max_model_len": context + 1,
         "page_size": PAGE_SIZE,
-        "num_pages": options.concurrency * (pages_for(context + 1, PAGE_SIZE) + SPARE_PAGES),
     }
 
 

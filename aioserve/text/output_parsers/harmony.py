@@ -176,6 +176,8 @@ class HarmonyParser(ToolParser):
         mark = ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(self.marks)
+            if not has_arguments:
+                text = text.lstrip()
             kept = text.rstrip()
             if kept:
                 self._give_arguments((held if has_arguments else "") + kept)
