@@ -173,7 +173,7 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
     )
 
     async def is_asked_for(*pages: int) -> None:
-        expected = {(plane, page, page + 1) for plane in range(4) for page in pages}
+        expected = {(page, page + 1) for page in pages}
         for _ in range(500):
             if asked == expected:
                 break

@@ -9,11 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
 from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.kv.layout import kv_layout
+from aioserve.kv.pages import pages_of_sequence
+from aioserve.models.files import model_files
 from aioserve.sampling import masks
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing import check_invariants, count_leaked_pages
@@ -246,6 +250,22 @@ class Alone:
         return {ask: known[ask.key] for ask in asks}
 
 
+def _pages_of_groups(model: str, scene: Scene) -> dict[str, int]:
+    """Numbers of pages that hold as much as those of a scene do, each of which has all layers.
+    Where these are few, they hold the longest request, and at most another one like it."""
+    config, options = model_files(Path(model)).config(), scene.options
+    layout = kv_layout(config.kv_layers(4), config.max_position_embeddings)
+    num_pages, page_size = options["num_pages"], options["page_size"]
+    if scene.tight and layout.num_window_groups:
+        largest = max([ask.most_tokens for ask in scene.waves[0]])
+        least = pages_of_sequence(largest, page_size, layout.num_window_groups, layout.window)
+        num_pages = least + random.Random(f"{scene.gaps}").randint(0, least)
+    else:
+        num_pages *= layout.num_groups
+    host = {"num_host_pages": layout.num_groups * options.get("num_host_pages", 0)}
+    return {"num_pages": num_pages, **(host if host["num_host_pages"] else {})}
+
+
 async def played(model: str, scene: Scene, alone: Alone) -> Seen:
     """Play it. Raises what a request raises, and `InvariantError` where counts are off."""
     asks = scene.waves[0]
@@ -257,7 +277,7 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
         others = await alone.results([*without.values()])
         seen.decided = sum(others[ask].ids != results[ask].ids for ask in others)
     slow_masks = any(FEATURES[name].slow_masks for name in scene.features)
-    engine = Engine(model, **scene.options)
+    engine = Engine(model, **scene.options | _pages_of_groups(model, scene))
     with _slow_masks(seen) if slow_masks else nullcontext():
         await _played_on(engine, seen)
     return seen

@@ -39,9 +39,10 @@ class _Defaults(NamedTuple):
     dense_layers: int
     expert_size: int
     shared_experts: int
+    further_layers: int
 
 
-_V2, _V3 = _Defaults(0, 1407, 2), _Defaults(3, 2048, 1)
+_V2, _V3 = _Defaults(0, 1407, 2, 0), _Defaults(3, 2048, 1, 1)
 
 
 def deepseek_v2(config: Fields) -> Architecture:
@@ -104,7 +105,7 @@ def _deepseek(
         final_norm=rms_norm("model.norm", shape.hidden, shape.eps),
         head=Tensor("lm_head.weight", (shape.vocab, shape.hidden)),
         tie_word_embeddings=shape.tied,
-        ignored=_ignored(config, shape.num_layers),
+        ignored=_ignored(config, shape.num_layers, defaults.further_layers),
     )
 
 
@@ -189,9 +190,9 @@ def _mlp(config: Fields, at: str, hidden: int, inner: int) -> MLP:
     )
 
 
-def _ignored(config: Fields, num_layers: int) -> re.Pattern[str]:
+def _ignored(config: Fields, num_layers: int, default: int) -> re.Pattern[str]:
     """Layers behind the last are for predicting several tokens at once."""
-    more = config.integer("num_nextn_predict_layers", 0, least=0, most=64)
+    more = config.integer("num_nextn_predict_layers", default, least=0, most=64)
     names = "|".join(str(num_layers + i) for i in range(more))
     behind = rf"|^model\.layers\.({names})\." if more else ""
     return re.compile(r"rotary_emb\.inv_freq$" + behind)

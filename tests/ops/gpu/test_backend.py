@@ -19,7 +19,7 @@ from aioserve.ops import Backend, KVShape, Linear
 from aioserve.ops.gpu.backend import CudaBackend, GpuLinear
 from aioserve.ops.native_types import NativeLinear
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN
+from aioserve.steps.plan import PENDING_TOKEN, WorkItem
 from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE, Heads, allocate, lay_out, one_group, random
@@ -184,26 +184,46 @@ def test_a_runner_decodes_what_it_sampled_through_slots_and_copied_pages(
 
     async def run(on: Backend) -> list[torch.Tensor]:
         found = []
-        async with PlannedRun(load_model(directories[name], backend=on), 4) as planned:
+        decoder = load_model(directories[name], backend=on)
+        groups = range(decoder.layout.num_groups)
+        assert len(groups) == (3 if name == "gemma2" else 1)
+
+        def placed(slot: int, start: int, token_ids: list[int], pages: list[int]) -> WorkItem:
+            """`pages` are those of group 0; each group behind it has its own, 64 further on."""
+            ids = [page + 64 * group for page in pages for group in groups]
+            return item(slot, start, token_ids, ids)
+
+        def copies(kind: CopyKind, source: int, target: int, num_tokens: int) -> list[PageCopy]:
+            return [
+                PageCopy(
+                    kind=kind,
+                    source=source + 64 * group,
+                    target=target + 64 * group,
+                    num_tokens=num_tokens,
+                )
+                for group in groups
+            ]
+
+        async with PlannedRun(decoder, 4) as planned:
             a, b = prompt(9, 5), prompt(4, 6)
             pages_a, pages_b = [3, 7, 1, 9], [4, 2, 8]
-            found.append(await planned.step([item(0, 0, a, pages_a), item(1, 0, b, pages_b)]))
+            found.append(await planned.step([placed(0, 0, a, pages_a), placed(1, 0, b, pages_b)]))
             for i in range(2):
                 decodes = [
-                    item(0, 9 + i, [PENDING_TOKEN], pages_a),
-                    item(1, 4 + i, [PENDING_TOKEN], pages_b),
+                    placed(0, 9 + i, [PENDING_TOKEN], pages_a),
+                    placed(1, 4 + i, [PENDING_TOKEN], pages_b),
                 ]
                 found.append(await planned.step(decodes))
             # Position 11 of the fork is in page 20, which begins as a copy of page 1.
-            fork = PageCopy(kind=CopyKind.DEVICE, source=1, target=20, num_tokens=3)
-            out = PageCopy(kind=CopyKind.TO_HOST, source=4, target=0, num_tokens=4)
-            back = PageCopy(kind=CopyKind.FROM_HOST, source=0, target=30, num_tokens=4)
+            fork = copies(CopyKind.DEVICE, 1, 20, 3)
+            out = copies(CopyKind.TO_HOST, 4, 0, 4)
+            back = copies(CopyKind.FROM_HOST, 0, 30, 4)
             items = [
-                item(0, 11, [PENDING_TOKEN], pages_a),
-                item(2, 11, [11], [3, 7, 20, 21]),
-                item(1, 6, [PENDING_TOKEN], [30, 2, 8]),
+                placed(0, 11, [PENDING_TOKEN], pages_a),
+                placed(2, 11, [11], [3, 7, 20, 21]),
+                placed(1, 6, [PENDING_TOKEN], [30, 2, 8]),
             ]
-            found.append(await planned.step(items, [fork, out, back]))
+            found.append(await planned.step(items, [*fork, *out, *back]))
         return found
 
     got, expected = asyncio.run(run(backend)), asyncio.run(run(REFERENCE))
