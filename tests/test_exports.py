@@ -20,7 +20,10 @@ PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
     "aioserve.sampling.masks",
+    "aioserve.models.reranking",
+    "aioserve.models.retrieval",
     "aioserve.steps.outcome",
+    "aioserve.steps.page_tables",
     "aioserve.steps.pages",
     "aioserve.steps.plan",
     "aioserve.execution.runner",

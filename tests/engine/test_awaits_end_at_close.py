@@ -80,6 +80,7 @@ AWAITED: dict[tuple[type, str], list[Callable[[Engine], Awaitable[Any]]]] = {
 ENDS_WITHOUT_ERROR = {
     (Engine, "__aenter__"): "is told of a close by `tests/attacks/test_life.py`",
     (Engine, "__aexit__"): "closes",
+    (Engine, "relevance"): "computes what `embed` does, and pyhelp is no reranker",
     (Engine, "drain"): "returns when nothing is left, as after a close",
     (TokenStream, "__aenter__"): "waits for nothing",
     (TokenStream, "__aexit__"): "waits for nothing",

@@ -250,7 +250,7 @@ class Alone:
         return {ask: known[ask.key] for ask in asks}
 
 
-def _pages_of_groups(model: str, scene: Scene) -> dict[str, int]:
+def _pages_of_groups(model: str, scene: Scene) -> dict[str, Any]:
     """Numbers of pages that hold as much as those of a scene do, each of which has all layers.
     Where these are few, they hold the longest request, and at most another one like it."""
     config, options = model_files(Path(model)).config(), scene.options

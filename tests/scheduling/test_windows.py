@@ -183,13 +183,8 @@ class PinsAll(SchedulingPolicy):
 
 
 def test_pins_count_the_window_pages_that_they_hold() -> None:
-    bench = Bench(
-        num_pages=240,
-        page_size=4,
-        prefix_caching=True,
-        policy=PinsAll(),
-        **WINDOWS | {"window": 32},
-    )
+    options: dict[str, Any] = {**WINDOWS, "window": 32, "policy": PinsAll()}
+    bench = Bench(num_pages=240, page_size=4, prefix_caching=True, **options)
     pins = bench.scheduler.state.pins
     for number in range(12):
         bench.submit([1000 + number, *range(50 * number, 50 * number + 12)], 3)

@@ -62,7 +62,8 @@ async def test_a_caller_hears_what_it_can_do_and_who_can_do_more(path: str) -> N
     for said in (
         "tool_choice",
         "--tool-parser NAME",
-        "hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, qwen3_coder, json",
+        "hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, ",
+        "glm45, qwen3_coder, harmony, json",
     ):
         assert said in error["message"]
     assert "tool_parser" not in error["message"]

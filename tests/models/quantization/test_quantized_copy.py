@@ -95,7 +95,7 @@ def test_weights_that_are_stored_in_turns_are_refused_by_name(
     assert not copy.exists()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "gpt-oss"])
 def test_every_architecture_is_copied_or_refused_by_name(tmp_path: Path, architecture: str):
     model, copy = write(architecture, tmp_path / "model"), tmp_path / "copy"
     method = method_named("w8a8", None)

@@ -134,7 +134,7 @@ def test_weights_that_are_stored_in_turns_are_refused_by_name(
 
 
 @all_methods
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt-oss"])
 def test_the_model_is_the_float_model_of_its_dequantised_weights(
     name: str, method: str, tmp_path: Path
 ):
