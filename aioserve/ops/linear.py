@@ -171,7 +171,7 @@ class TorchPerHead(PerHeadLinear):
         super().__init__(weight, passed)
         self._weight = weight.detach().to(device, copy=True).contiguous()
         self._passed = passed
-        self.num_bytes = self._weight.nbytes
+        self.num_bytes: int = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         self._check(x, self._weight.device)

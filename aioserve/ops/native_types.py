@@ -130,7 +130,7 @@ class NativePerHead(PerHeadLinear):
         super().__init__(weight, passed)
         packed = tuple(NativeLinear(head).packed for head in weight)
         self.kernel: _native.PerHeadKernel = _native.PerHeadKernel(packed, passed)
-        self.num_bytes = self.kernel.num_bytes
+        self.num_bytes: int = self.kernel.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         self._check(x, CPU)
