@@ -15,6 +15,7 @@ from aioserve.cli._evaluation.divergence import Divergence, RowReader, compare_t
 from aioserve.cli._evaluation.scoring import Scored, score_text
 from aioserve.cli._evaluation.text import EvaluatedText, check_same_tokens, tokens_of_text
 from aioserve.cli._evaluation.windows import Window, second_halves, sliding_windows
+from aioserve.cli._models import local_model
 from aioserve.errors import ConfigError
 from aioserve.progress_bar import bar_on_terminal
 
@@ -119,7 +120,9 @@ def _engine_sizes(model: str, read_as: str | None, options: Options) -> dict[str
     another one beside it."""
     context = options.context
     if context is None:
-        context = min(CONTEXT, read_model(model, read_as=read_as).max_position_embeddings - 1)
+        context = min(
+            CONTEXT, read_model(local_model(model), read_as=read_as).max_position_embeddings - 1
+        )
     return {
         "max_num_seqs": options.concurrency,
         "max_model_len": context + 1,
