@@ -53,6 +53,9 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     },
     "whatever is there": {},
 }
+WINDOW_PAGES = {"gpt-oss": 4}
+"""Beside those of all layers that see everything, in a small pool."""
+OF_MIXTURES = ("step by step", "graphs", "chunks", "large pages", "computed again", "swapped")
 
 
 @cache
@@ -73,12 +76,19 @@ def asked_at(place: Place) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("variation", VARIATIONS)
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "variation"),
+    [
+        *((name, each) for name in ("qwen3", "gemma2") for each in VARIATIONS),
+        *((name, each) for name in ("gpt-oss", "deepseek3-moe") for each in OF_MIXTURES),
+    ],
+)
 def test_tokens_are_those_of_the_reference(
     place: Place, directory_of: Callable[[str], Path], name: str, variation: str
 ) -> None:
     path, options = directory_of(name), VARIATIONS[variation]
+    if options.get("num_pages") == SMALL_POOL["num_pages"]:
+        options = {**options, "num_pages": 30 + WINDOW_PAGES.get(name, 0)}
     count, max_tokens = asked_at(place)
     source = place.assembled(path)
     asked = requests(count, max_tokens)

@@ -6,18 +6,24 @@ one: odd shapes, small tiles, padding and poison are there.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from aioserve.models.routing import Routing
 from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
+from aioserve.ops.experts import Routes
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.gpu.place import Place
 from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.test_attention import check
+from tests.ops.latent_scenes import Latents, on, scene
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, one_group, random
+from tests.ops.test_experts import routes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -28,6 +34,7 @@ HEADS = {
     "Phi-3-mini": Heads(32, 32, 96),
     "Qwen2-7B": Heads(28, 4, 128),
 }
+LATENTS = {"DeepSeek-V2-Lite": Latents(16, 512, 64), "DeepSeek-V3": Latents(128, 512, 64)}
 BATCH = [(1, 1, 1), (2, 1, 700), (3, 1, 3001), (4, 300, 300), (5, 65, 900), (6, 7, 8)]
 """Decodes, a prompt, chunks behind a prefix."""
 
@@ -69,6 +76,83 @@ def test_a_row_of_attention_has_the_same_bits_alone_and_among_others(
         alone = attend(backend, lay_out([one], heads, dtype=dtype, seed=3))
         assert torch.equal(alone, together[first : first + one[1]]), one
         first += one[1]
+
+
+@dtypes
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks_take_their_share_at_the_sizes_of_gpt_oss(
+    backend: CudaBackend, window: int, dtype: torch.dtype
+) -> None:
+    """Against the same attention without them, whose sums say what share is left."""
+    scenario, sinks = lay_out(BATCH, Heads(64, 8, 64), dtype=dtype), random(64, seed=4)
+    step = scenario.on(backend)
+    found, sums = [], []
+    for kind in (AttentionKind(0.125, window), AttentionKind(0.125, window, 0.0, sinks)):
+        placed = dataclasses.replace(
+            kind, sinks=None if kind.sinks is None else backend.place(kind.sinks)
+        )
+        sums.append(torch.empty(len(scenario.q), 64, device=backend.device))
+        qkv = backend.place(step.qkv)
+        found.append(backend.paged_attention(qkv, step.at, placed, log_sum_exp=sums[-1]).cpu())
+    plain, total = (each.cpu().double() for each in sums)
+    torch.testing.assert_close(total, torch.logaddexp(plain, sinks.double()), rtol=1e-5, atol=1e-5)
+    share = (plain - total).exp()[:, :, None]
+    expected = (found[0].double().unflatten(1, (64, 64)) * share).flatten(1)
+    limit = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    torch.testing.assert_close(found[1].double(), expected, rtol=limit, atol=limit)
+
+
+@dtypes
+@pytest.mark.parametrize("model", LATENTS)
+def test_latent_attention_agrees_and_a_row_has_the_same_bits_alone(
+    backend: CudaBackend, model: str, dtype: torch.dtype
+) -> None:
+    latents, scale = LATENTS[model], 192**-0.5
+    scenario = scene(BATCH, latents, dtype=dtype)
+    together = on(backend, scenario, latents).attend(backend, scale).cpu()
+    expected = on(REFERENCE, scenario, latents, wide=True).attend(REFERENCE, scale)
+    limit = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-8}[dtype]
+    torch.testing.assert_close(together.double(), expected, rtol=limit, atol=limit)
+    first = 0
+    for one in BATCH:
+        step = on(backend, scene([one], latents, dtype=dtype, seed=3), latents)
+        alone = step.attend(backend, scale).cpu()
+        assert torch.equal(alone, together[first : first + one[1]]), one
+        first += one[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(128, 2048, 768, 8), (32, 2880, 2880, 4)], ids=str)
+def test_experts_agree_and_a_row_has_the_same_bits_alone(
+    backend: CudaBackend, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    """At the sizes of Qwen3-30B-A3B and GPT-OSS 20B: experts, hidden and inner size, top_k."""
+    count, hidden, inner, top_k = shape
+    up, down = (
+        random(*each, dtype=dtype, seed=i)
+        for i, each in enumerate([(count, 2 * inner, hidden), (count, hidden, inner)])
+    )
+    up, down = up * hidden**-0.5, down * inner**-0.5
+    mixture = backend.mixture(
+        Routing(experts=count, top_k=top_k),
+        [backend.linear(each) for each in up],
+        [backend.linear(each, out_dtype=torch.float32) for each in down],
+    )
+    rows = 400
+    x, routes = random(rows, hidden, dtype=dtype, seed=2), routes_of(rows, count, top_k)
+    on_card = Routes(*map(backend.place, routes))
+    y = mixture(backend.place(x), on_card)
+    for row in (0, 17, 399):
+        expected = torch.zeros(hidden, dtype=torch.float64)
+        for expert, weight in zip(routes.ids[row].tolist(), routes.weights[row], strict=True):
+            gate, value = (up[expert].double() @ x[row].double()).chunk(2)
+            inner_row = (torch.nn.functional.silu(gate) * value).to(dtype).double()
+            expected += weight.double() * (down[expert].double() @ inner_row)
+        limit = 2e-5 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(y[row].cpu().double(), expected, rtol=limit, atol=limit)
+        one = slice(row, row + 1)
+        alone = mixture(backend.place(x[one]), Routes(on_card.ids[one], on_card.weights[one]))
+        assert torch.equal(alone[0], y[row])
 
 
 @dtypes
@@ -153,12 +237,12 @@ def test_draws_from_a_large_vocabulary_are_those_of_the_reference(backend: CudaB
 
     logits = 3 * random(64, 151_936)
     drawn = []
-    for on in (backend, REFERENCE):
+    for each in (backend, REFERENCE):
         slots = SlotTable(64)
         for slot in range(64):
             params = SamplingParams(temperature=0.7, top_p=0.9 if slot % 2 else 1.0)
             slots.start(slot, params, slot)
         rows = slots.rows(range(64), list(range(64)))
-        found = on.draw(on.place(logits.clone()), rows, on.allocate_slots(64))
+        found = each.draw(each.place(logits.clone()), rows, each.allocate_slots(64))
         drawn.append(found.token_ids.cpu())
     assert (drawn[0] == drawn[1]).float().mean().item() > 0.9

@@ -21,7 +21,9 @@ from tests.gpu.place import Place
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import VOCAB_SIZE
 
-MODELS = ["qwen3", "llama3", "gemma2", "gemma3", "mistral", "phi3"]
+MODELS = ["qwen3", "llama3", "gemma2", "gemma3", "mistral", "phi3", "deepseek3", "olmo3", "neox"]
+MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek2-moe", "deepseek3-moe", "gpt-oss"]
+"""Of experts. In two bytes rounding may choose other experts than transformers does."""
 SPREAD = {"bfloat16": 0.06, "float16": 0.01}
 """Of the errors of logits, as a share of the logits' own: what rounding activations makes."""
 
@@ -69,7 +71,7 @@ def chunked(place: Place, directory: Path, prompts: dict[str, list[int]], dtype:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *MIXTURES])
 def test_logits_in_float32_are_those_of_transformers(
     place: Place, directory_of: Callable[[str], Path], oracle: Oracle, name: str
 ) -> None:
@@ -93,8 +95,14 @@ def test_logits_in_two_bytes_stay_near_those_of_transformers(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "gemma2"])
-@pytest.mark.parametrize(("dtype", "slack"), [("float32", 1e-4), ("bfloat16", 0.2)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "slack"),
+    [
+        *((name, "float32", 1e-4) for name in ["qwen3", "llama3", "gemma2", "gemma3", "gpt-oss"]),
+        *((name, "float32", 1e-4) for name in ["mixtral", "deepseek3-moe"]),
+        *((name, "bfloat16", 0.2) for name in ["qwen3", "llama3", "gemma2"]),
+    ],
+)
 def test_greedy_answers_of_an_engine_are_those_of_transformers(
     place: Place,
     directory_of: Callable[[str], Path],
