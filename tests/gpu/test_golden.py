@@ -53,7 +53,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     },
     "whatever is there": {},
 }
-WINDOW_PAGES = {"gpt-oss": 4}
+WINDOW_PAGES = {"gemma2": 4, "gpt-oss": 4}
 """Beside those of all layers that see everything, in a small pool."""
 OF_MIXTURES = ("step by step", "graphs", "chunks", "large pages", "computed again", "swapped")
 

@@ -39,6 +39,9 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             directory_of(name), attn_implementation="eager", dtype=torch.float32
         )
+        for part in model.modules():
+            if type(part).__name__ == "GptOssExperts":  # earlier releases have constants there
+                part.alpha, part.limit = model.config.swiglu_alpha, model.config.swiglu_limit
         return model.eval()
 
     return load

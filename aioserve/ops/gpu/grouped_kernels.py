@@ -296,7 +296,8 @@ def quantize_kernel(
     is_zero = amax < _SMALLEST
     factor = tl.where(is_zero, 0.0, tl.div_rn(LARGEST, tl.maximum(amax, _SMALLEST)))
     scale = tl.where(is_zero, 0.0, tl.div_rn(amax, LARGEST))
-    scaled = tl.where(bad[:, None], 0.0, some * factor[:, None])
+    # By an explicit fused product: a plain one would be fused with `_ROUND`, and rounded once only.
+    scaled = tl.where(bad[:, None], 0.0, tl.fma(some, factor[:, None], 0.0))
     to = rounded + row * (chunks * CHUNK) + inputs
     at, inside = row * chunks + chunk, chunk < chunks
     tl.store(scales + at, tl.where(bad, float("nan"), scale), mask=inside)
