@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.errors import ConfigError, UnsupportedModelError
+from aioserve.errors import ConfigError
 from aioserve.models.computed import CUDA, HeldLinear
 from aioserve.models.routing import Routing
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
@@ -120,16 +120,8 @@ class CudaBackend(Backend):
         gate: ExpertGate = "silu",
         correction: Tensor | None = None,
     ) -> GpuMixture:
-        """Raises `UnsupportedModelError` unless the experts' weights are floats."""
-        own_ups, own_downs = (
-            [layer for layer in layers if isinstance(layer, GpuLinear)] for layers in (ups, downs)
-        )
-        if len(own_ups) + len(own_downs) < len(ups) + len(downs):
-            raise UnsupportedModelError(
-                "a GPU computes experts whose weights are floats, and these are quantised: load "
-                "them with device='cpu'"
-            )
-        return GpuMixture(routing, own_ups, own_downs, gate=gate, correction=correction)
+        """Raises `UnsupportedModelError` for experts that aren't quantised alike."""
+        return GpuMixture(routing, ups, downs, gate=gate, correction=correction)
 
     def allocate_kv(self, shape: KVShape) -> PlainKVCache:
         sizes = _kv_sizes(shape)

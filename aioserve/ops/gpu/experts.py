@@ -2,45 +2,44 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 """Mixtures of experts on a GPU: rows sorted by expert, one launch for the products of all experts.
 
-A block is some rows of one expert. How many blocks an expert has is known on the device alone: a
-launch has as many as there can be, and those that aren't needed end at once, so that no step waits
-for the host and all of it can be in a CUDA graph.
+Experts are floats, multiplied by the kernel here, or small numbers (`grouped_experts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aioserve.errors import UnsupportedModelError
 from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu import rowwise
+from aioserve.ops.gpu.expert_pairs import ROWS, Pairs, sorted_pairs
+from aioserve.ops.gpu.grouped_experts import GroupedExperts
+from aioserve.ops.gpu.grouped_linear import FloatRun, GroupedLinear, GroupedRun
+from aioserve.ops.linear import Linear
 from aioserve.ops.reference import TorchLinear
 
 __all__ = [
     "INPUTS",
     "OUTPUTS",
-    "ROWS",
     "SUM_TILE",
     "GpuMixture",
     "expert_kernel",
     "sum_kernel",
 ]
 
-ROWS = 16
-"""Rows of a block. Always as many: one instruction multiplies them, whatever their number is."""
 OUTPUTS = 64
 INPUTS = 64
 SUM_TILE = 512
 
 
-@triton.jit(do_not_specialize=["out_features", "in_features", "experts"])
+@triton.jit(do_not_specialize=["out_features", "in_features", "out_stride", "experts"])
 def expert_kernel(
     x,
     rows,
@@ -52,6 +51,7 @@ def expert_kernel(
     block_ends,
     out_features,
     in_features,
+    out_stride,
     experts,
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -65,8 +65,7 @@ def expert_kernel(
     weight  [experts, out_features, in_features]
     bias    [experts, out_features], with HAS_BIAS
     out     [pairs, out_features]
-    block_experts, block_starts, block_ends  int32 [blocks]: the block's expert, its first pair and
-            the end of that expert's pairs. `experts` for a block that there isn't.
+    block_experts, block_starts, block_ends  `Blocks`
     """
     block = tl.program_id(0)
     expert = tl.load(block_experts + block)
@@ -88,7 +87,7 @@ def expert_kernel(
             acc = tl.dot(part, tl.trans(some), acc, input_precision="ieee")
         if HAS_BIAS:
             acc += tl.load(bias + output, mask=here, other=0.0).to(tl.float32)[:, None]
-        out_at = out + pairs.to(tl.int64)[None, :] * out_features + outputs[:, None]
+        out_at = out + pairs.to(tl.int64)[None, :] * out_stride + outputs[:, None]
         tl.store(out_at, acc.to(out.dtype.element_ty), mask=here[:, None] & there[None, :])
 
 
@@ -121,33 +120,68 @@ def sum_kernel(
     tl.store(out + row * SIZE + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-class _Stack(NamedTuple):
-    """Layers of all experts as one tensor, which the layers have views of."""
+class FloatExperts:
+    """Layers of floats of all experts as one tensor, which the layers have views of."""
 
-    weight: Tensor
-    """[experts, out, in]."""
-    bias: Tensor | None
-    """[experts, out]."""
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [experts, out, in], bias [experts, out]."""
+        self._weight, self._bias = weight, bias
 
     @classmethod
-    def of(cls, layers: Sequence[TorchLinear]) -> _Stack:
-        return cls(*TorchLinear.stacked(layers))
+    def of(cls, runs: Sequence[FloatRun]) -> FloatExperts:
+        weight = torch.stack([run.weight for run in runs])
+        biases = [run.bias for run in runs if run.bias is not None]
+        bias = torch.stack(biases) if biases else None
+        for i, run in enumerate(runs):
+            run.weight, run.bias = weight[i], None if bias is None else bias[i]
+        return cls(weight, bias)
+
+    @property
+    def out_features(self) -> int:
+        return self._weight.shape[1]
+
+    def multiply(self, x: Tensor, pairs: Pairs, out: Tensor) -> None:
+        """Fill out [pairs, out_features], whose rows may lie apart, where pairs have an expert."""
+        experts, out_features, in_features = self._weight.shape
+        expert_kernel[(len(pairs.blocks.experts), triton.cdiv(out_features, OUTPUTS))](
+            x,
+            pairs.rows,
+            self._weight,
+            self._weight if self._bias is None else self._bias,
+            out,
+            *pairs.blocks,
+            out_features,
+            in_features,
+            out.stride(0),
+            experts,
+            HAS_BIAS=self._bias is not None,
+            OUTPUTS=OUTPUTS,
+            ROWS=ROWS,
+            INPUTS=INPUTS,
+        )
+
+
+_Stacks = tuple[FloatExperts | GroupedExperts, ...]
+"""Layers of all experts: the outputs of each behind those of the one before."""
 
 
 class GpuMixture(Mixture):
-    """A row is summed in one order, by one instruction, for any number of rows."""
+    """A row is summed in one order, by one instruction, for any number of rows.
+
+    Raises `UnsupportedModelError` for experts that aren't quantised alike.
+    """
 
     def __init__(
         self,
         routing: Routing,
-        ups: Sequence[TorchLinear],
-        downs: Sequence[TorchLinear],
+        ups: Sequence[Linear],
+        downs: Sequence[Linear],
         *,
         gate: ExpertGate = "silu",
         correction: Tensor | None = None,
     ) -> None:
         super().__init__(routing, ups, downs, gate=gate, correction=correction)
-        self._up, self._down = _Stack.of(ups), _Stack.of(downs)
+        self._up, self._down = _stacked(ups), _stacked(downs)
 
     def __call__(self, x: Tensor, routes: Routes) -> Tensor:
         """As `Mixture` has it; ids that are no expert are nobody's affair here: to check them, the
@@ -157,14 +191,14 @@ class GpuMixture(Mixture):
         out = torch.empty_like(x)
         if not rows:
             return out
-        order, places, blocks = _sorted(routes.ids, self.routing.experts)
-        up = _multiply(x, (order // top_k).int(), self._up, blocks, x.dtype)
+        pairs, places = sorted_pairs(routes.ids, self.routing.experts)
+        up = _multiply(x, pairs, self._up, x.dtype)
         if isinstance(self.gate, ClampedSwiglu):
             active = rowwise.clamped_swiglu(up, self.gate)
         else:
             active = rowwise.gated(up, self.gate == "gelu_tanh")
-        each = torch.arange(len(order), dtype=torch.int32, device=x.device)
-        parts = _multiply(active, each, self._down, blocks, torch.float32)
+        each = torch.arange(len(active), dtype=torch.int32, device=x.device)
+        parts = _multiply(active, pairs._replace(rows=each), self._down, torch.float32)
         sum_kernel[(rows, triton.cdiv(self.hidden, SUM_TILE))](
             parts,
             places,
@@ -177,58 +211,35 @@ class GpuMixture(Mixture):
         return out
 
 
-class _Blocks(NamedTuple):
-    """int32 [blocks] each, as `expert_kernel` has them."""
-
-    experts: Tensor
-    starts: Tensor
-    ends: Tensor
-
-
-def _sorted(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, _Blocks]:
-    """Pairs of rows and experts sorted by expert, int64 [pairs]; the place of each pair, or -1,
-    int32 [rows, top_k]; and the blocks."""
-    flat = ids.flatten().long()
-    keys = torch.where(flat < 0, experts, flat)
-    order = keys.argsort(stable=True)
-    each = torch.arange(len(flat), dtype=torch.int32, device=ids.device)
-    places = torch.empty_like(each).scatter_(0, order, each)
-    places.masked_fill_(flat < 0, -1)
-    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device)
-    counts.scatter_add_(0, keys, torch.ones_like(keys))
-    counts = counts[:experts]
-    ends, blocks = counts.cumsum(0), (counts + ROWS - 1) // ROWS
-    last = blocks.cumsum(0)
-    number = torch.arange(
-        len(flat) // ROWS + min(experts, len(flat)), dtype=torch.int64, device=ids.device
+def _stacked(layers: Sequence[Linear]) -> _Stacks:
+    floats = [layer for layer in layers if isinstance(layer, TorchLinear)]
+    if len(floats) == len(layers):
+        return (FloatExperts(*TorchLinear.stacked(floats)),)
+    kinds = sorted(
+        {layer.kind if isinstance(layer, GroupedLinear) else "floats" for layer in layers}
     )
-    expert = torch.searchsorted(last, number, right=True)
-    known = expert.clamp(max=experts - 1)
-    within = number - (last - blocks)[known]
-    starts = (ends - counts)[known] + within * ROWS
-    return order, places.view(ids.shape), _Blocks(expert.int(), starts.int(), ends[known].int())
+    if len(kinds) > 1:
+        raise UnsupportedModelError(
+            "a GPU multiplies all experts of a layer at once, so they must be quantised alike, got "
+            f"{' and '.join(kinds)}: load them with device='cpu'"
+        )
+    runs = zip(*(layer.runs for layer in layers if isinstance(layer, GroupedLinear)), strict=True)
+    return tuple(map(_stack_of, runs))
 
 
-def _multiply(
-    x: Tensor, rows: Tensor, stack: _Stack, blocks: _Blocks, dtype: torch.dtype
-) -> Tensor:
+def _stack_of(runs: Sequence[GroupedRun | FloatRun]) -> FloatExperts | GroupedExperts:
+    """Of runs that are alike."""
+    floats = [run for run in runs if isinstance(run, FloatRun)]
+    if floats:
+        return FloatExperts.of(floats)
+    return GroupedExperts([run for run in runs if isinstance(run, GroupedRun)])
+
+
+def _multiply(x: Tensor, pairs: Pairs, stacks: _Stacks, dtype: torch.dtype) -> Tensor:
     """[pairs, out]: the rows of x, each with its expert's weight."""
-    experts, out_features, in_features = stack.weight.shape
+    sizes = [stack.out_features for stack in stacks]
     # Pairs without an expert have zeros: what is made of them is finite.
-    out = torch.zeros((len(rows), out_features), dtype=dtype, device=x.device)
-    expert_kernel[(len(blocks.experts), triton.cdiv(out_features, OUTPUTS))](
-        x,
-        rows,
-        stack.weight,
-        stack.weight if stack.bias is None else stack.bias,
-        out,
-        *blocks,
-        out_features,
-        in_features,
-        experts,
-        HAS_BIAS=stack.bias is not None,
-        OUTPUTS=OUTPUTS,
-        ROWS=ROWS,
-        INPUTS=INPUTS,
-    )
+    out = torch.zeros((len(pairs.rows), sum(sizes)), dtype=dtype, device=x.device)
+    for stack, part in zip(stacks, out.split(sizes, dim=1), strict=True):
+        stack.multiply(x, pairs, part)
     return out

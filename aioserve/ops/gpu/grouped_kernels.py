@@ -34,7 +34,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["linear_kernel", "merge_kernel", "quantize_kernel", "rows_kernel", "sums_kernel"]
+__all__ = [
+    "linear_kernel",
+    "merge_kernel",
+    "of_chunk",
+    "quantize_kernel",
+    "rows_kernel",
+    "sums_kernel",
+    "tile_sums",
+]
 
 _ROUND = tl.constexpr(12582912.0)
 """1.5 * 2 ** 23: added and taken away, it rounds to the nearest integer, to even between two."""
@@ -72,17 +80,144 @@ def _e4m3_bits(x):
 
 
 @triton.jit
-def _of_chunk(at, here):
+def of_chunk(at, here):
     return tl.load(at, mask=here, other=0).to(tl.float32)
 
 
 @triton.jit
 def _of_group(numbers, at, units, unit_at, here, MULTIPLES: tl.constexpr):
     """Scales or minimums of a group. Multiples of units are exact in float32."""
-    found = _of_chunk(numbers + at, here)
+    found = of_chunk(numbers + at, here)
     if MULTIPLES:
-        found *= _of_chunk(units + unit_at, here)
+        found *= of_chunk(units + unit_at, here)
     return found
+
+
+@triton.jit
+def tile_sums(
+    x,
+    x_scales,
+    x_sums,
+    values,
+    table,
+    scales,
+    scale_units,
+    zeros,
+    minimums,
+    minimum_units,
+    row,
+    there,
+    outputs,
+    here,
+    start,
+    stop,
+    out_features,
+    in_features,
+    x_stride,
+    chunks,
+    part_chunks,
+    repeat,
+    alike,
+    scale_columns,
+    CODE: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CHUNK: tl.constexpr,
+    UNIT_CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Sums of the chunks from `start` to `stop` of one layer, float32 [OUTPUTS, ROWS]: those of
+    each part by themselves, and added in order. `start` begins a part.
+
+    row       int64 [ROWS], of x; `there` says which there are
+    outputs   int32 [OUTPUTS]; `here` likewise
+    x         [rows, in_features]; with ROUNDED int8 or float8e4nv [rows, chunks * CHUNK]
+    x_scales  float32 [rows, chunks], with ROUNDED
+    x_sums    float32, or int32 of integers: [rows, chunks], where they are needed
+    values    [chunks, out_features, bytes]; the value is less by OFFSET
+    table     float32 [16], with CODE "table" or "chosen"
+    scales    [groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs
+    zeros, minimums             [groups, out_features]
+    scale_units, minimum_units  float32 [units, out_features], a unit being UNIT_CHUNKS, where
+                                that isn't 0: scales and minimums are multiples of them
+
+    WHOLE: in_features is a multiple of CHUNK.
+    """
+    inputs = tl.arange(0, CHUNK)
+    BYTES: tl.constexpr = CHUNK * BITS // 8
+    x_at = x + row[:, None] * x_stride + inputs[None, :]
+    value_at = values + outputs[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+    chunk_bytes = out_features.to(tl.int64) * BYTES
+    part_stop = tl.minimum(start + part_chunks, stop)
+    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    MULTIPLES: tl.constexpr = UNIT_CHUNKS > 0
+    ZERO: tl.constexpr = 0.0 if ROUNDED and CODE == "e4m3" else 0
+    # One loop over chunks, not one in another: loads run ahead across the ends of parts.
+    for chunk in tl.range(start, stop):
+        group = chunk // repeat * out_features + outputs
+        scale_at = chunk // repeat * scale_columns + outputs // alike
+        unit = outputs
+        if MULTIPLES:
+            unit += chunk // UNIT_CHUNKS * out_features
+        first = chunk * CHUNK
+        if ROUNDED or WHOLE:
+            mask = there[:, None]
+        else:
+            mask = there[:, None] & (first + inputs < in_features)[None, :]
+        some = tl.load(x_at + first, mask=mask, other=ZERO)
+        q = _values(value_at + chunk * chunk_bytes, here, ZERO, BITS)
+        scale = _of_group(scales, scale_at, scale_units, unit, here, MULTIPLES)
+        of_row = row * chunks + chunk
+        if CODE == "table":
+            weight = (tl.load(table + q.to(tl.int32)) * scale[:, None]).to(some.dtype)
+            acc = tl.dot(weight, tl.trans(some), acc, input_precision="ieee")
+        elif ROUNDED:
+            if CODE == "e4m3":
+                term = tl.dot(q, tl.trans(some)) * scale[:, None]
+            else:
+                weight = (q.to(tl.int8) - OFFSET).to(tl.int8)
+                products = tl.dot(weight, tl.trans(some), out_dtype=tl.int32)
+                if HAS_ZEROS:
+                    zero = tl.load(zeros + group, mask=here, other=0).to(tl.int32)
+                    sums = tl.load(x_sums + of_row, mask=there, other=0)
+                    products -= zero[:, None] * sums[None, :]
+                if HAS_MINIMUMS:
+                    sums = tl.load(x_sums + of_row, mask=there, other=0).to(tl.float32)
+                    least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+                    least_sums = least[:, None] * sums[None, :]
+                    term = tl.fma(products.to(tl.float32), scale[:, None], least_sums)
+                else:
+                    term = products.to(tl.float32) * scale[:, None]
+            x_scale = tl.load(x_scales + of_row, mask=there, other=0.0)
+            acc = tl.fma(term, x_scale[None, :], acc)
+        else:
+            if CODE == "e4m3":
+                exact = _e4m3(q)
+            elif CODE == "chosen":
+                exact = tl.load(table + q.to(tl.int32))
+            else:
+                exact = q.to(tl.float32)
+                if HAS_ZEROS:
+                    exact -= of_chunk(zeros + group, here)[:, None]
+                if OFFSET:
+                    exact -= OFFSET
+            products = tl.dot(exact.to(some.dtype), tl.trans(some), input_precision="ieee")
+            acc = tl.fma(products, scale[:, None], acc)
+            if HAS_MINIMUMS:
+                sums = tl.load(x_sums + of_row, mask=there, other=0.0)
+                least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+                acc = tl.fma(least[:, None], sums[None, :], acc)
+        if chunk + 1 == part_stop:
+            total += acc
+            acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+            part_stop = tl.minimum(part_stop + part_chunks, stop)
+    return total
 
 
 @triton.jit(
@@ -128,104 +263,59 @@ def linear_kernel(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (OUTPUTS outputs, ROWS rows, part).
+    """Program (OUTPUTS outputs, ROWS rows, part): arguments as `tile_sums` has them.
 
-    x         [rows, in_features]; with ROUNDED int8 or float8e4nv [rows, chunks * CHUNK]
-    x_scales  float32 [rows, chunks], with ROUNDED
-    x_sums    float32, or int32 of integers: [rows, chunks], where they are needed
-    values    [chunks, out_features, bytes]; the value is less by OFFSET
-    table     float32 [16], with CODE "table" or "chosen"
-    scales    [groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs
-    zeros, minimums             [groups, out_features]
-    scale_units, minimum_units  float32 [units, out_features], a unit being UNIT_CHUNKS, where
-                                that isn't 0: scales and minimums are multiples of them
     out       [rows, out_features]; with SPLIT float32 [parts, rows, out_features]
-
-    WHOLE: in_features is a multiple of CHUNK.
     """
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     here = outputs < out_features
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    inputs = tl.arange(0, CHUNK)
-    BYTES: tl.constexpr = CHUNK * BITS // 8
     part = tl.program_id(2)
     start = part * part_chunks
     stop = tl.minimum(start + part_chunks, chunks) if SPLIT else chunks
-    part_stop = tl.minimum(start + part_chunks, stop)
-
     long_row = row.to(tl.int64)
-    x_at = x + long_row[:, None] * x_stride + inputs[None, :]
-    value_at = values + outputs[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    chunk_bytes = out_features.to(tl.int64) * BYTES
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    MULTIPLES: tl.constexpr = UNIT_CHUNKS > 0
-    ZERO: tl.constexpr = 0.0 if ROUNDED and CODE == "e4m3" else 0
-    # One loop over chunks, not one in another: loads run ahead across the ends of parts.
-    for chunk in tl.range(start, stop):
-        group = chunk // repeat * out_features + outputs
-        scale_at = chunk // repeat * scale_columns + outputs // alike
-        unit = outputs
-        if MULTIPLES:
-            unit += chunk // UNIT_CHUNKS * out_features
-        first = chunk * CHUNK
-        if ROUNDED or WHOLE:
-            mask = there[:, None]
-        else:
-            mask = there[:, None] & (first + inputs < in_features)[None, :]
-        some = tl.load(x_at + first, mask=mask, other=ZERO)
-        q = _values(value_at + chunk * chunk_bytes, here, ZERO, BITS)
-        scale = _of_group(scales, scale_at, scale_units, unit, here, MULTIPLES)
-        of_row = long_row * chunks + chunk
-        if CODE == "table":
-            weight = (tl.load(table + q.to(tl.int32)) * scale[:, None]).to(some.dtype)
-            acc = tl.dot(weight, tl.trans(some), acc, input_precision="ieee")
-        elif ROUNDED:
-            if CODE == "e4m3":
-                term = tl.dot(q, tl.trans(some)) * scale[:, None]
-            else:
-                weight = (q.to(tl.int8) - OFFSET).to(tl.int8)
-                products = tl.dot(weight, tl.trans(some), out_dtype=tl.int32)
-                if HAS_ZEROS:
-                    zero = tl.load(zeros + group, mask=here, other=0).to(tl.int32)
-                    sums = tl.load(x_sums + of_row, mask=there, other=0)
-                    products -= zero[:, None] * sums[None, :]
-                if HAS_MINIMUMS:
-                    sums = tl.load(x_sums + of_row, mask=there, other=0).to(tl.float32)
-                    least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
-                    least_sums = least[:, None] * sums[None, :]
-                    term = tl.fma(products.to(tl.float32), scale[:, None], least_sums)
-                else:
-                    term = products.to(tl.float32) * scale[:, None]
-            x_scale = tl.load(x_scales + of_row, mask=there, other=0.0)
-            acc = tl.fma(term, x_scale[None, :], acc)
-        else:
-            if CODE == "e4m3":
-                exact = _e4m3(q)
-            elif CODE == "chosen":
-                exact = tl.load(table + q.to(tl.int32))
-            else:
-                exact = q.to(tl.float32)
-                if HAS_ZEROS:
-                    exact -= _of_chunk(zeros + group, here)[:, None]
-                if OFFSET:
-                    exact -= OFFSET
-            products = tl.dot(exact.to(some.dtype), tl.trans(some), input_precision="ieee")
-            acc = tl.fma(products, scale[:, None], acc)
-            if HAS_MINIMUMS:
-                sums = tl.load(x_sums + of_row, mask=there, other=0.0)
-                least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
-                acc = tl.fma(least[:, None], sums[None, :], acc)
-        if chunk + 1 == part_stop:
-            total += acc
-            acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            part_stop = tl.minimum(part_stop + part_chunks, stop)
-
+    total = tile_sums(
+        x,
+        x_scales,
+        x_sums,
+        values,
+        table,
+        scales,
+        scale_units,
+        zeros,
+        minimums,
+        minimum_units,
+        long_row,
+        there,
+        outputs,
+        here,
+        start,
+        stop,
+        out_features,
+        in_features,
+        x_stride,
+        chunks,
+        part_chunks,
+        repeat,
+        alike,
+        scale_columns,
+        CODE,
+        BITS,
+        OFFSET,
+        CHUNK,
+        UNIT_CHUNKS,
+        WHOLE,
+        ROUNDED,
+        HAS_ZEROS,
+        HAS_MINIMUMS,
+        OUTPUTS,
+        ROWS,
+    )
     if SPLIT:
         long_row += part.to(tl.int64) * rows
     elif HAS_BIAS:
-        total += _of_chunk(bias + outputs, here)[:, None]
+        total += of_chunk(bias + outputs, here)[:, None]
     at = out + long_row[None, :] * out_stride + outputs[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=here[:, None] & there[None, :])
 
@@ -252,7 +342,7 @@ def merge_kernel(
         place = part * part_size + row * out_features + outputs
         total += tl.load(partials + place, mask=here, other=0.0)
     if HAS_BIAS:
-        total += _of_chunk(bias + outputs, here)
+        total += of_chunk(bias + outputs, here)
     tl.store(out + row * out_stride + outputs, total.to(out.dtype.element_ty), mask=here)
 
 

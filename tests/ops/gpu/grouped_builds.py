@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aioserve.ops.gpu import grouped_experts
 from aioserve.ops.gpu import grouped_kernels as kernels
+from aioserve.ops.gpu.expert_pairs import ROWS
 from aioserve.ops.gpu.grouped_linear import tile_of
 
 __all__ = ["GroupedBuild", "grouped_builds"]
@@ -107,6 +109,24 @@ def grouped_builds() -> Iterator[GroupedBuild]:
     for layer, counts in LAYERS:
         for rows in counts:
             yield _linear(layer, rows)
+        if ROWS in counts:
+            yield _experts(layer)
+    yield GroupedBuild(
+        grouped_experts.order_kernel,
+        {
+            **dict.fromkeys(("x", "out"), POINTERS[BF16]),
+            "rows": I32,
+            "experts": I64,
+            "order": I32,
+            "in_features": "i32",
+            "x_stride": "i32:16",
+            "count": "i32",
+        },
+        {"TILE": 1024},
+        4,
+        3,
+        "",
+    )
     four, sizes = Layer(BF16, 4, 32, "minimums", scales=F32), {"CHUNK": 32, "CHUNKS": 32}
     prepared = {"x": four.data, "in_features": "i32", "x_stride": "i32:16", "chunks": "i32"}
     yield GroupedBuild(kernels.sums_kernel, {**prepared, "sums": F32}, sizes, 4, 3, "")
@@ -163,37 +183,69 @@ def grouped_builds() -> Iterator[GroupedBuild]:
 
 def _linear(layer: Layer, rows: int) -> GroupedBuild:
     tile, split = tile_of(rows, layer.dtype), rows == 16
-    rounded, targets = (E4M3, (90, 100)) if layer.code == "e4m3" else (I8, (80, 90, 100))
     return GroupedBuild(
         kernels.linear_kernel,
         {
-            "x": rounded if layer.rounded else layer.data,
-            "x_scales": F32,
-            "x_sums": I32 if layer.rounded and layer.code == "integers" else F32,
-            **layer.parameters,
-            "bias": layer.data,
+            **_multiplied(layer),
             "out": F32 if split else layer.data,
-            **dict.fromkeys(
-                (
-                    *("rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"),
-                    *("alike", "scale_columns"),
-                ),
-                "i32",
-            ),
-            "x_stride": "i32:16",
-            "out_stride": "i32:16",
+            "rows": "i32",
         },
         {
-            **layer.layout,
-            "WHOLE": layer.bits == 4,
-            "ROUNDED": layer.rounded,
+            **_constants(layer, rows),
             "HAS_BIAS": not split,
             "SPLIT": split,
-            "OUTPUTS": tile.outputs,
-            "ROWS": tile.rows,
         },
         tile.warps,
         tile.stages,
         f"{layer.label} {rows}",
-        targets if layer.rounded else (80, 90, 100),
+        _targets(layer),
     )
+
+
+def _experts(layer: Layer) -> GroupedBuild:
+    tile = tile_of(ROWS, layer.dtype)
+    return GroupedBuild(
+        grouped_experts.grouped_expert_kernel,
+        {
+            **_multiplied(layer),
+            "out": F32 if layer.kind == "plain" else layer.data,
+            **dict.fromkeys(("rows", "block_experts", "block_starts", "block_ends"), I32),
+            "experts": "i32",
+        },
+        {**_constants(layer, ROWS), "HAS_BIAS": True},
+        tile.warps,
+        tile.stages,
+        layer.label,
+        _targets(layer),
+    )
+
+
+def _multiplied(layer: Layer) -> dict[str, str]:
+    """Arguments of all kernels that multiply."""
+    rounded = E4M3 if layer.code == "e4m3" else I8
+    sizes = "out_features", "in_features", "chunks", "part_chunks", "repeat"
+    return {
+        "x": rounded if layer.rounded else layer.data,
+        "x_scales": F32,
+        "x_sums": I32 if layer.rounded and layer.code == "integers" else F32,
+        **layer.parameters,
+        "bias": layer.data,
+        **dict.fromkeys((*sizes, "alike", "scale_columns"), "i32"),
+        "x_stride": "i32:16",
+        "out_stride": "i32:16",
+    }
+
+
+def _constants(layer: Layer, rows: int) -> dict[str, Any]:
+    tile = tile_of(rows, layer.dtype)
+    return {
+        **layer.layout,
+        "WHOLE": layer.bits == 4,
+        "ROUNDED": layer.rounded,
+        "OUTPUTS": tile.outputs,
+        "ROWS": tile.rows,
+    }
+
+
+def _targets(layer: Layer) -> tuple[int, ...]:
+    return (90, 100) if layer.rounded and layer.code == "e4m3" else (80, 90, 100)

@@ -10,6 +10,7 @@ import triton
 
 from aioserve.ops.batch import LINES
 from aioserve.ops.gpu import experts, rotary, rowwise, sampling, sampling_kernels
+from aioserve.ops.gpu.expert_pairs import ROWS
 from aioserve.ops.gpu.inputs import fill_kernel
 
 __all__ = ["op_builds"]
@@ -117,7 +118,7 @@ def _rotary_build(
 
 def _expert_builds(dtype: torch.dtype) -> Iterator[OpBuild]:
     data, name = POINTERS[dtype], str(dtype).removeprefix("torch.")
-    sizes = {"OUTPUTS": experts.OUTPUTS, "ROWS": experts.ROWS, "INPUTS": experts.INPUTS}
+    sizes = {"OUTPUTS": experts.OUTPUTS, "ROWS": ROWS, "INPUTS": experts.INPUTS}
     for out in dict.fromkeys((data, F32)):
         yield (
             experts.expert_kernel,
@@ -126,6 +127,7 @@ def _expert_builds(dtype: torch.dtype) -> Iterator[OpBuild]:
                 "out": out,
                 **dict.fromkeys(("rows", "block_experts", "block_starts", "block_ends"), I32),
                 **dict.fromkeys(("out_features", "in_features", "experts"), "i32"),
+                "out_stride": "i32",
             },
             {"HAS_BIAS": True, **sizes},
             4,

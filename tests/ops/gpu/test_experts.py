@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aioserve.errors import UnsupportedModelError
 from aioserve.models.loader import load_model
 from aioserve.models.routing import Routing
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import TorchLinear
-from tests.ops.gpu.held import held, random_integers
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.test_experts import GATES, REFERENCE, routes_of, rows_of, weights_of
 from tests.parity.paged import PagedRun
@@ -144,14 +142,6 @@ def test_the_weights_are_held_once(backend: CudaBackend) -> None:
     assert len(memory) == 1
     for layer, up in zip(layers, ups, strict=True):
         torch.testing.assert_close(layer(x).cpu(), x.cpu() @ up.T)
-
-
-def test_quantised_experts_are_refused_by_name(backend: CudaBackend) -> None:
-    integers = held([random_integers(64, 32, 32, 4)], torch.float32)
-    ups = [backend.linear(integers)] * 2
-    downs = [backend.linear(torch.ones(32, 32), out_dtype=torch.float32)] * 2
-    with pytest.raises(UnsupportedModelError, match="these are quantised: load them with"):
-        backend.mixture(Routing(experts=2, top_k=1), ups, downs)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])

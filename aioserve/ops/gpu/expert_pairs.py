@@ -1,0 +1,65 @@
+"""Pairs of rows and experts sorted by expert, on the device: the blocks that kernels multiply.
+
+A block is some pairs of one expert. How many blocks an expert has is known on the device alone: a
+launch has as many as there can be, and those that aren't needed end at once, so that no step waits
+for the host and all of it can be in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["ROWS", "Blocks", "Pairs", "sorted_pairs"]
+
+ROWS = 16
+"""Rows of a block. Always as many: one instruction multiplies them, whatever their number is."""
+
+
+class Blocks(NamedTuple):
+    """int32 [blocks] each."""
+
+    experts: Tensor
+    """The block's expert; for a block that there isn't, the number of experts."""
+    starts: Tensor
+    """Its first pair."""
+    ends: Tensor
+    """The end of that expert's pairs."""
+
+
+class Pairs(NamedTuple):
+    """Rows that each have an expert, sorted by expert; those without one are last."""
+
+    rows: Tensor
+    """int32 [pairs]: of what is multiplied."""
+    experts: Tensor
+    """int64 [pairs]: for those without one, the number of experts."""
+    blocks: Blocks
+
+
+def sorted_pairs(ids: Tensor, experts: int) -> tuple[Pairs, Tensor]:
+    """Of ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and the place
+    of each, or -1, int32 [rows, top_k]."""
+    flat = ids.flatten().long()
+    keys = torch.where(flat < 0, experts, flat)
+    order = keys.argsort(stable=True)
+    each = torch.arange(len(flat), dtype=torch.int32, device=ids.device)
+    places = torch.empty_like(each).scatter_(0, order, each)
+    places.masked_fill_(flat < 0, -1)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device)
+    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    counts = counts[:experts]
+    ends, blocks = counts.cumsum(0), (counts + ROWS - 1) // ROWS
+    last = blocks.cumsum(0)
+    number = torch.arange(
+        len(flat) // ROWS + min(experts, len(flat)), dtype=torch.int64, device=ids.device
+    )
+    expert = torch.searchsorted(last, number, right=True)
+    known = expert.clamp(max=experts - 1)
+    within = number - (last - blocks)[known]
+    starts = (ends - counts)[known] + within * ROWS
+    found = Blocks(expert.int(), starts.int(), ends[known].int())
+    rows = (order // ids.shape[1]).int()
+    return Pairs(rows, keys[order], found), places.view(ids.shape)

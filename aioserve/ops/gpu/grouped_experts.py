@@ -1,0 +1,232 @@
+# Triton's own types don't know what its compiler does with arguments and constants.
+# pyright: reportCallIssue=false, reportArgumentType=false
+"""Experts of small numbers with scales in groups: one launch multiplies those of all experts.
+
+Weights are decoded on their way into the product, by the same function as in linear layers, with
+the inputs in the same parts: an expert's products have the bits that its layer gives by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aioserve.ops.gpu.expert_pairs import ROWS, Pairs
+from aioserve.ops.gpu.grouped_kernels import of_chunk, tile_sums
+from aioserve.ops.gpu.grouped_linear import GroupedRun, Numbers, tile_of
+
+__all__ = ["GroupedExperts", "grouped_expert_kernel", "order_kernel"]
+
+_ORDERED = 1024
+"""Columns of a row that one program puts in order."""
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("out_features", "in_features", "chunks", "part_chunks", "repeat", "alike"),
+        *("scale_columns", "experts"),
+    ]
+)
+def grouped_expert_kernel(
+    x,
+    x_scales,
+    x_sums,
+    values,
+    table,
+    scales,
+    scale_units,
+    zeros,
+    minimums,
+    minimum_units,
+    bias,
+    out,
+    rows,
+    block_experts,
+    block_starts,
+    block_ends,
+    out_features,
+    in_features,
+    x_stride,
+    out_stride,
+    chunks,
+    part_chunks,
+    repeat,
+    alike,
+    scale_columns,
+    experts,
+    CODE: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CHUNK: tl.constexpr,
+    UNIT_CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Program (block, OUTPUTS outputs): arguments as `tile_sums` has them, those of the weights
+    with an axis for the experts before all others.
+
+    rows   int32 [pairs]: of x, for each pair, sorted by expert
+    bias   [experts, out_features], with HAS_BIAS
+    out    [pairs, out_features]
+    block_experts, block_starts, block_ends  `Blocks`
+    """
+    block = tl.program_id(0)
+    expert = tl.load(block_experts + block).to(tl.int64)
+    if expert < experts:
+        pairs = tl.load(block_starts + block) + tl.arange(0, ROWS)
+        there = pairs < tl.load(block_ends + block)
+        row = tl.load(rows + pairs, mask=there, other=0).to(tl.int64)
+        outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        here = outputs < out_features
+        BYTES: tl.constexpr = CHUNK * BITS // 8
+        group = expert * tl.cdiv(chunks, repeat)
+        unit = expert * out_features
+        if UNIT_CHUNKS:
+            unit *= tl.cdiv(chunks, UNIT_CHUNKS)
+        total = tile_sums(
+            x,
+            x_scales,
+            x_sums,
+            values + expert * chunks * out_features * BYTES,
+            table + expert * 16,
+            scales + group * scale_columns,
+            scale_units + unit,
+            zeros + group * out_features,
+            minimums + group * out_features,
+            minimum_units + unit,
+            row,
+            there,
+            outputs,
+            here,
+            0,
+            chunks,
+            out_features,
+            in_features,
+            x_stride,
+            chunks,
+            part_chunks,
+            repeat,
+            alike,
+            scale_columns,
+            CODE,
+            BITS,
+            OFFSET,
+            CHUNK,
+            UNIT_CHUNKS,
+            WHOLE,
+            ROUNDED,
+            HAS_ZEROS,
+            HAS_MINIMUMS,
+            OUTPUTS,
+            ROWS,
+        )
+        if HAS_BIAS:
+            total += of_chunk(bias + expert * out_features + outputs, here)[:, None]
+        at = out + pairs.to(tl.int64)[None, :] * out_stride + outputs[:, None]
+        tl.store(at, total.to(out.dtype.element_ty), mask=here[:, None] & there[None, :])
+
+
+@triton.jit(do_not_specialize=["in_features", "count"])
+def order_kernel(x, rows, experts, order, out, in_features, x_stride, count, TILE: tl.constexpr):
+    """Program (pair, TILE columns): the inputs of a pair's row in the order of its expert.
+
+    rows     int32 [pairs], of x
+    experts  int64 [pairs]; of those from `count` on nothing is written
+    order    int32 [count, in_features]
+    out      [pairs, in_features]
+    """
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(experts + pair)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = (columns < in_features) & (expert < count)
+    row = tl.load(rows + pair).to(tl.int64)
+    inputs = tl.load(order + expert * in_features + columns, mask=inside, other=0)
+    some = tl.load(x + row * x_stride + inputs, mask=inside, other=0.0)
+    tl.store(out + pair * in_features + columns, some, mask=inside)
+
+
+class GroupedExperts:
+    """A run of the layers of all experts, which must be alike. The runs have views of what is held
+    here, nothing twice."""
+
+    def __init__(self, runs: Sequence[GroupedRun]) -> None:
+        self._run = runs[0]
+        self._experts = len(runs)
+        self._numbers = Numbers(*map(_together, zip(*(run.numbers for run in runs), strict=True)))
+        for i, run in enumerate(runs):
+            run.numbers = Numbers(*(None if one is None else one[i] for one in self._numbers))
+
+    @property
+    def out_features(self) -> int:
+        return self._run.out_features
+
+    def multiply(self, x: Tensor, pairs: Pairs, out: Tensor) -> None:
+        """Fill out [pairs, out_features], whose rows may lie apart, where pairs have an expert."""
+        run, numbers, rows = self._run, self._numbers, pairs.rows
+        if numbers.order is not None:
+            x = self._in_order(x, pairs, numbers.order)
+            rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        tile = tile_of(ROWS, x.dtype)
+        x, x_scales, x_sums = run.prepared(x)
+        grid = len(pairs.blocks.experts), triton.cdiv(run.out_features, tile.outputs)
+        grouped_expert_kernel[grid](
+            x,
+            x_scales,
+            x_sums,
+            numbers.values_for(x),
+            *numbers.parameters,
+            x if numbers.bias is None else numbers.bias,
+            out,
+            rows,
+            *pairs.blocks,
+            run.out_features,
+            run.in_features,
+            x.stride(0),
+            out.stride(0),
+            *run.sizes,
+            self._experts,
+            **run.constants,
+            HAS_BIAS=numbers.bias is not None,
+            OUTPUTS=tile.outputs,
+            ROWS=ROWS,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+    def _in_order(self, x: Tensor, pairs: Pairs, order: Tensor) -> Tensor:
+        """The rows of all pairs, each in the order of its expert's columns."""
+        count, size = len(pairs.rows), self._run.in_features
+        out = torch.empty((count, size), dtype=x.dtype, device=x.device)
+        order_kernel[count, triton.cdiv(size, _ORDERED)](
+            x,
+            pairs.rows,
+            pairs.experts,
+            order,
+            out,
+            size,
+            x.stride(0),
+            self._experts,
+            TILE=_ORDERED,
+            num_warps=4,
+        )
+        return out
+
+
+def _together(numbers: Sequence[Tensor | None]) -> Tensor | None:
+    """With an axis for the experts; float32 where scales of some take two bytes and others can't,
+    or not in the same way."""
+    found = [one for one in numbers if one is not None]
+    if not found:
+        return None
+    if len({one.dtype for one in found}) > 1:
+        found = [one.float() for one in found]
+    return torch.stack(found)
