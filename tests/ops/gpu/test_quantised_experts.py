@@ -216,20 +216,20 @@ def test_an_expert_has_the_bits_of_its_layers(
 def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str, backend: CudaBackend) -> None:
     """More rows of an expert than a block has; alone, in another order, and beside padding; and
     experts in another order."""
-    dtype, (experts, hidden, inner) = torch.bfloat16, (5, 130, 48)
+    dtype, (experts, hidden, inner) = torch.bfloat16, (4, 130, 24)
     layers = layers_of(backend, KINDS[kind], (experts, hidden, inner), dtype, has_biases=True)
     mixture = mixture_of(backend, layers)
-    x, routes = backend.place(rows_of(45, hidden, dtype)), placed(backend, routes_of(45, 5, 2))
+    x, routes = backend.place(rows_of(40, hidden, dtype)), placed(backend, routes_of(40, 4, 2))
     whole = mixture(x, routes)
     assert whole.isfinite().all()
-    order = torch.randperm(45, generator=torch.Generator().manual_seed(3)).to(x.device)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3)).to(x.device)
 
     def of(rows: Tensor) -> Tensor:
         return mixture(x[rows], Routes(routes.ids[rows], routes.weights[rows]))
 
     assert torch.equal(of(order), whole[order])
     assert torch.equal(of(order[:17]), whole[order[:17]])
-    for row in (0, 31, 44):
+    for row in (0, 31):
         assert torch.equal(of(torch.tensor([row])), whole[[row]])
     nothing = torch.full((4, hidden), float("nan"), dtype=dtype, device=x.device)
     padding = Routes(
@@ -238,10 +238,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str, backend: Cu
     )
     padded = Routes(*(torch.cat(both) for both in zip(routes, padding, strict=True)))
     y = mixture(torch.cat([x, nothing]), padded)
-    assert torch.equal(y[:45], whole)
-    assert (y[45:] == 0).all()
+    assert torch.equal(y[:40], whole)
+    assert (y[40:] == 0).all()
     assert (mixture(nothing, padding) == 0).all()
-    moved = torch.tensor([3, 0, 4, 1, 2])
+    moved = torch.tensor([3, 0, 1, 2])
     ups, downs = layers_of(backend, KINDS[kind], (experts, hidden, inner), dtype, has_biases=True)
     other = mixture_of(backend, ([ups[i] for i in moved], [downs[i] for i in moved]))
     ids = moved.argsort().to(x.device)[routes.ids.long()].int()

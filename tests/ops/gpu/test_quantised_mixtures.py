@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_rows_are_rounded_where_a_checkpoint_says_so(backend: CudaBackend, tmp_p
 
 
 def test_experts_of_a_gguf_file_stay_in_its_blocks(backend: CudaBackend, tmp_path: Path) -> None:
-    sizes = WIDE | {"num_hidden_layers": 1, "intermediate_size": 256}
+    sizes: dict[str, Any] = WIDE | {"num_hidden_layers": 1, "intermediate_size": 256}
     directory = written("mixtral", tmp_path / "hf", **sizes)
     file = convert(directory, tmp_path / "x.gguf", weights="Q4_K")
     run = run_of(file, backend)
