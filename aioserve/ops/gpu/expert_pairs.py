@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 def sorted_pairs(ids: Tensor, experts: int) -> tuple[Pairs, Tensor]:
-    """Of ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and the place
+    """Sort ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and the place
     of each, or -1, int32 [rows, top_k]."""
     flat = ids.flatten().long()
     keys = torch.where(flat < 0, experts, flat)

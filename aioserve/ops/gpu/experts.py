@@ -228,7 +228,7 @@ def _stacked(layers: Sequence[Linear]) -> _Stacks:
 
 
 def _stack_of(runs: Sequence[GroupedRun | FloatRun]) -> FloatExperts | GroupedExperts:
-    """Of runs that are alike."""
+    """What multiplies runs that are alike."""
     floats = [run for run in runs if isinstance(run, FloatRun)]
     if floats:
         return FloatExperts.of(floats)

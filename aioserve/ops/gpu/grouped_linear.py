@@ -204,7 +204,7 @@ class GroupedRun:
             "WHOLE": in_features % chunk == 0,
             "ROUNDED": self.layout.rounds,
         }
-        """Of kernels that multiply."""
+        """Constants of kernels that multiply."""
 
     @property
     def num_bytes(self) -> int:
