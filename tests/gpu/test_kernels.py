@@ -7,13 +7,17 @@ one: odd shapes, small tiles, padding and poison are there.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
-from aioserve.models.routing import Routing
+from aioserve.models.computed import GroupedRows, HeldLinear
+from aioserve.models.grouped import E2M1_TWICE
+from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.experts import Routes
@@ -153,6 +157,73 @@ def test_experts_agree_and_a_row_has_the_same_bits_alone(
         one = slice(row, row + 1)
         alone = mixture(backend.place(x[one]), Routes(on_card.ids[one], on_card.weights[one]))
         assert torch.equal(alone[0], y[row])
+
+
+@pytest.mark.parametrize("shape", [(32, 2880, 2880, 4)], ids=str)
+def test_experts_of_four_bits_agree_and_a_row_has_the_same_bits_alone(
+    backend: CudaBackend, shape: tuple[int, int, int, int]
+) -> None:
+    """At the sizes of GPT-OSS 20B, in MXFP4 with biases."""
+    count, hidden, inner, top_k = shape
+    ups = [four_bits(2 * inner, hidden, 2 * i) for i in range(count)]
+    downs = [four_bits(hidden, inner, 2 * i + 1) for i in range(count)]
+    mixture = backend.mixture(
+        Routing(experts=count, top_k=top_k),
+        [backend.linear(held) for held, _ in ups],
+        [backend.linear(held, out_dtype=torch.float32) for held, _ in downs],
+        gate=ClampedSwiglu(gain=1.702, limit=7.0),
+    )
+    rows = 400
+    x, routes = random(rows, hidden, dtype=torch.bfloat16, seed=2), routes_of(rows, count, top_k)
+    on_card = Routes(*map(backend.place, routes))
+    y = mixture(backend.place(x), on_card)
+    for row in (0, 17, 399):
+        expected = torch.zeros(hidden, dtype=torch.float64)
+        for expert, weight in zip(routes.ids[row].tolist(), routes.weights[row], strict=True):
+            gate, up = (ups[expert][1]() @ x[row].double() + 0.5).bfloat16().double().chunk(2)
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            active = ((up + 1) * gate * (gate * 1.702).sigmoid()).bfloat16().double()
+            expected += weight.double() * (downs[expert][1]() @ active + 0.5)
+        limit = 2e-2 * expected.abs().max().item()
+        torch.testing.assert_close(y[row].cpu().double(), expected, rtol=2e-2, atol=limit)
+        one = slice(row, row + 1)
+        alone = mixture(backend.place(x[one]), Routes(on_card.ids[one], on_card.weights[one]))
+        assert torch.equal(alone[0], y[row])
+
+
+def four_bits(outputs: int, inputs: int, seed: int) -> tuple[HeldLinear, Callable[[], Tensor]]:
+    """A layer in MXFP4 with a bias of 0.5, and what makes its weight in float64."""
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 256, (inputs // 32, outputs, 16), dtype=np.uint8)
+    exponents = generator.integers(-10, -6, (inputs // 32, outputs))
+    scales = np.ldexp(np.float32(1), exponents).astype(np.float32)
+    table = np.array(E2M1_TWICE, np.float32)
+    bias = np.full(outputs, 0.5, np.float32)
+    rows = GroupedRows(
+        values,
+        bfloat16_bits(scales),
+        None,
+        None,
+        bfloat16_bits(bias),
+        bits=4,
+        chunk=32,
+        repeat=1,
+        offset=0,
+        rounded_activations=False,
+        code="chosen",
+        table=table,
+    )
+
+    def weight() -> Tensor:
+        codes = np.stack((values & 15, values >> 4), axis=-1).reshape(-1, outputs, 32)
+        dense = table[codes] * scales[:, :, None]
+        return torch.from_numpy(dense).double().transpose(0, 1).reshape(outputs, inputs)
+
+    return HeldLinear("bfloat16", inputs, (rows,)), weight
+
+
+def bfloat16_bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
 
 
 @dtypes

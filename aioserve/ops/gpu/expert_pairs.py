@@ -40,8 +40,8 @@ class Pairs(NamedTuple):
 
 
 def sorted_pairs(ids: Tensor, experts: int) -> tuple[Pairs, Tensor]:
-    """Sort ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and the place
-    of each, or -1, int32 [rows, top_k]."""
+    """Sort ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and each
+    one's place, or -1, int32 [rows, top_k]."""
     flat = ids.flatten().long()
     keys = torch.where(flat < 0, experts, flat)
     order = keys.argsort(stable=True)
