@@ -49,7 +49,8 @@ size_t PrefixTree::num_usable(const Node& root, std::span<const Token> tokens) c
     }
 }
 
-// Those for page number `index` of `num_pages`, the last of which `windows` are for.
+// Returns the companions in `windows`, which are for the last of `num_pages` pages, of page number
+// `index`; none if it is before these.
 std::span<const Page> PrefixTree::windows_of(std::span<const Page> windows, size_t num_pages,
                                              size_t index) const {
     const size_t count = tiers_[kDevice].num_companions();
@@ -110,8 +111,8 @@ void PrefixTree::strip(Tier tier, Page owner, Step last_step) {
     --books.num_with_companions;
 }
 
-// Whether the companions that are idle for longest go before the next leaf of the tier: they are
-// of no use since before it was used last. With a leaf of that age they go themselves.
+// Whether the companions that are idle for longest go before the next leaf of the tier: nobody has
+// used them since before it was used last. A leaf of that age takes them with it.
 bool PrefixTree::strip_goes_first(Tier tier) {
     const TierBooks& books = tiers_[tier];
     if (books.num_companions() == 0 || books.pool->num_idle() == 0) return false;
@@ -148,16 +149,15 @@ size_t PrefixTree::tail_that_frees(const Node& leaf, int64_t count) const {
     return num_pages;
 }
 
-// Makes host pages free for the last page of `leaf` and its companions, as `make_room` does for a
-// page that is alone.
+// Makes host pages free for the last page of `leaf` and its companions, in the order in which
+// `evict_host` gives them up.
 bool PrefixTree::make_room_for_tail(const Node& leaf) {
     PagePool* pool = tiers_[kHost].pool;
     const int64_t wanted = size_of_tail(leaf, 1);
     if (pool == nullptr || pool->num_free() + evictable_of(kHost) < wanted) return false;
-    const EvictionOrder& order = order_of(kHost);
-    while (pool->num_free() < wanted && !order.empty()) {
+    while (pool->num_free() < wanted) {
         const int64_t before = pool->num_free();
-        drop_tail(order.begin()->second, 1);
+        evict_host(1);
         if (pool->num_free() == before) break;  // its page is somebody's: no more is lost for it
     }
     return pool->num_free() >= wanted;

@@ -865,6 +865,41 @@ def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() ->
     assert [cache.cached(x * 4) for x in "abcd"] == [(0, 0), (0, 4), (0, 4), (0, 0)]
 
 
+def test_idle_companions_of_a_locked_run_on_the_host_make_room_there() -> None:
+    pool, host = PagePool(16, PAGE_SIZE, 1), PagePool(5, PAGE_SIZE, 1)
+    tree = PrefixTree(pool, host_pool=host, window=PAGE_SIZE)
+
+    def publish(text: str, num_windows: int) -> None:
+        match = tree.match(b"", ids(text))
+        pages = pool.acquire(len(text) // PAGE_SIZE)
+        windows = pool.acquire(num_windows)
+        tree.insert(match.receipt, ids(text), pages, NO_STEP, windows if num_windows else None)
+        tree.release(match.receipt)
+        pool.release(np.concatenate((pages, windows)), NO_STEP)
+
+    def on_host(text: str) -> int:
+        return tree.peek(b"", ids(text), whole=True)[1]
+
+    publish("aaaabbbb", 2)
+    tree.evict(4, 0)
+    publish("cccc", 0)
+    tree.evict(1, 0)
+    publish("dddd", 1)
+    host.complete(0)
+    pool.complete(0)
+    assert (host.num_free, [on_host(text) for text in ("aaaabbbb", "cccc")]) == (0, [8, 4])
+    locked = tree.match(b"", ids("aaaabbbb"), use=False, whole=True)
+
+    evicted = tree.evict(2, 1)
+
+    pool.complete(1)
+    assert len(evicted.host_page_ids) == 2
+    assert [on_host(text) for text in ("aaaabbbb", "cccc", "dddd")] == [8, 4, 4]
+    tree.release(locked.receipt)
+    tree.sanity_check()
+    host.sanity_check()
+
+
 def test_an_array_with_too_little_room_for_a_match_is_refused(cache: Cache) -> None:
     cache.serve("abcdefgh")
     with pytest.raises(ValueError, match="out must have room for 2 pages, got 1"):
