@@ -59,7 +59,7 @@ class PagePool {
     // Ends the references of `owner` to its companions; step `last_step` may be the last to touch
     // them.
     void detach(Page owner, Step last_step);
-    // Those of `owner`; empty if it has none.
+    // Companions of `owner`; empty if it has none.
     std::span<const Page> companions(Page owner) const;
     bool has_companions(Page owner) const {
         return num_companions_ > 0 && companions_[first_companion(owner)] != kNoPage;

@@ -165,7 +165,7 @@ bool PrefixTree::frees_at_once(int64_t count) {
         const Node* leaf =
             !is_left ? nullptr : is_bared ? bared.begin()->second : listed->second;
         if (idle != pool.idle().end() && (!leaf || idle->since < leaf->use.last_used)) {
-            // Those of pages that have gone already went with them.
+            // A page that has gone already took its companions with it.
             if (stripped.insert(idle->owner).second) {
                 if (is_touched(pool.companions(idle->owner))) return false;
                 count -= pool.num_companions();
