@@ -138,8 +138,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None
-    """Pages of the KV cache. None: as many as `memory_utilization` allows, and no more than
-    `max_num_seqs` sequences of `max_model_len` can use."""
+    """Pages of the KV cache. A model with groups of window layers takes one of each group for the
+    same tokens, as long as these are in the window. None: as many as `memory_utilization` allows,
+    and no more than `max_num_seqs` sequences of `max_model_len` can use."""
     memory_utilization: float = 0.9
     """Share of the memory that is left after loading the weights that the KV cache may take, host
     pages included. On a CPU pages are resident when they are used, or ready to be used next, and

@@ -36,7 +36,7 @@ STATES = ("free", "fenced", "cached", "held_by_requests")
 GAUGES = {
     "sequences_running": ("num_running", "Sequences with pages, one for each sample of a request"),
     "requests_waiting": ("num_waiting", "Requests that wait to start, and preempted sequences"),
-    "kv_pages_capacity": ("pages_total", "Pages of the KV cache"),
+    "kv_pages_capacity": ("pages_total", "Pages of the KV cache, of all groups of layers"),
     "kv_host_pages_capacity": ("pages_host_total", "Pages of the host pool"),
     "kv_host_pages_used": ("pages_host_used", "Pages of the host pool that are in use"),
     "step_age_seconds": (
