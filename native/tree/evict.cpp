@@ -63,9 +63,13 @@ size_t PrefixTree::make_room(const Key& key, size_t wanted) {
     return room();
 }
 
-// As `make_room`; pages with companions move one by one.
+// Whether pages go to the host one by one: they differ in size, so that where there is no room for
+// one, there may be for the next.
+bool PrefixTree::moves_one_by_one() const { return has_windows() && tiers_[kHost].pool != nullptr; }
+
+// Makes host pages free for up to `wanted` of the last pages of a leaf; returns for how many.
 size_t PrefixTree::room_for(const Key& key, const Node& leaf, size_t wanted) {
-    if (!has_windows()) return make_room(key, wanted);
+    if (!moves_one_by_one()) return make_room(key, wanted);
     return make_room_for_tail(leaf) ? 1 : 0;
 }
 
@@ -125,8 +129,8 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
         const bool written = is_written(leaf->steps.back());
         const auto other = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
                                         [&](Step one) { return is_written(one) != written; });
-        const size_t wanted =
-            std::min(needed, static_cast<size_t>(other - leaf->steps.rbegin()));
+        size_t wanted = std::min(needed, static_cast<size_t>(other - leaf->steps.rbegin()));
+        if (written && moves_one_by_one()) wanted = 1;
         const size_t room = written ? room_for(key, *leaf, wanted) : 0;
         const size_t gone = room > 0 ? room : wanted;
         evicted.count += size_of_tail(*leaf, gone);

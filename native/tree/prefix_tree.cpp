@@ -264,7 +264,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
     }
     const std::span<const Page> adopted = pages.subspan(kept);
     check_held(pages, "insert");
-    check_windows(windows, pages.size(), kept, "insert");
+    check_windows(windows, pages, kept, "insert");
     claim(adopted, "insert");
     tiers_[kDevice].pool->retain(adopted);
 
@@ -325,7 +325,7 @@ void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages,
     }
     check_step(step, "promote");
     check_held(pages, "promote");
-    check_windows(windows, pages.size(), 0, "promote");
+    check_windows(windows, pages, 0, "promote");
     claim(pages, "promote");
     tiers_[kDevice].pool->retain(pages);
     for (Node* node = end; node->tier == kHost; node = node->parent) {

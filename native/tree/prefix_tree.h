@@ -213,7 +213,7 @@ class PrefixTree {
     size_t num_usable(const Node& root, std::span<const Token> tokens) const;
     std::span<const Page> windows_of(std::span<const Page> windows, size_t num_pages,
                                      size_t index) const;
-    void check_windows(std::span<const Page> windows, size_t num_pages, size_t num_kept,
+    void check_windows(std::span<const Page> windows, std::span<const Page> pages, size_t num_kept,
                        const char* operation) const;
     void give_windows(Node* node, size_t first, size_t num_pages, std::span<const Page> windows,
                       Step step);
@@ -229,6 +229,7 @@ class PrefixTree {
     const EvictionOrder& order_of(Tier tier);
     void drop_tail(Node* leaf, size_t num_pages);
     size_t make_room(const Key& key, size_t wanted);
+    bool moves_one_by_one() const;
     size_t room_for(const Key& key, const Node& leaf, size_t wanted);
     void demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted);
     void forget_overwritten(Evicted& evicted);

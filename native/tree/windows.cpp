@@ -59,18 +59,25 @@ std::span<const Page> PrefixTree::windows_of(std::span<const Page> windows, size
     return windows.subspan(windows.size() - behind, count);
 }
 
-// Pages to be companions of the last of `num_pages` pages, of which the tree has `num_kept` already.
-void PrefixTree::check_windows(std::span<const Page> windows, size_t num_pages, size_t num_kept,
-                               const char* operation) const {
+// Pages to be companions of the last of `pages`, of which the tree has the first `num_kept` already.
+void PrefixTree::check_windows(std::span<const Page> windows, std::span<const Page> pages,
+                               size_t num_kept, const char* operation) const {
     if (windows.empty()) return;
     const size_t count = tiers_[kDevice].num_companions();
-    if (count == 0 || windows.size() % count != 0 || windows.size() > num_pages * count) {
+    if (count == 0 || windows.size() % count != 0 || windows.size() > pages.size() * count) {
         throw TreeError(std::string(operation) + ": " + std::to_string(windows.size()) +
-                        " companions for " + std::to_string(num_pages) + " pages, each of which has " +
-                        std::to_string(count));
+                        " companions for " + std::to_string(pages.size()) +
+                        " pages, each of which has " + std::to_string(count));
     }
     check_held(windows, operation);
-    const size_t num_new = std::min(windows.size(), (num_pages - num_kept) * count);
+    std::vector<Page> named(windows.begin(), windows.end());
+    named.insert(named.end(), pages.begin(), pages.end());
+    std::sort(named.begin(), named.end());
+    if (const auto twice = std::adjacent_find(named.begin(), named.end()); twice != named.end()) {
+        throw TreeError(std::string(operation) + ": page " + std::to_string(*twice) +
+                        " is named twice");
+    }
+    const size_t num_new = std::min(windows.size(), (pages.size() - num_kept) * count);
     for (const Page page : windows.last(num_new)) {
         if (tiers_[kDevice].in_tree[static_cast<size_t>(page)] == 0) continue;
         throw TreeError(std::string(operation) + ": companion " + std::to_string(page) +
@@ -89,7 +96,9 @@ void PrefixTree::give_windows(Node* node, size_t first, size_t num_pages,
         if (own.empty() || !is_hollow(*node, first + i)) continue;
         // A step that fails takes with it what it should have written, and a page has one step.
         if (written != step && !is_written(written)) continue;
-        if (tiers_[kDevice].in_tree[static_cast<size_t>(own[0])] != 0) continue;
+        const std::vector<uint8_t>& in_tree = tiers_[kDevice].in_tree;
+        const auto is_in_tree = [&](Page page) { return in_tree[static_cast<size_t>(page)] != 0; };
+        if (std::any_of(own.begin(), own.end(), is_in_tree)) continue;
         attach(kDevice, node->pages[first + i], own);
         written = step;
     }
@@ -154,7 +163,7 @@ size_t PrefixTree::tail_that_frees(const Node& leaf, int64_t count) const {
 bool PrefixTree::make_room_for_tail(const Node& leaf) {
     PagePool* pool = tiers_[kHost].pool;
     const int64_t wanted = size_of_tail(leaf, 1);
-    if (pool == nullptr || pool->num_free() + evictable_of(kHost) < wanted) return false;
+    if (pool->num_free() + evictable_of(kHost) < wanted) return false;
     while (pool->num_free() < wanted) {
         const int64_t before = pool->num_free();
         evict_host(1);

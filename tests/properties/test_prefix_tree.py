@@ -1,9 +1,13 @@
-"""The native prefix tree against a model with an entry per page, through any order of calls."""
+"""The native prefix tree against a model with an entry per page, through any order of calls.
+
+Pages have 0, 1 or 2 companions: what the tree finds, gives up and counts of these is the model's,
+too, and which pages of both pools are held, by whom.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -20,210 +24,26 @@ from hypothesis.stateful import (
 )
 
 from aioserve.errors import InvariantError
-from aioserve.kv.eviction import Eviction, PageUse
 from aioserve.kv.page_pool import NO_STEP, PagePool
-from aioserve.kv.prefix_tree import EVICTION_STRATEGIES, NO_RECEIPT, PrefixTree
-
-Prefix = tuple[bytes, tuple[int, ...]]
-"""A namespace and all tokens up to the end of a page: names that page of that prompt."""
+from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
+from tests.properties.prefix_tree_model import (
+    STRATEGY_KEYS,
+    CachedPage,
+    ModelTree,
+    Prefix,
+    strategy_of,
+)
 
 NAMESPACES = (b"", b"\x00a")
 
 
 randoms = st.randoms(use_true_random=True)
 """What a rule draws inside: by the seed alone, which is much faster than draws that shrink."""
+seldom = st.sampled_from([False, False, False, True])
 
 
 def int32(values) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-@dataclass
-class CachedPage:
-    page: int
-    step: int
-    created: int
-    last_used: int
-    hits: int = 0
-    on_host: bool = False
-
-
-STRATEGY_KEYS = {
-    "lru": lambda use: (use.last_used,),
-    "lfu": lambda use: (use.hits, use.last_used),
-    "fifo": lambda use: (use.created,),
-    "slru": lambda use: (use.hits > 0, use.last_used),
-    "most recent": lambda use: (-use.last_used, use.last_used),
-    "all alike": lambda use: (0, use.last_used),
-    "hits and age": lambda use: (use.hits / 2 - use.created, use.last_used),
-    "raises soon": lambda use: (use.last_used,),
-    "answers nonsense soon": lambda use: (use.last_used,),
-}
-
-
-class FailsSoon:
-    """The order of "lru", which it must be before it fails and after."""
-
-    def __init__(self, fail: Callable[[], float]) -> None:
-        self.fail = fail
-        self.calls = 0
-
-    def key(self, use: PageUse) -> float:
-        self.calls += 1
-        assert self.calls <= 4, "it is asked after it has failed"
-        return use.last_used_tick if self.calls < 4 else self.fail()
-
-
-def strategy_of(name: str) -> Eviction:
-    if name in EVICTION_STRATEGIES:
-        return name
-    custom = {
-        "most recent": Keyed(lambda use: -use.last_used_tick),
-        "all alike": Keyed(lambda use: False),
-        "hits and age": Keyed(lambda use: use.hits / 2 - use.created_tick),
-        "raises soon": FailsSoon(lambda: 1 // 0),
-        "answers nonsense soon": FailsSoon(lambda: float("nan")),
-    }
-    return custom[name]
-
-
-@dataclass
-class Keyed:
-    key: Callable[[PageUse], float]
-
-
-@dataclass
-class ModelTree:
-    """What the tree promises, in dicts: no nodes, no order structures, no counters."""
-
-    page_size: int
-    strategy: str
-    has_host: bool
-    pages: dict[Prefix, CachedPage] = field(default_factory=dict)
-    receipts: dict[int, Prefix] = field(default_factory=dict)
-    used: set[int] = field(default_factory=set)
-    """Receipts whose release counts as a use."""
-    created: dict[int, int] = field(default_factory=dict)
-    """When the run began that each receipt added last."""
-    now: int = 0
-
-    def prefixes(self, path: Prefix) -> list[Prefix]:
-        namespace, tokens = path
-        ends = range(self.page_size, len(tokens) + 1, self.page_size)
-        return [(namespace, tokens[:end]) for end in ends]
-
-    def behind(self, path: Prefix) -> list[Prefix]:
-        namespace, tokens = path
-        return [
-            other for other in self.pages if other[0] == namespace and is_behind(other[1], tokens)
-        ]
-
-    def next_pages(self, path: Prefix) -> list[Prefix]:
-        return [p for p in self.behind(path) if len(p[1]) == len(path[1]) + self.page_size]
-
-    def longest(self, namespace: bytes, tokens: tuple[int, ...], done_step: int) -> Prefix:
-        found = (namespace, ())
-        for prefix in self.prefixes((namespace, tokens)):
-            cached = self.pages.get(prefix)
-            if cached is None or (cached.on_host and cached.step > done_step):
-                break
-            found = prefix
-        return found
-
-    def tails(self, path: Prefix, rest: tuple[int, ...], done_step: int) -> dict[int, set[int]]:
-        """Pages that begin with the most of `rest`: by how many tokens, at least one."""
-        found: dict[int, set[int]] = {}
-        for other in self.next_pages(path):
-            cached = self.pages[other]
-            common = common_tokens(other[1][len(path[1]) :], rest)
-            if common > 0 and not cached.on_host and cached.step <= done_step:
-                found.setdefault(common, set()).add(cached.page)
-        return found
-
-    def created_behind(self, prefix: Prefix, receipt: int) -> int:
-        before = self.pages.get((prefix[0], prefix[1][: -self.page_size]))
-        if before is None or self.created.get(receipt) != before.created:
-            self.created[receipt] = self.now
-        return self.created[receipt]
-
-    def use(self, path: Prefix, hits: int = 0) -> None:
-        for prefix in self.prefixes(path):
-            self.pages[prefix].last_used = self.now
-            self.pages[prefix].hits += hits
-
-    def locks(self) -> Counter[Prefix]:
-        return Counter(p for path in self.receipts.values() for p in self.prefixes(path))
-
-    def key(self, prefix: Prefix) -> tuple[int, ...]:
-        return STRATEGY_KEYS[self.strategy](self.pages[prefix])
-
-    def first_to_go(self, *, on_host: bool) -> Prefix | None:
-        locks = self.locks()
-        leaves = [
-            prefix
-            for prefix, cached in self.pages.items()
-            if cached.on_host == on_host
-            and not locks[prefix]
-            and all(self.pages[p].on_host and not on_host for p in self.next_pages(prefix))
-        ]
-        if not leaves:
-            return None
-        first, *others = sorted(leaves, key=self.key)
-        assert not others or self.key(first) < self.key(others[0]), "the order leaves a choice"
-        return first
-
-    def evict(self, count: int, host_free: int, done_step: int) -> tuple[int, dict[int, Prefix]]:
-        """How many pages the device loses, and which of them the host has then."""
-        moved: dict[Prefix, int] = {}
-        for i in range(count):
-            prefix = self.first_to_go(on_host=False)
-            if prefix is None:
-                return i, {page: p for p, page in moved.items()}
-            if self.pages[prefix].step > done_step:
-                for gone in [prefix, *self.behind(prefix)]:
-                    host_free += self.pages.pop(gone).on_host
-                    moved.pop(gone, None)
-                continue
-            if self.has_host and host_free == 0:
-                dropped = self.first_to_go(on_host=True)
-                if dropped is not None:
-                    moved.pop(dropped, None)
-                    del self.pages[dropped]
-                    host_free += 1
-            if self.has_host and host_free > 0:
-                host_free -= 1
-                moved[prefix] = self.pages[prefix].page
-                self.pages[prefix].on_host = True
-            else:
-                assert not self.behind(prefix)
-                del self.pages[prefix]
-        return count, {page: p for p, page in moved.items()}
-
-    def drop(self, first: Prefix) -> dict[int, Prefix]:
-        """Drop `first` and all behind it; return the receipts that end above now, and where."""
-        for prefix in [first, *self.behind(first)]:
-            self.pages.pop(prefix, None)
-        above = (first[0], first[1][: -self.page_size])
-        shortened = {
-            receipt: above
-            for receipt, (namespace, tokens) in self.receipts.items()
-            if namespace == first[0] and tokens[: len(first[1])] == first[1]
-        }
-        self.receipts.update(shortened)
-        return shortened
-
-
-def is_behind(tokens: tuple[int, ...], path: tuple[int, ...]) -> bool:
-    return len(tokens) > len(path) and tokens[: len(path)] == path
-
-
-def common_tokens(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 @dataclass
@@ -232,6 +52,8 @@ class Holder:
 
     receipt: int
     page_ids: list[int]
+    windows: list[int] = field(default_factory=list)
+    """Companions to which it has references: of its own pages, or of what its receipt covers."""
 
 
 class PrefixTreeMachine(RuleBasedStateMachine):
@@ -239,16 +61,32 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 2, 16, 64]),
         strategy=st.sampled_from(list(STRATEGY_KEYS)),
         num_pages=st.integers(6, 24),
-        num_host_pages=st.sampled_from([None, 1, 4, 8, 8]),
+        num_host_pages=st.sampled_from([None, 1, 2, 4, 8, 8, 12]),
+        companions=st.sampled_from([0, 0, 1, 2]),
+        window=st.sampled_from([(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 1), (3, 0)]),
     )
     def start(
-        self, page_size: int, strategy: str, num_pages: int, num_host_pages: int | None
+        self,
+        page_size: int,
+        strategy: str,
+        num_pages: int,
+        num_host_pages: int | None,
+        companions: int,
+        window: tuple[int, int],
     ) -> None:
+        """`window` is that of pages, and of tokens beside them."""
         self.page_size = page_size
-        self.pool = PagePool(num_pages, page_size)
-        self.host = None if num_host_pages is None else PagePool(num_host_pages, page_size)
-        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy_of(strategy))
-        self.model = ModelTree(page_size, strategy, self.host is not None)
+        self.companions = companions
+        seen = window[0] * page_size + window[1]
+        num_pages += 8 * companions
+        self.pool = PagePool(num_pages, page_size, companions)
+        self.host = None
+        if num_host_pages is not None:
+            self.host = PagePool(num_host_pages, page_size, companions)
+        self.tree = PrefixTree(
+            self.pool, host_pool=self.host, strategy=strategy_of(strategy), window=seen
+        )
+        self.model = ModelTree(page_size, strategy, self.host is not None, companions, seen)
         self.holders: list[Holder] = []
         self.tail_receipts: list[int] = []
         self.step = 0
@@ -289,9 +127,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     # A sequence's life.
 
-    @rule(random=randoms, partial=st.booleans(), use=st.booleans())
-    def match(self, random: Random, partial: bool, use: bool) -> None:
-        self.start_with(*self.some_prompt(random), partial=partial, use=use)
+    @rule(random=randoms, partial=st.booleans(), use=st.booleans(), whole=seldom)
+    def match(self, random: Random, partial: bool, use: bool, whole: bool) -> None:
+        self.start_with(*self.some_prompt(random), partial=partial, use=use, whole=whole)
 
     @precondition(lambda self: self.holders)
     @rule(random=randoms)
@@ -319,19 +157,25 @@ class PrefixTreeMachine(RuleBasedStateMachine):
                 self.finish_one(self.holders[0], self.step - 1)
             holder = self.start_with(*self.some_prompt(random), partial=True, use=True)
             self.promote_if_possible(holder)
-            self.insert_if_possible(holder, self.some_continuation(random, holder))
+            self.insert_if_possible(random, holder)
             if not stays:
                 self.finish_one(holder, self.step)
 
     def start_with(
-        self, namespace: bytes, tokens: tuple[int, ...], *, partial: bool, use: bool
+        self,
+        namespace: bytes,
+        tokens: tuple[int, ...],
+        *,
+        partial: bool,
+        use: bool,
+        whole: bool = False,
     ) -> Holder:
         model = self.model
-        path = model.longest(namespace, tokens, self.pool.done_step)
+        path = model.longest(namespace, tokens, self.pool.done_step, whole=whole)
         found = [model.pages[prefix] for prefix in model.prefixes(path)]
         tails = model.tails(path, tokens[len(path[1]) :], self.pool.done_step)
 
-        match = self.tree.match(namespace, int32(tokens), partial=partial, use=use)
+        match = self.tree.match(namespace, int32(tokens), partial=partial, use=use, whole=whole)
 
         assert match.page_ids.tolist() == [c.page for c in found if not c.on_host]
         assert match.host_page_ids.tolist() == [c.page for c in found if c.on_host]
@@ -353,7 +197,44 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.pool.retain(match.page_ids)
         holder = Holder(match.receipt, match.page_ids.tolist())
         self.holders.append(holder)
+        if not whole:
+            self.hold_windows(holder, [model.pages[prefix] for prefix in model.seen(path)])
         return holder
+
+    def hold_windows(self, holder: Holder, cached_pages: list[CachedPage]) -> None:
+        """References to the companions of pages that the receipt of `holder` covers."""
+        windows = [w for cached in cached_pages if not cached.on_host for w in cached.windows]
+        self.pool.retain(int32(windows))
+        self.model.users.update(windows)
+        holder.windows += windows
+
+    def leave_windows(self, holder: Holder, windows: list[int], last_step: int) -> None:
+        self.pool.release(int32(windows), last_step)
+        self.model.leave(windows)
+        for page in windows:
+            holder.windows.remove(page)
+
+    @precondition(lambda self: self.companions and self.holders)
+    @rule(random=randoms, behind=st.integers(0, 2))
+    def move_the_window(self, random: Random, behind: int) -> None:
+        """Let go of some companions, and take some of those that the tree has."""
+        holder = self.some_holder(random)
+        left = random.sample(holder.windows, random.randint(0, len(holder.windows)))
+        self.leave_windows(holder, list(dict.fromkeys(left)), self.step - behind)
+        path = self.model.prefixes(self.model.receipts[holder.receipt])
+        self.hold_windows(holder, [self.model.pages[p] for p in path if random.random() < 0.3])
+
+    @precondition(lambda self: self.companions)
+    @rule(random=randoms, count=st.integers(0, 3))
+    def claim_and_drop(self, random: Random, count: int) -> None:
+        """What is held for a claim that leads to nothing was idle all the time."""
+        holder = self.start_with(*self.some_prompt(random), partial=False, use=False)
+        self.evict_now(count)
+        self.pool.unretain(int32(holder.windows))
+        self.model.users.subtract(holder.windows)
+        self.holders.remove(holder)
+        self.release(holder.receipt)
+        self.pool.release(int32(holder.page_ids), NO_STEP)
 
     def path_of_page(self, page: int) -> Prefix:
         (path,) = (p for p, c in self.model.pages.items() if c.page == page and not c.on_host)
@@ -385,15 +266,44 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return [p for p in self.model.prefixes(path) if self.model.pages[p].on_host]
 
     def promote_if_possible(self, holder: Holder) -> None:
+        """With the companions that the host has of its last pages, as many as there are."""
         prefixes = self.host_part(holder.receipt)
-        pages = self.acquire(len(prefixes))
+        on_host = [self.model.pages[prefix] for prefix in prefixes]
+        copied: list[int] = []
+        for cached in reversed(on_host):
+            if not cached.windows:
+                break
+            copied = [*cached.windows, *copied]
+            self.model.users_on_host.update(cached.windows)
+        if self.host is not None:
+            self.host.retain(int32(copied))
+        pages = self.acquire(len(prefixes) + len(copied))
+        if self.host is not None and pages is None:
+            self.host.unretain(int32(copied))
+        self.model.users_on_host.clear()
         if pages is None:
             return
-        self.tree.promote(holder.receipt, pages, self.step)
+        own, windows = pages[: len(prefixes)], pages[len(prefixes) :]
+        self.tree.promote(holder.receipt, own, self.step, windows if len(windows) else None)
+        if self.host is not None:
+            self.host.release(int32(copied), self.step)
+        self.give(holder, own, windows)
+        given = self.of_each_page(len(own), windows)
+        for cached, page, some in zip(on_host, own.tolist(), given, strict=True):
+            cached.page, cached.step, cached.on_host, cached.windows = page, self.step, False, some
+
+    def give(self, holder: Holder, pages: np.ndarray, windows: np.ndarray) -> None:
+        """Pages that were acquired for a holder."""
         holder.page_ids += pages.tolist()
-        for prefix, page in zip(prefixes, pages.tolist(), strict=True):
-            cached = self.model.pages[prefix]
-            cached.page, cached.step, cached.on_host = page, self.step, False
+        holder.windows += windows.tolist()
+        self.model.users.update(windows.tolist())
+
+    def of_each_page(self, num_pages: int, windows: np.ndarray) -> list[tuple[int, ...]]:
+        """Companions of each of `num_pages` pages, where `windows` are for the last ones."""
+        if not self.companions:
+            return [()] * num_pages
+        given = [tuple(some) for some in windows.reshape(-1, self.companions).tolist()]
+        return [()] * (num_pages - len(given)) + given
 
     @precondition(lambda self: self.holders)
     @rule(random=randoms, promote=st.booleans())
@@ -402,40 +312,48 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         holder = self.some_holder(random)
         if promote:
             self.promote_if_possible(holder)
-        self.insert_if_possible(holder, self.some_continuation(random, holder))
+        self.insert_if_possible(random, holder)
 
-    def insert_if_possible(self, holder: Holder, tokens: tuple[int, ...]) -> None:
+    def insert_if_possible(self, random: Random, holder: Holder) -> None:
         model = self.model
+        tokens = self.some_continuation(random, holder)
         namespace, before = model.receipts[holder.receipt]
         count = len(tokens) // self.page_size
-        pages = self.acquire(count)
-        if pages is None:
+        num_hollow = random.choice([0, 0, random.randint(0, count), count])
+        acquired = self.acquire(count + (count - num_hollow) * self.companions)
+        if acquired is None:
             return
+        pages, windows = acquired[:count], acquired[count:]
+        given = windows if len(windows) or random.random() < 0.5 else None
         if self.host_part(holder.receipt):
             with pytest.raises(InvariantError, match=f"receipt {holder.receipt} ends on the host"):
-                self.tree.insert(holder.receipt, int32(tokens), pages, self.step)
-            self.pool.release(pages, NO_STEP)
+                self.tree.insert(holder.receipt, int32(tokens), pages, self.step, given)
+            self.pool.release(acquired, NO_STEP)
             return
 
-        adopted = self.tree.insert(holder.receipt, int32(tokens), pages, self.step)
+        adopted = self.tree.insert(holder.receipt, int32(tokens), pages, self.step, given)
 
         model.now += 1
+        self.give(holder, pages, windows)
         path = (namespace, before + tokens)
         mine = model.prefixes(path)[len(before) // self.page_size :]
-        for prefix, page in zip(mine, pages.tolist(), strict=True):
+        of_each = self.of_each_page(count, windows)
+        for prefix, page, some in zip(mine, pages.tolist(), of_each, strict=True):
             cached = model.pages.get(prefix)
             if cached is None:
                 created = model.created_behind(prefix, holder.receipt)
-                model.pages[prefix] = CachedPage(page, self.step, created, model.now)
+                cached = CachedPage(page, self.step, created, model.now)
+                model.pages[prefix] = cached
             elif cached.on_host:
                 cached.page, cached.step, cached.on_host = page, self.step, False
+                cached.windows = ()
             else:
                 adopted += 1
+            model.give_windows(cached, some, self.step, self.pool.done_step)
         assert adopted == count
         model.receipts[holder.receipt] = path
         model.used.add(holder.receipt)
         model.use(path)
-        holder.page_ids += pages.tolist()
 
     @precondition(lambda self: self.holders)
     @rule(random=randoms)
@@ -446,8 +364,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.model.receipts[receipt] = self.model.receipts[holder.receipt]
         if holder.receipt in self.model.used:
             self.model.used.add(receipt)
-        self.pool.retain(int32(holder.page_ids))
-        self.holders.append(Holder(receipt, list(holder.page_ids)))
+        self.pool.retain(int32([*holder.page_ids, *holder.windows]))
+        self.model.users.update(holder.windows)
+        self.holders.append(Holder(receipt, list(holder.page_ids), list(holder.windows)))
 
     @precondition(lambda self: self.holders)
     @rule(random=randoms, behind=st.integers(0, 2))
@@ -458,6 +377,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.holders.remove(holder)
         self.release(holder.receipt)
         self.pool.release(int32(holder.page_ids), last_step)
+        self.leave_windows(holder, list(holder.windows), last_step)
 
     # Steps, and what leaves the tree.
 
@@ -477,28 +397,36 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.evict_now(count)
 
     def evict_now(self, count: int) -> None:
-        before = {c.page: p for p, c in self.model.pages.items() if not c.on_host}
-        host_free = 0 if self.host is None else self.host.num_free
-        expected, moved = self.model.evict(count, host_free, self.pool.done_step)
+        model = self.model
+        before = self.device_pages()
+        model.host_free = 0 if self.host is None else self.host.num_free
+        expected = model.evict(count, self.pool.done_step)
         num_free, frees_at_once = self.pool.num_free, self.tree.frees_at_once(count)
         evicted = self.tree.evict(count, self.step)
         assert evicted.count == expected
-        assert frees_at_once == (self.pool.num_free - num_free == count)
+        all_are_free = self.pool.num_free - num_free == expected
+        assert frees_at_once == (all_are_free and expected >= count)
         sources, targets = evicted.device_page_ids.tolist(), evicted.host_page_ids.tolist()
-        assert sorted(sources) == sorted(moved)
+        assert sorted(sources) == sorted(page for pages in model.moved.values() for page in pages)
         assert len(set(targets)) == len(targets) == len(sources)
-        for source, target in zip(sources, targets, strict=True):
-            cached = self.model.pages[moved[source]]
-            cached.page, cached.step = target, self.step
-        gone = set(before.values()) - {p for p, c in self.model.pages.items() if not c.on_host}
-        assert len(gone) == expected
+        place = dict(zip(sources, targets, strict=True))
+        for prefix, pages in model.moved.items():
+            cached = model.pages[prefix]
+            cached.step = self.step
+            cached.page, *windows = (place[page] for page in pages)
+            cached.windows = tuple(windows)
+        assert len(before - self.device_pages()) == expected
+
+    def device_pages(self) -> set[int]:
+        """Those of the tree, companions included."""
+        cached = [c for c in self.model.pages.values() if not c.on_host]
+        return {page for c in cached for page in (c.page, *c.windows)}
 
     @rule(count=st.integers(1, 4))
     def evict_host(self, count: int) -> None:
         expected = 0
-        while expected < count and (first := self.model.first_to_go(on_host=True)):
-            del self.model.pages[first]
-            expected += 1
+        while expected < count and (dropped := self.model.evict_host_once()):
+            expected += dropped
         assert self.tree.evict_host(count) == expected
 
     @rule(random=randoms, kind=st.sampled_from(["clear", "withdraw", "cut"]))
@@ -513,8 +441,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def clear(self) -> None:
         self.tree.clear()
-        locks = self.model.locks()
-        self.model.pages = {p: c for p, c in self.model.pages.items() if locks[p]}
+        self.model.clear()
 
     def withdraw(self, step: int) -> None:
         shortened = self.tree.withdraw(step)
@@ -563,9 +490,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         receipt = self.some_holder(random).receipt
         if self.host_part(receipt):
             return
-        cached = {c.page for c in self.model.pages.values() if not c.on_host}
         is_held = 0 <= page < self.pool.num_pages and self.pool.ref_count(page) > 0
-        if is_held and page not in cached:
+        if is_held and page not in self.device_pages():
             return
         new = int32([7] * self.page_size)  # of no prompt
         with pytest.raises(InvariantError, match=f"insert: page {page} is"):
@@ -583,6 +509,30 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         with pytest.raises(InvariantError, match=f"insert: page {page} is not"):
             self.tree.insert(holder.receipt, again, int32([page]), self.step)
 
+    @precondition(lambda self: self.holders and self.pool.num_free > 3)
+    @rule(random=randoms, kind=st.sampled_from(["number", "held", "taken", "owner", "twice"]))
+    def companions_that_the_tree_cannot_take_are_refused(self, random: Random, kind: str) -> None:
+        holder = self.some_holder(random)
+        if self.host_part(holder.receipt) or not (self.companions or kind == "number"):
+            return
+        page, *good = self.pool.acquire(1 + self.companions).tolist()
+        wrong = {
+            "number": [*good, page],
+            "held": [*good[1:], random.choice([-1, self.pool.num_pages, self.a_free_page()])],
+            "taken": [*good[1:], *list(self.device_pages() or {-1})[:1]],
+            "owner": [*good[1:], page],
+            "twice": good[:1] * self.companions if self.companions > 1 else [-1],
+        }[kind]
+        path = self.model.receipts[holder.receipt]
+        known = self.model.next_pages(path) if kind != "taken" else []
+        new = random.choice([(7,) * self.page_size, *(p[1][len(path[1]) :] for p in known)])
+        with pytest.raises(InvariantError, match="insert: "):
+            self.tree.insert(holder.receipt, int32(new), int32([page]), self.step, int32(wrong))
+        self.pool.release(int32([page, *good]), NO_STEP)
+
+    def a_free_page(self) -> int:
+        return next(page for page in range(self.pool.num_pages) if not self.pool.ref_count(page))
+
     # The state.
 
     def pages_of_the_tree(self) -> Iterator[tuple[Prefix, CachedPage, int]]:
@@ -595,9 +545,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             paths.append((node.namespace, above + node.token_ids))
             ends |= dict.fromkeys(node.receipts, paths[-1])
             prefixes = self.model.prefixes(paths[-1])[len(above) // self.page_size :]
-            for prefix, page, step in zip(prefixes, node.page_ids, node.written_steps, strict=True):
-                use = (node.created, node.last_used, node.hits)
-                yield prefix, CachedPage(page, step, *use, node.on_host), node.num_locks
+            use = (node.created, node.last_used, node.hits)
+            parts = (node.page_ids, node.written_steps, node.window_page_ids)
+            for prefix, page, step, windows in zip(prefixes, *parts, strict=True):
+                yield prefix, CachedPage(page, step, *use, node.on_host, windows), node.num_locks
         assert ends == self.model.receipts
         assert len(nodes) == self.tree.num_nodes
 
@@ -608,38 +559,42 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         key = STRATEGY_KEYS[model.strategy]
         locks = model.locks()
         found = {
-            prefix: (cached.page, cached.on_host, cached.step, key(cached), num_locks)
-            for prefix, cached, num_locks in self.pages_of_the_tree()
+            prefix: (cached.page, cached.windows, cached.on_host, cached.step, key(cached), locked)
+            for prefix, cached, locked in self.pages_of_the_tree()
         }
         assert found == {
-            prefix: (cached.page, cached.on_host, cached.step, key(cached), locks[prefix])
-            for prefix, cached in model.pages.items()
+            prefix: (c.page, c.windows, c.on_host, c.step, key(c), locks[prefix])
+            for prefix, c in model.pages.items()
         }
-        on_device = [prefix for prefix, cached in model.pages.items() if not cached.on_host]
-        on_host = [prefix for prefix, cached in model.pages.items() if cached.on_host]
-        assert tree.num_pages == len(on_device)
-        assert tree.num_evictable == sum(not locks[prefix] for prefix in on_device)
-        assert tree.num_locked == sum(locks[prefix] > 0 for prefix in on_device)
-        assert tree.num_host_pages == len(on_host)
-        assert tree.num_host_evictable == sum(not locks[prefix] for prefix in on_host)
+        assert tree.num_pages == model.num_pages(on_host=False)
+        assert tree.num_evictable == model.num_evictable(on_host=False)
+        assert tree.num_locked == tree.num_pages - tree.num_evictable
+        assert tree.num_host_pages == model.num_pages(on_host=True)
+        assert tree.num_host_evictable == model.num_evictable(on_host=True)
         assert tree.num_receipts == len(model.receipts)
 
     @invariant()
     def the_pools_count_each_holder_and_the_tree(self) -> None:
         self.pool.sanity_check()
-        references = Counter(c.page for c in self.model.pages.values() if not c.on_host)
+        references = Counter(self.device_pages())
         for holder in self.holders:
-            references.update(holder.page_ids)
+            references.update([*holder.page_ids, *holder.windows])
         assert self.pool.ref_counts().tolist() == [
             references[page] for page in range(self.pool.num_pages)
         ]
+        assert self.pool.idle_owners() == self.idle_owners(on_host=False)
         if self.host is None:
             return
         self.host.sanity_check()
-        on_host = {c.page for c in self.model.pages.values() if c.on_host}
+        cached = [c for c in self.model.pages.values() if c.on_host]
+        on_host = {page for c in cached for page in (c.page, *c.windows)}
         assert self.host.ref_counts().tolist() == [
             int(page in on_host) for page in range(self.host.num_pages)
         ]
+        assert self.host.idle_owners() == self.idle_owners(on_host=True)
+
+    def idle_owners(self, *, on_host: bool) -> list[tuple[int, int]]:
+        return [(c.page, c.last_idle[0]) for c in self.model.idle(on_host=on_host)]
 
     @invariant()
     def questions_are_answered_as_by_the_model(self) -> None:
@@ -649,13 +604,17 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             device = [p for p in prefixes if not self.model.pages[p].on_host]
             self.the_pages_behind_each_page_are_known(receipt, prefixes, len(device))
             assert self.tree.num_exclusive(receipt) == sum(locks[p] == 1 for p in device)
-            found = self.tree.peek(path[0], int32([*path[1], 0]))
-            longest = self.model.longest(path[0], (*path[1], 0), self.pool.done_step)
-            num_device = sum(not self.model.pages[p].on_host for p in self.model.prefixes(longest))
-            assert found == (
-                num_device * self.page_size,
-                len(longest[1]) - num_device * self.page_size,
-            )
+            for whole in (False, True):
+                self.what_is_found_is_known(path[0], (*path[1], 0), whole=whole)
+
+    def what_is_found_is_known(
+        self, namespace: bytes, tokens: tuple[int, ...], *, whole: bool
+    ) -> None:
+        found = self.tree.peek(namespace, int32(tokens), whole=whole)
+        longest = self.model.longest(namespace, tokens, self.pool.done_step, whole=whole)
+        num_device = sum(not self.model.pages[p].on_host for p in self.model.prefixes(longest))
+        on_device = num_device * self.page_size
+        assert found == (on_device, len(longest[1]) - on_device)
 
     def the_pages_behind_each_page_are_known(
         self, receipt: int, prefixes: list[Prefix], num_device: int
@@ -676,7 +635,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.tree.release(receipt)
         for holder in self.holders:
             self.tree.release(holder.receipt)
-            self.pool.release(int32(holder.page_ids), self.step)
+            self.pool.release(int32([*holder.page_ids, *holder.windows]), self.step)
         assert self.tree.num_locked == 0
         self.tree.clear()
         self.tree.sanity_check()
