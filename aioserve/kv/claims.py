@@ -150,8 +150,8 @@ class Claims:
     # -- where there are window pages
 
     def _goes_on_from_swapped(self, lease: KVLease, cacheable: TokenIds, limit: int | None) -> bool:
-        """Whether swapped pages bring a lease further than the tree does. Of the tree they need all
-        before the first of them, but no window pages."""
+        """Whether swapped pages bring a lease further than the tree does. The tree must have all
+        pages before the first of them, and needs no window pages for that."""
         swapped = lease.swapped
         if swapped is None or (limit is not None and swapped.computed > limit):
             return False
@@ -201,7 +201,7 @@ class Claims:
             self._pool.retain(tail)
         num_own = pages_for(num_known, size) - num_device
         num_first = (pages_for(num_cached + 1, size) - first) * windows.num_groups - len(on_device)
-        # Those found may be others', so that nothing comes back of them when they leave the window.
+        # Others may have the pages found, so that none comes back when these leave the window.
         num_positions = pages_for(num_known, size) - max(num_device, first)
         num_later = windows.num_held(capacity_tokens(num_positions, size))
         return Claim(

@@ -227,19 +227,20 @@ class Backend(RowOps[Tensor]):
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
-        Query head h reads KV head `h // (Hq // Hk)`. Of latent pages with rank R all heads read the
-        one row of a token, as its key, and the first R numbers of it as its value.
+        Query head h reads KV head `h // (Hq // Hk)`. Where pages are latent with rank R, all heads
+        read the one row of a token, as its key, and the first R numbers of it as its value.
 
         Args:
             qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
-                in `at` already. Of latent pages: queries alone, as `latent_write` left them.
+                in `at` already. Where pages are latent: queries alone, as `latent_write` left them.
             logit_rows_only: attend from the batch's `logit_rows` alone.
             log_sum_exp: float32 `[T, Hq]`, with `logit_rows_only` `[S, Hq]`, contiguous: filled
                 with the natural logarithm of the sum that weights were divided by, the sink
                 included. -inf for a row that sees nothing. `merge_attention` reads it.
 
         Returns:
-            `[T, Hq * D]`, contiguous, of latent pages `[T, Hq * R]`; with `logit_rows_only` S rows.
+            `[T, Hq * D]`, contiguous, where pages are latent `[T, Hq * R]`; with `logit_rows_only`
+            S rows.
         """
 
     def merge_attention(

@@ -7,7 +7,7 @@
 
 Such a template leaves out further calls of a message, takes each result for one of the call before
 it, and refuses a message with calls that has reasoning and content both: what is said before a call
-is reasoning there. Of instructions it reads the first message alone. So nothing of these is lost,
+is reasoning there. It reads the first message of instructions alone. So nothing of these is lost,
 and no client has to know; instructions behind other messages are refused.
 """
 

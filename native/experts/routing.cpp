@@ -32,7 +32,7 @@ int64_t best_left(const float* values, int64_t count, const uint8_t* taken) {
     return best;
 }
 
-// Of one row, in memory that is kept between rows.
+// Chooses experts for one row after another, in memory that is kept between rows.
 class Choice {
   public:
     explicit Choice(const Routing& routing)

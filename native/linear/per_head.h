@@ -16,8 +16,8 @@ struct HeadRows {
 
 class PerHeadKernel {
   public:
-    // Of kernels alike in all but their numbers, which outlive this. The last `passed` numbers of each
-    // head of x stand behind its product in y, as they are.
+    // Takes kernels alike in all but their numbers, which outlive this. The last `passed` numbers of
+    // each head of x stand behind its product in y, as they are.
     // Throws std::invalid_argument for kernels that differ, for none, and for a negative number.
     PerHeadKernel(std::vector<const LinearKernel*> heads, int64_t passed);
 

@@ -3,8 +3,8 @@
 // or nobody's: their keys may be read, for scores that are then thrown away, but never their values,
 // since no weight makes nothing of a NaN.
 //
-// Of latent pages both are made of the same rows, a token's after the other's, so that keys are always
-// copied: one copy for all query heads.
+// In latent pages both are the same rows, a token's after the other's, so that keys are always copied:
+// one copy for all query heads.
 
 template <class T>
 constexpr bool kIsPaired = sizeof(T) == sizeof(bf16);

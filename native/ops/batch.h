@@ -26,7 +26,7 @@ struct BatchArrays {
 class Batch {
   public:
     // Throws std::invalid_argument where the arrays contradict each other or name a page or a slot
-    // that `pages` doesn't have. Of a group with a window, entries before it may be anything.
+    // that `pages` doesn't have. Entries before the window of a group may be anything.
     Batch(const BatchArrays& arrays, const KVPages& pages);
 
     int64_t num_tokens() const { return arrays_.num_tokens; }

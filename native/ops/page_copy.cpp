@@ -81,7 +81,7 @@ void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies
         tokens += copy.num_tokens;
     }
     // Planes are independent of each other, so that the threads share them, and each keeps the order
-    // of the copies by itself. Of a whole page a thread's planes are one block.
+    // of the copies by itself. A thread's planes of a page are one block.
     const double bytes =
         static_cast<double>(tokens) * static_cast<double>(first.page_bytes()) / first.page_size;
     parallel_ranges(first.planes_per_page(), kCopy * bytes, [&](int64_t begin, int64_t end) {

@@ -93,7 +93,7 @@ class PagePool {
     int32_t ref_count(int64_t page) const { return counts_[checked(page, "ref_count")]; }
     PageState state(int64_t page) const { return states_[checked(page, "state")]; }
     std::span<const int32_t> ref_counts() const { return counts_; }
-    // Those with exactly one reference beside that of the page whose companions they are.
+    // How many have exactly one reference beside that of the page whose companions they are.
     int64_t num_unshared(std::span<const Page> pages) const;
     // Whether a step in flight may touch a page, as one of those said who let go of it.
     bool is_touched(Page page) const { return last_steps_[static_cast<size_t>(page)] > done_; }

@@ -58,7 +58,8 @@ class Program {
         const void* weight;
         float eps, weight_offset;
     };
-    // Of pages with a rank, in place of the above: `queries` [T, Hq * D], `latents` [T, D].
+    // Takes the place of `rotary_kv_write` where pages have a rank: `queries` [T, Hq * D], `latents`
+    // [T, D].
     void latent_write(ValueId queries, ValueId latents, int64_t layer, int rotation,
                       const LatentNorm& norm);
     // `qkv`: queries alone where pages have a rank. `sinks`: of each query head, or null.

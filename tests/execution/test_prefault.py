@@ -130,7 +130,7 @@ def in_small_pages(tensor: torch.Tensor) -> None:
 
 
 def native_cache(num_pages: int) -> NativeKVCache:
-    """Of `CACHE_PAGE_BYTES` a page."""
+    """A cache with pages of `CACHE_PAGE_BYTES`."""
     cache = allocate(NATIVE, 2, num_pages, 16, 4, 128, torch.float32)
     assert isinstance(cache, NativeKVCache)
     assert cache.bytes_per_page == CACHE_PAGE_BYTES

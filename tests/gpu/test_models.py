@@ -23,7 +23,7 @@ from tests.parity.tiny_models import VOCAB_SIZE
 
 MODELS = ["qwen3", "llama3", "gemma2", "gemma3", "mistral", "phi3", "deepseek3", "olmo3", "neox"]
 MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek2-moe", "deepseek3-moe", "gpt-oss"]
-"""Of experts. In two bytes rounding may choose other experts than transformers does."""
+"""Models with experts. In two bytes rounding may choose other experts than transformers does."""
 SPREAD = {"bfloat16": 0.06, "float16": 0.01}
 """Of the errors of logits, as a share of the logits' own: what rounding activations makes."""
 

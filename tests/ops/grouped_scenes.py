@@ -28,9 +28,9 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 @dataclass(frozen=True)
 class GroupedScene:
     windows: tuple[int, ...]
-    """Of each layer."""
+    """The window of each layer; 0: it sees all."""
     sequences: tuple[tuple[int, int], ...]
-    """(query tokens, context) of each."""
+    """Query tokens and context of each sequence."""
     page_size: int
     dtype: torch.dtype = torch.float32
     whole_pages: bool = False
@@ -41,7 +41,7 @@ class GroupedScene:
         return kv_layout(layers, 10**6, grouped=grouped)
 
     def attended(self, backend: Backend, grouped: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each layer what it attends to, and the keys and values `[2, T, KV_HEADS, DIM]` of the
+        """What each layer attends to, and its keys and values `[2, T, KV_HEADS, DIM]` of the
         step's tokens, read from the pages that they were written to. Nothing else has changed."""
         layout = self.layout(grouped)
         host, num_pages = self.host(layout)

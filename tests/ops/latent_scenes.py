@@ -27,7 +27,7 @@ class Latents:
         return self.rank + self.rotated
 
     def shape(self, num_pages: int, page_size: int, dtype: torch.dtype) -> KVShape:
-        """Of two layers, of which tests use the second."""
+        """Pages of two layers, of which tests use the second."""
         layout = kv_layout([LayerKV(bytes_per_token=4, latent=True)] * 2, 1)
         return KVShape(layout, num_pages, page_size, 1, self.dim, dtype, self.rank)
 

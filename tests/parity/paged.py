@@ -36,7 +36,7 @@ class PagedRun:
         self._free = list(range(num_pages))
         random.Random(0).shuffle(self._free)
         self._pages: dict[str, list[list[int]]] = {}
-        """Of each group."""
+        """Pages of each sequence, by group."""
         self._known: dict[str, list[int]] = {}
 
     @property

@@ -323,7 +323,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.memory.pool.done_step + 1 < self.step)
     @rule()
     def the_step_in_flight_fails(self):
-        """Those in it end, and those that have taken over what it should have written."""
+        """Sequences in it end, and those that have taken over what it should have written."""
         memory, size = self.memory, self.memory.page_size
         failed = memory.pool.done_step + 1
         cut = memory.withdraw(failed)

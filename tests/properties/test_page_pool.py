@@ -42,7 +42,7 @@ class ModelPool:
     idle: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Owners whose companions are idle: since when, and in which order of becoming so."""
     last_idle: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of all owners, as they were idle last."""
+    """The entry that each owner had in `idle` last."""
     now: int = 0
     ticks: int = 0
 

@@ -46,7 +46,7 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
 `test_json_calls`."""
 MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
 INLINE = [name for name in TOOL_PARSERS if name != "harmony"]
-"""Those whose calls stand in the content; for the other, see `test_harmony`."""
+"""Forms whose calls stand in the content; for the other, see `test_harmony`."""
 
 
 def numbers() -> Callable[[], str]:

@@ -21,7 +21,7 @@ RANK, ROTATED = 512, 64
 
 
 def latent_builds(targets: tuple[int, ...]) -> Iterator[LatentBuild]:
-    """Of DeepSeek V2 Lite's and V3's numbers of heads."""
+    """Builds for DeepSeek V2 Lite's and V3's numbers of heads."""
     for dtype, heads, page in (
         (torch.bfloat16, 128, 16),
         (torch.float16, 16, 1),

@@ -29,7 +29,7 @@ def test_groups_give_the_bits_of_one_group_and_read_nothing_before_a_window(
 def test_plans_of_prompts_name_no_page_before_a_window(scene: GroupedScene) -> None:
     backend = CudaBackend("cpu")
     backend.prompt_attention = FlashInferAttention(fake_flashinfer, torch.device("cpu"))
-    # Of a page it reads all, and leaves out by weights of 0 what no query sees.
+    # It reads all of a page, and leaves out by weights of 0 what no query sees.
     check(dataclasses.replace(scene, whole_pages=True), backend)
 
 

@@ -159,7 +159,7 @@ class _Folding:
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
             mlp = next(parts_of(layer.feed_forward, architecture.MLP))
-            # Of latents the norm scales the inputs of several layers, and none is scaled.
+            # The norm before latents scales the inputs of several layers, and none is scaled.
             attention = layer.mixer if isinstance(layer.mixer, architecture.Attention) else None
             qkv = None if attention is None else attention.qkv
             shared = layer.parallel and layer.feed_forward_norm is None
