@@ -76,6 +76,8 @@ class KVMemory:
         self.pool = pool
         self.host_pool = host_pool
         self.page_size: int = pool.page_size
+        self.capacity_tokens: int = self.windows.capacity_tokens(pool.num_pages)
+        """Tokens that one sequence may have which has all pages of the device."""
         self.tree: PrefixTree | None = None
         if prefix_caching:
             seen = max(1, window)
@@ -103,11 +105,6 @@ class KVMemory:
         groups = num_window_groups
         host = PagePool(num_host_pages, page_size, groups) if num_host_pages else None
         return cls(PagePool(num_pages, page_size, groups), host_pool=host, **options)
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that one sequence may have which has all pages of the device."""
-        return self.windows.capacity_tokens(self.pool.num_pages)
 
     def usage(self) -> KVUsage:
         """Counts of pages by where they are at this moment."""
@@ -181,7 +178,7 @@ class KVMemory:
         self.forget_swapped(lease, step)
         lease.computed = lease.cached = lease.borrowed = claim.num_cached
         if lease.windows is None:
-            lease.covered = lease.num_pages
+            lease.covered = len(lease.page_table.page_ids)
         return True
 
     def fork(self, lease: KVLease, child: KVLease, written_step: int, step: int) -> None:
