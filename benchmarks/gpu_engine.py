@@ -26,7 +26,7 @@ from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.runner import LoadedModel, ModelSource, Runner
 from aioserve.execution.timed_runner import TimedRunner, TimedStep
 from aioserve.request import Timings, Usage
-from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.roofline import RooflineCost
 
 __all__ = ["WatchedEngine", "WatchedModel", "served", "watched_engine"]
 

@@ -27,7 +27,7 @@ from machine_limits import Limits, cost_of, measure_gpu_limits, measure_limits
 
 from aioserve.cli.doctor import everything
 from aioserve.execution.runner import ModelSource
-from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.roofline import RooflineCost
 
 __all__ = ["PARTS", "Bench", "run_parts"]
 

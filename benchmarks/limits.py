@@ -43,7 +43,7 @@ from aioserve.execution.timed_runner import TimedRunner, TimedStep
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
 from aioserve.ops.native_program import NativeProgram
-from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.roofline import RooflineCost
 
 SHARES = ("linear", "attention", "rowwise", "step", "host")
 

@@ -22,7 +22,7 @@ from aioserve.capacity.models import ModelShape
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.models.files import model_files
 from aioserve.ops import backend_named
-from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.roofline import RooflineCost
 
 READ_MIB = 1024
 """Many times the caches of a processor."""

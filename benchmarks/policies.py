@@ -25,9 +25,9 @@ from aioserve.capacity.capacity import capacity_of
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate

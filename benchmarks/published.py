@@ -23,8 +23,8 @@ from aioserve import SchedulingPolicy, Verdict
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import GroupMetrics, Metrics, metrics_of
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.synthetic import synthetic_trace
 from aioserve.traces.workload import with_predictions, with_targets

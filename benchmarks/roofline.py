@@ -13,7 +13,7 @@ import argparse
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.simulation.calibration import read_latency_profile
-from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 
 CONTEXT_TOKENS = 512 + 64

@@ -22,8 +22,8 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
-from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, repeated

@@ -6,6 +6,7 @@ What a model is made of is read here; `sizes` counts it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,17 +14,47 @@ import msgspec
 
 from aioserve.arguments import plain_str, shown
 from aioserve.capacity.hardware import check
-from aioserve.capacity.sizes import ModelSizes, count_idle, count_parameters
-from aioserve.errors import ModelNotFoundError, UnsupportedModelError
+from aioserve.capacity.sizes import ModelSizes, count_expert, count_idle, count_parameters
+from aioserve.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
+from aioserve.models.architecture import Experts, parts_of
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.files import model_files
 from aioserve.models.resolve import expanded, resolve
 
-__all__ = ["PRESETS", "ModelShape", "read_model", "read_sizes"]
+__all__ = ["PRESETS", "ExpertsShape", "ModelShape", "read_model", "read_sizes"]
 
 MAX_SIZE = 1 << 100
 """Largest count of anything: floats go on to 1 << 1023."""
+
+
+class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixtures of experts of one kind, in some layers of a decoder. Raises `ConfigError` for what
+    is no count."""
+
+    num_layers: int
+    """Layers with such a mixture."""
+    num_experts: int
+    """Experts of each, those left out that all tokens share."""
+    experts_per_token: int
+    expert_params: int
+    """Weights of one expert in one layer."""
+    expert_bytes: int | None = None
+    """Bytes of these; None: as many for each as for all other weights."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None or name != "expert_bytes":
+                check(name, value, 1, MAX_SIZE)
+        check("experts_per_token", self.experts_per_token, 1, self.num_experts)
+
+    def num_read(self, num_tokens: int) -> float:
+        """Experts of one layer that a step of so many tokens reads, on average: of n experts, each
+        token is sent to k, all of which are as likely, so that one is left out by all T tokens with
+        a probability of (1 - k/n)^T."""
+        left_out = 1 - self.experts_per_token / self.num_experts
+        return self.num_experts * (1 - left_out**num_tokens)
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,44 +71,87 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_value: int = 2
     """Bytes of a weight, and of a number in the KV cache."""
     step_weight_bytes: int | None = None
-    """Bytes of weights that every step reads; None: `bytes_per_value` of each."""
+    """Bytes of weights that every step reads, experts left out; None: `bytes_per_value` of each."""
     latent_rank: int = 0
     """Numbers of the one row of `head_dim` numbers that a token leaves in a layer which are its
     value too; 0: tokens leave keys and values."""
+    experts: tuple[ExpertsShape, ...] = ()
+    """Mixtures of experts: of those experts, steps read the ones that their tokens are sent to."""
+    windows: tuple[int, ...] = ()
+    """Last positions that a token sees, its own included, in each layer that doesn't see all."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None or name != "step_weight_bytes":
+            if name in ("experts", "windows"):
+                _check_layers(name, value, self.num_layers)
+            elif value is not None or name != "step_weight_bytes":
                 check(name, value, 0 if name == "latent_rank" else 1, MAX_SIZE)
+        if self._params_without_experts < 0:
+            raise ConfigError(
+                f"layer_params: {self.layer_params} are fewer than the experts of a token have"
+            )
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
-        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell. Steps
-        of a mixture of experts are taken to read all of them, as those of many tokens do."""
-        count, idle = count_parameters(config), count_idle(config)
-        layer_params = count.matrices + count.vectors
-        head_params = config.vocab_size * config.hidden_size
-        bytes_per_value = 4 if config.dtype == "float32" else 2
-        whole = (layer_params + head_params) * bytes_per_value
+        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
+        count = count_parameters(config)
+        windows = [layer.mixer.window for layer in config.layers]
+        mixtures = Counter(
+            (one.routing.experts, one.routing.top_k, count_expert(one))
+            for one in parts_of(config.layers, Experts)
+        )
         return cls(
-            layer_params=layer_params - idle,
-            head_params=head_params,
+            layer_params=count.matrices + count.vectors - count_idle(config),
+            head_params=config.vocab_size * config.hidden_size,
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            bytes_per_value=bytes_per_value,
-            step_weight_bytes=whole if idle else None,
+            bytes_per_value=4 if config.dtype == "float32" else 2,
             latent_rank=config.latent_rank,
+            experts=tuple(
+                ExpertsShape(
+                    num_layers=num_layers,
+                    num_experts=num_experts,
+                    experts_per_token=per_token,
+                    expert_params=params,
+                )
+                for (num_experts, per_token, params), num_layers in mixtures.items()
+            ),
+            windows=tuple(window for window in windows if window),
         )
 
+    def with_weight_bytes(self, step_bytes: int, expert_bytes: int) -> ModelShape:
+        """The same with weights that are so many bytes, and of these so many of experts: each kind
+        has its part of them by its parameters."""
+        params = sum(one.num_layers * one.num_experts * one.expert_params for one in self.experts)
+        experts = [
+            msgspec.structs.replace(
+                one, expert_bytes=max(1, one.expert_params * expert_bytes // params)
+            )
+            for one in self.experts
+        ]
+        return msgspec.structs.replace(
+            self, step_weight_bytes=step_bytes - expert_bytes, experts=tuple(experts)
+        )
+
+    def weight_bytes(self, num_tokens: int) -> int:
+        """Bytes of weights that a step of so many tokens reads: of experts, those that it reads on
+        average."""
+        size = self.bytes_per_value
+        num_bytes = self.step_weight_bytes
+        if num_bytes is None:
+            num_bytes = self._params_without_experts * size
+        for one in self.experts:
+            each = one.expert_params * size if one.expert_bytes is None else one.expert_bytes
+            num_bytes += round(one.num_layers * each * one.num_read(num_tokens))
+        return num_bytes
+
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
-        if self.step_weight_bytes is not None:
-            return self.step_weight_bytes
-        return (self.layer_params + self.head_params) * self.bytes_per_value
+    def _params_without_experts(self) -> int:
+        own = sum(e.num_layers * e.experts_per_token * e.expert_params for e in self.experts)
+        return self.layer_params + self.head_params - own
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -90,6 +164,27 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Operations of a token's attention to one other, in all layers."""
         dims = self.head_dim + (self.latent_rank or self.head_dim)
         return 2 * self.num_layers * self.num_heads * dims
+
+    @property
+    def layers_by_window(self) -> dict[int, int]:
+        """Number of layers with each window; 0: they see all."""
+        full = self.num_layers - len(self.windows)
+        return ({0: full} if full else {}) | Counter(self.windows)
+
+
+def _check_layers(name: str, value: Any, num_layers: int) -> None:
+    """Raise `ConfigError` for what doesn't describe some of so many layers."""
+    if type(value) is not tuple or len(value) > num_layers:
+        raise ConfigError(f"{name} must be a tuple of at most num_layers, got {shown(value)}")
+    for one in value:
+        if name == "windows":
+            check(name, one, 1, MAX_SIZE)
+        elif type(one) is not ExpertsShape:
+            raise ConfigError(f"{name} must be of ExpertsShape, got {shown(one)}")
+    if name == "experts" and sum(one.num_layers for one in value) > num_layers:
+        raise ConfigError(
+            f"{name} must have at most num_layers of {num_layers}, got {shown(value)}"
+        )
 
 
 def read_model(name: str, *, read_as: str | None = None) -> DecoderConfig:

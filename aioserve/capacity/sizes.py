@@ -21,7 +21,7 @@ from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
 from aioserve.models.quantization.config import read_scheme
 
-__all__ = ["ModelSizes", "ParameterCount", "count_idle", "count_parameters"]
+__all__ = ["ModelSizes", "ParameterCount", "count_expert", "count_idle", "count_parameters"]
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 """Where models that see or hear say what their text decoder is."""
@@ -72,6 +72,10 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     def kv_values_per_token(self) -> int:
         """In all layers and heads."""
         return len(self.windows) * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
+
+    def up_to(self, max_model_len: int) -> ModelSizes:
+        """The same for contexts of at most so many tokens, which KV pages are then laid out for."""
+        return msgspec.structs.replace(self, max_position_embeddings=max_model_len)
 
     def layout(self, item_bytes: int, num_gpus: int = 1) -> KVLayout:
         """Which layers share a KV page on each GPU, with numbers of so many bytes, for contexts as
@@ -135,11 +139,15 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 def count_idle(config: DecoderConfig) -> int:
     """Parameters that one token isn't multiplied with: those of the experts that it isn't sent
     to."""
-    idle = 0
-    for mixture in parts_of(config.layers, Experts):
-        expert = sum(math.prod(one.shape) for one in parts_of(mixture.experts[0], Tensor))
-        idle += expert * (mixture.routing.experts - mixture.routing.top_k)
-    return idle
+    return sum(
+        count_expert(mixture) * (mixture.routing.experts - mixture.routing.top_k)
+        for mixture in parts_of(config.layers, Experts)
+    )
+
+
+def count_expert(mixture: Experts) -> int:
+    """Parameters of one expert of a mixture, all of which have as many."""
+    return sum(math.prod(one.shape) for one in parts_of(mixture.experts[0], Tensor))
 
 
 # -- a config.json that no family reads

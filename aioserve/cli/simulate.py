@@ -171,6 +171,8 @@ def _print(
     known = machine._asdict()
     del known["cost"]
     known["device"] = machine.device and machine.device._asdict()
+    if not machine.num_window_groups:
+        del known["num_window_groups"], known["window"]
     printed["machine"] = known
     print(json_text(printed))
 

@@ -48,6 +48,8 @@ class WeightLayout(msgspec.Struct, frozen=True):
     """Tensors that are arrays on every backend."""
     linears: tuple[architecture.Linear, ...]
     """Linear layers, the head first."""
+    experts: frozenset[Tensor]
+    """Tensors of experts, those left out that all tokens share."""
 
     @classmethod
     def of(cls, config: DecoderConfig, stored: StoredWeights, dtype: str) -> WeightLayout:
@@ -64,7 +66,10 @@ class WeightLayout(msgspec.Struct, frozen=True):
         in_linears = {tensor for described in linears for tensor in parts_of(described, Tensor)}
         arrays = [config.embedding] if has_table else []
         arrays += [tensor for tensor in config.required if tensor not in in_linears]
-        return cls(config.embedding, head, has_table, tuple(dict.fromkeys(arrays)), linears)
+        mixtures = parts_of(config.layers, architecture.Experts)
+        experts = frozenset(parts_of(tuple(one.experts for one in mixtures), Tensor))
+        arrays = list(dict.fromkeys(arrays))
+        return cls(config.embedding, head, has_table, tuple(arrays), linears, experts)
 
 
 def _head_is_stored_twice(config: DecoderConfig, stored: StoredWeights) -> bool:
@@ -91,7 +96,9 @@ class WeightMemory(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[FormatMemory, ...]
     """Most bytes in memory first."""
     step_bytes: int
-    """Bytes that every step reads: all but the embedding's table, of which it looks up rows."""
+    """Bytes that steps read: all but the embedding's table, of which they look up rows."""
+    expert_bytes: int = 0
+    """Bytes of these that are of experts, of which a step may need a part alone."""
 
     @property
     def held_bytes(self) -> int:
@@ -116,14 +123,15 @@ def weight_memory(
     as arrays too. A bias in a kernel counts to the format of its weight."""
     counted: dict[str, _Counted] = {}
     seen: set[Tensor] = set()
-    step_bytes = 0
+    step_bytes = expert_bytes = 0
 
     def count(tensor: Tensor, held_bytes: int, *, is_table: bool = False) -> None:
-        nonlocal step_bytes
+        nonlocal step_bytes, expert_bytes
         one = stored[tensor]
         sums = counted.setdefault(one.format.title, _Counted())
         sums.held_bytes += held_bytes
         step_bytes += 0 if is_table else held_bytes
+        expert_bytes += held_bytes if tensor in layout.experts else 0
         if tensor not in seen:
             seen.add(tensor)
             sums.tensors += 1
@@ -158,7 +166,7 @@ def weight_memory(
         for name, sums in counted.items()
     ]
     formats.sort(key=lambda one: -one.held_bytes)
-    return WeightMemory(formats=tuple(formats), step_bytes=step_bytes)
+    return WeightMemory(formats=tuple(formats), step_bytes=step_bytes, expert_bytes=expert_bytes)
 
 
 def bytes_of_kernel(kernel: _native.LinearKernel) -> Sequence[tuple[int, int]]:

@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from aioserve.capacity.hardware import Hardware
-from aioserve.capacity.models import ModelShape
 from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
+from aioserve.kv.pages import capacity_tokens, window_pages
 from aioserve.request import MAX_SEED
 from aioserve.simulation.step_noise import StepNoise
-from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int, check_number, named
 
@@ -33,10 +31,10 @@ __all__ = [
     "CostTable",
     "HostTimes",
     "MeasuredKV",
-    "RooflineCost",
     "StepLoad",
     "StepsOutside",
     "TableSteps",
+    "check_windows",
     "nearest_to",
     "place_on",
     "steps_of",
@@ -57,98 +55,6 @@ class CostModel(Protocol):
     def step_seconds(self, plan: StepPlan) -> float:
         """Seconds, more than 0, from the launch of a step to its tokens."""
         ...
-
-
-class RooflineCost:
-    """A step takes as long as its arithmetic or its memory traffic, whichever is longer, and a
-    fixed time more (Williams et al., "Roofline", CACM 2009).
-
-    Every step reads all weights, and every sequence all keys and values before it. A token costs
-    two operations for each weight, and four for each value of a query head and each token that it
-    attends to. Pages that are swapped go over the link to the host meanwhile, both ways at once.
-
-    Raises `ConfigError` for devices that can't share the model's KV heads evenly.
-    """
-
-    def __init__(self, model: ModelShape, hardware: Hardware) -> None:
-        if not isinstance(model, ModelShape) or not isinstance(hardware, Hardware):
-            raise ConfigError(
-                "a roofline is of a ModelShape and a Hardware, got "
-                f"{shown(model)} and {shown(hardware)}"
-            )
-        if model.num_kv_heads % hardware.num_devices:
-            raise ConfigError(
-                f"num_devices must divide the model's {model.num_kv_heads} KV heads, which are "
-                f"shared evenly, got {hardware.num_devices}"
-            )
-        self.model = model
-        self.hardware = hardware
-        self._flops = hardware.flops_per_second * hardware.compute_efficiency
-        self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
-        self._weight_bytes = model.weight_bytes
-        self._kv_bytes = model.kv_bytes_per_token
-        self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
-        self._pair_flops = model.pair_flops
-
-    @property
-    def tells_several(self) -> bool:
-        """Whether `decode_seconds` says the same as `step_seconds`: a subclass may say another."""
-        return type(self) is RooflineCost
-
-    def step_seconds(self, plan: StepPlan) -> float:
-        tokens = sampled = pairs = kv_tokens = 0
-        to_host = from_host = 0
-        for item in plan.items:
-            count, end = item.count, item.start + item.count
-            tokens += count
-            sampled += len(item.rows)
-            # Read once up to the end, and written where computed.
-            kv_tokens += end + count
-            pairs += count * (item.start + end + 1) // 2
-        for copy in plan.copies:
-            if copy.kind is CopyKind.DEVICE:
-                kv_tokens += 2 * copy.num_tokens
-            elif copy.kind is CopyKind.TO_HOST:
-                to_host += copy.num_tokens
-            else:
-                from_host += copy.num_tokens
-        return self._seconds(tokens, sampled, pairs, kv_tokens, to_host, from_host)
-
-    def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
-        """Seconds, to the digit those of `step_seconds`, of `count` steps from that number on
-        without copies: the first has that load, which is of decoding sequences alone, and each of
-        them goes on by a token from one to the next."""
-        batch, first = load.decode_batch, load.context_tokens
-        # In int64 and float64 these are the same numbers, unless they are too large for that.
-        if self._most(batch, first + count * batch) >= 1 << 63:
-            contexts = range(first, first + count * batch, batch)
-            return [self._seconds(batch, batch, c, c + batch, 0, 0) for c in contexts]
-        model = self.model
-        context = np.arange(first, first + count * batch, batch)
-        flops = 2 * (model.layer_params * batch + model.head_params * batch)
-        moved = self._weight_bytes + self._kv_bytes * (context + batch)
-        busiest = np.maximum(
-            (flops + self._pair_flops * context) / self._flops, moved / self._bytes
-        )
-        return (self.hardware.step_seconds + busiest).tolist()
-
-    def _most(self, batch: int, context: int) -> float:
-        """Largest number computed for a step of so many decodes that attend to so many tokens."""
-        flops = 2 * (self.model.layer_params + self.model.head_params) * batch
-        moved = self._weight_bytes + self._kv_bytes * (context + batch)
-        return max(flops + self._pair_flops * context, moved)
-
-    def _seconds(
-        self, tokens: int, sampled: int, pairs: int, kv_tokens: int, to_host: int, from_host: int
-    ) -> float:
-        model = self.model
-        flops = 2 * (model.layer_params * tokens + model.head_params * sampled)
-        flops += self._pair_flops * pairs
-        moved = self._weight_bytes + self._kv_bytes * (kv_tokens + to_host + from_host)
-        swapped = self._kv_bytes * max(to_host, from_host)
-        return self.hardware.step_seconds + max(
-            flops / self._flops, moved / self._bytes, swapped / self._link_bytes
-        )
 
 
 class StepLoad(msgspec.Struct, frozen=True):
@@ -177,6 +83,9 @@ class StepLoad(msgspec.Struct, frozen=True):
         return cls(prefill, decode, context, pairs)
 
 
+LEAST_OF_KV = {"max_model_len": 2, "num_window_groups": 0, "window": 0}
+
+
 class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """KV memory of the engine whose steps were measured. Raises `ConfigError` for what is none."""
 
@@ -185,13 +94,36 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: int
     """Most tokens of a prompt and its completion."""
     bytes_per_token: int | None = None
+    """Bytes of one token in a page: of the layers that share it."""
+    num_window_groups: int = 0
+    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
+    window: int = 0
+    """Last positions that these keep; 0: there are none."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None or name != "bytes_per_token":
-                least = 2 if name == "max_model_len" else 1
+                least = LEAST_OF_KV.get(name, 1)
                 check_int(f"cost table: kv: {name}", value, least, MAX_COUNT)
+        with named("cost table: kv"):
+            check_windows(self.num_window_groups, self.window)
+
+    def tokens_of(self, num_seqs: int) -> int:
+        """Most tokens that so many sequences have together once they are computed."""
+        groups, size = self.num_window_groups, self.page_size
+        kept = num_seqs * window_pages(self.window, size)
+        whole = max(self.num_pages // (1 + groups), self.num_pages - groups * kept)
+        return min(num_seqs * self.max_model_len, capacity_tokens(whole, size))
+
+
+def check_windows(num_window_groups: int, window: int) -> None:
+    """Raise `ConfigError` for groups of layers without a window, and a window without groups."""
+    if (window > 0) != (num_window_groups > 0):
+        raise ConfigError(
+            "window must be at least 1 with num_window_groups, and 0 without, got "
+            f"window={window} and num_window_groups={num_window_groups}"
+        )
 
 
 WAKE_AFTER_SECONDS = 0.005

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad, TableSteps
+from aioserve.simulation.cost import CostModel, StepLoad, TableSteps
 from aioserve.simulation.decode_pass import DecodePass, decode_pass, frees_at_once
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
 from aioserve.traces.request import END_TOKEN

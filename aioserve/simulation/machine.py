@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from aioserve.capacity.capacity import capacity_of
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
+from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
 from aioserve.simulation.calibration import read_cost
-from aioserve.simulation.cost import CostModel, CostTable, RooflineCost
+from aioserve.simulation.cost import CostModel, CostTable
 from aioserve.simulation.options import TrialOptions
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.traces.checks import check_int
 
 __all__ = ["Device", "Machine", "machine_of"]
@@ -48,6 +48,10 @@ class Machine(NamedTuple):
     max_model_len: int | None
     noise_seed: int | None
     """Seed of the noise; None where steps don't vary."""
+    num_window_groups: int = 0
+    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
+    window: int = 0
+    """Last positions that these keep, in tokens; 0: there are none."""
 
 
 def machine_of(options: TrialOptions) -> Machine:
@@ -67,7 +71,8 @@ def machine_of(options: TrialOptions) -> Machine:
         cost = options.cost
     else:
         hardware = hardware_preset(device.hardware).times(device.num_devices)
-        cost = RooflineCost(_shape_of(device), hardware)
+        per_page = _sizes_of(device, options).layout(1).layers_per_page
+        cost = RooflineCost(_shape_of(device), hardware, layers_per_page=per_page)
     table = cost if isinstance(cost, CostTable) else None
     _check_noise(options, table)
     known = _pages_known(options, table)
@@ -76,13 +81,35 @@ def machine_of(options: TrialOptions) -> Machine:
     longest = options.max_model_len
     if longest is None and table is not None and table.kv is not None:
         longest = table.kv.max_model_len
+    used = None if is_given and known is not None else device
+    num_window_groups, window = _windows(options, table, used)
     return Machine(
         cost,
-        None if is_given and known is not None else device,
+        used,
         _num_pages(options, table, device),
         longest,
         _noise_seed(options, table),
+        num_window_groups,
+        window,
     )
+
+
+def _sizes_of(device: Device, options: TrialOptions) -> ModelSizes:
+    """Sizes of the model, for contexts as long as an engine with these options takes."""
+    sizes = ModelSizes.of(read_model(device.model))
+    return sizes if options.max_model_len is None else sizes.up_to(options.max_model_len)
+
+
+def _windows(
+    options: TrialOptions, table: CostTable | None, device: Device | None
+) -> tuple[int, int]:
+    """Window groups and their window: those of the device's model, or of the measured engine."""
+    if device is not None:
+        layout = _sizes_of(device, options).layout(1)
+        return layout.num_window_groups, layout.window
+    if table is not None and table.kv is not None:
+        return table.kv.num_window_groups, table.kv.window
+    return 0, 0
 
 
 def _shape_of(device: Device) -> ModelShape:
@@ -91,8 +118,8 @@ def _shape_of(device: Device) -> ModelShape:
     shape, weights = ModelShape.of(read_model(device.model)), read_weights(device.model)
     if weights is None or not weights.are_quantised:
         return shape
-    step_bytes = weights.on(device.is_cpu).step_bytes
-    return msgspec.structs.replace(shape, step_weight_bytes=step_bytes)
+    held = weights.on(device.is_cpu)
+    return shape.with_weight_bytes(held.step_bytes, held.expert_bytes)
 
 
 def _device_of(options: TrialOptions) -> Device:
@@ -143,21 +170,19 @@ def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -
         return max(1, measured.num_pages * measured.page_size // max(1, options.page_size))
     capacity = capacity_of(
         device.model,
-        read_model(device.model),
+        _sizes_of(device, options),
         weights=read_weights(device.model),
         on_cpu=device.is_cpu,
         gpu_memory_bytes=hardware_preset(device.hardware).memory_bytes,
         num_gpus=device.num_devices,
         page_size=options.page_size,
     )
-    # Here each page holds all layers, those with a window in full: what a request takes at most.
-    whole = capacity.num_pages // (1 + capacity.num_window_groups)
-    if whole < 1:
+    if capacity.num_pages < 1 + capacity.num_window_groups:
         raise ConfigError(
             f"{device.model} leaves no room for KV pages on num_devices={device.num_devices} "
             f"of {device.hardware}: give more of them, or num_pages"
         )
-    return whole
+    return capacity.num_pages
 
 
 def _check_unused(options: TrialOptions, why: str) -> None:

@@ -21,7 +21,7 @@ from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.simulation.cost import CostModel
+from aioserve.simulation.cost import CostModel, check_windows
 from aioserve.simulation.records import recorded_length
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import check_int, named
@@ -48,6 +48,9 @@ R = TypeVar("R")
 LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
 """Most pages, of which each takes 17 bytes, and 4 for each of its tokens that is cached."""
+MAX_WINDOW_GROUPS = 1024
+MAX_COMPANIONS = 1 << 27
+"""Most window pages that pages may have with them, of 4 bytes each."""
 LIMITS = {
     "num_pages": (1, MAX_PAGES),
     "page_size": (1, 1 << 16),
@@ -57,6 +60,8 @@ LIMITS = {
     "max_tokens": (1, MAX_COUNT),
     "max_model_len": (2, MAX_COUNT),
     "num_host_pages": (0, MAX_PAGES),
+    "num_window_groups": (0, MAX_WINDOW_GROUPS),
+    "window": (0, MAX_COUNT),
 }
 MAY_BE_NONE = ("num_pages", "max_tokens", "max_model_len")
 
@@ -100,6 +105,11 @@ class SimulationOptions(SchedulerOptions):
 
     cost: CostModel
     num_pages: int | None = field()
+    num_window_groups: int = 0
+    """Groups of layers whose pages leave with the window, as in `KVLayout`; each page of the others
+    has one of each group with it while a request sees it."""
+    window: int = 0
+    """Last positions that these keep, in tokens; 0: there are none."""
     closed_loop: bool = False
     noise_seed: int | None = None
     """Seed from which the noise of a cost table's steps is drawn; None: each takes its mean."""
@@ -174,6 +184,7 @@ def check_options(policy: Any, options: SimulationOptions) -> None:
     for name in ("prefix_caching", "overlap", "closed_loop"):
         if type(flag := getattr(options, name)) is not bool:
             raise ConfigError(f"{name} must be a bool, got {shown(flag)}")
+    _check_windows(options)
     _check_eviction(options.eviction, options.prefix_caching, options.num_pages)
     _check_host(options)
 
@@ -188,6 +199,17 @@ def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> N
             raise ConfigError(f"timeline must be an empty Timeline, got {shown(timeline)}")
         if on_progress is not None and not callable(on_progress):
             raise ConfigError(f"on_progress must be callable, got {shown(on_progress)}")
+
+
+def _check_windows(options: SimulationOptions) -> None:
+    """Raise for window groups without a window, and the other way round, for too few pages for one
+    of each group, and for more than can be noted."""
+    groups = options.num_window_groups
+    check_windows(groups, options.window)
+    for name, least in (("num_pages", 1 + groups), ("num_host_pages", 0)):
+        if (pages := getattr(options, name)) is not None:
+            most = MAX_COMPANIONS // groups if groups else MAX_PAGES
+            check_int(f"with num_window_groups={groups}, {name}", pages, least, most)
 
 
 def _check_host(options: SimulationOptions) -> None:
@@ -246,9 +268,10 @@ def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
     return sorted(requests, key=attrgetter("arrival_seconds"))
 
 
-def pages_needed(trace: list[TraceRequest], page_size: int) -> int:
-    """Number of pages that could ever be needed."""
+def pages_needed(trace: list[TraceRequest], page_size: int, num_window_groups: int = 0) -> int:
+    """Number of pages that could ever be needed, those of window groups included."""
     needed = 1 + sum(pages_for(recorded_length(request), page_size) for request in trace)
+    needed *= 1 + num_window_groups
     if needed > MAX_PAGES:
         raise ConfigError(
             f"num_pages=None: without a limit the trace could need {needed} pages of "

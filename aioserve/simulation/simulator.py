@@ -85,7 +85,9 @@ def simulate(
     """
     check_options(policy, options)
     ordered, num_pages = in_order(trace), options.num_pages
-    needed = None if num_pages is not None else pages_needed(ordered, options.page_size)
+    needed = None
+    if num_pages is None:
+        needed = pages_needed(ordered, options.page_size, options.num_window_groups)
     scheduler = Scheduler(
         KVMemory.of(
             num_pages or large_pool(needed or 1),
@@ -94,6 +96,8 @@ def simulate(
             prefix_caching=options.prefix_caching,
             eviction=options.eviction,
             preemption=options.preemption,
+            num_window_groups=options.num_window_groups,
+            window=options.window,
         ),
         policy,
         max_num_seqs=options.max_num_seqs,

@@ -83,6 +83,8 @@ class Trial:
         given |= {
             "num_pages": machine.num_pages,
             "max_model_len": machine.max_model_len,
+            "num_window_groups": machine.num_window_groups,
+            "window": machine.window,
             "eviction": self.eviction(),
         }
         result = simulate(

@@ -26,7 +26,8 @@ from aioserve.cli import main
 from aioserve.errors import ConfigError
 from aioserve.kv.eviction import PageUse
 from aioserve.simulation.calibration import read_cost, read_latency_profile
-from aioserve.simulation.cost import CostTable, RooflineCost, place_on
+from aioserve.simulation.cost import CostTable, place_on
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import (

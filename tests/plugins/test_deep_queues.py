@@ -13,8 +13,8 @@ from typing import Any, cast
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import Metrics, metrics_of
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.testing import check_policy
 from aioserve.traces.formats import read_trace

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from aioserve import RequestView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import metrics_of
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate

@@ -1,5 +1,5 @@
 """The simulator against a whole engine: where steps take what the cost model says, every request's
-first and last token come at the same time in both.
+first and last token come at the same time in both, and each step has as many pages held and cached.
 
 The engine runs on an event loop with a virtual clock. Nothing is left to chance but the order in
 which its tasks run.
@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aioserve import Engine, SamplingParams, TokenStream
+from aioserve.capacity.hardware import Hardware
+from aioserve.capacity.models import ExpertsShape, ModelShape
+from aioserve.kv.pages import pages_of_sequence
 from aioserve.plugins import PluginRegistry
+from aioserve.simulation.cost import CostModel
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
+from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, expected_tokens, run_simulated
 from aioserve.traces.request import TraceRequest
@@ -36,6 +42,27 @@ class OddCost:
     def step_seconds(self, plan: StepPlan) -> float:
         context = sum(item.start for item in plan.items)
         return 1.0 + plan.num_tokens / 97 + len(plan.items) / 1013 + context / 10007
+
+
+MIXTURE = RooflineCost(
+    ModelShape(
+        layer_params=701,
+        head_params=101,
+        num_layers=6,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        experts=(ExpertsShape(num_layers=5, num_experts=8, experts_per_token=2, expert_params=31),),
+        windows=(8, 8, 8, 8),
+    ),
+    Hardware("odd", 20_011.0, 10_007.0, 10**9, 1.0, 1.0, 1.0),
+    layers_per_page=2,
+)
+LAYOUTS = ((0, 0), (1, 3), (2, 8), (5, 5))
+"""Window groups, and how many tokens they keep."""
+LONGEST = 48
+"""Tokens of the longest prompt and answer, or more."""
+WINDOWS = ("num_window_groups", "window")
 
 
 @st.composite
@@ -99,13 +126,24 @@ async def served(
     params: list[SamplingParams],
     policy: str,
     options: dict[str, Any],
-) -> list[tuple[float, float, int]]:
+    cost: CostModel,
+) -> tuple[list[tuple[float, float, int]], list[tuple[int, int]]]:
     """When the first and the last token of each request came, by the virtual clock, and how many
-    tokens of its prompt were found in the cache."""
+    tokens of its prompt were found in the cache; then pages held and cached in each step."""
     clock = asyncio.get_running_loop()
+    pages: list[tuple[int, int]] = []
+
+    def step_seconds(plan: StepPlan) -> float:
+        stats = engine.stats()
+        held = stats.pages_held_by_requests + stats.pages_fenced
+        pages.append((held, stats.pages_cached))
+        return cost.step_seconds(plan)
+
     # As long as the memory allows: the simulator knows no model's context.
-    model = FakeModel(max_model_len=MAX_MODEL_LEN, step_seconds=OddCost().step_seconds)
-    engine = Engine(model, policy=policy, **options)
+    windows = {name: options[name] for name in WINDOWS}
+    model = FakeModel(max_model_len=MAX_MODEL_LEN, step_seconds=step_seconds, **windows)
+    given = {name: value for name, value in options.items() if name not in WINDOWS}
+    engine = Engine(model, policy=policy, **given)
     streams: list[TokenStream] = []
 
     async def read(stream: TokenStream) -> None:
@@ -120,7 +158,7 @@ async def served(
                 number = request.number
                 streams.append(engine.stream(prompts[number], params[number]))
                 readers.create_task(read(streams[-1]))
-    return [
+    times = [
         (
             request.arrival_seconds + (stream.timings.first_token_seconds or 0.0),
             request.arrival_seconds + stream.timings.total_seconds,
@@ -128,14 +166,18 @@ async def served(
         )
         for request, stream in zip(trace, streams, strict=True)
     ]
+    return times, pages
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=120)
 @given(
     traces().filter(bool),
     st.sampled_from(POLICIES),
+    st.sampled_from([OddCost(), MIXTURE]),
     st.booleans(),
-    st.sampled_from([12, 14, 20, 64]),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([0, 2, 8, 52]),
+    st.sampled_from([0, 0, 3, 40]),
     st.integers(1, 4),
     st.integers(4, 40),
     st.booleans(),
@@ -144,8 +186,11 @@ async def served(
 def test_the_engine_delivers_when_the_simulator_says(
     trace: list[TraceRequest],
     policy: str,
+    cost: CostModel,
     overlap: bool,
-    num_pages: int,
+    layout: tuple[int, int],
+    spare_pages: int,
+    num_host_pages: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     prefix_caching: bool,
@@ -153,7 +198,9 @@ def test_the_engine_delivers_when_the_simulator_says(
 ) -> None:
     options = {
         "page_size": PAGE_SIZE,
-        "num_pages": num_pages,
+        "num_pages": pages_of_sequence(LONGEST, PAGE_SIZE, *layout) + spare_pages,
+        "num_host_pages": num_host_pages,
+        **dict(zip(WINDOWS, layout, strict=True)),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "output_reserve_tokens": 2,
@@ -162,8 +209,13 @@ def test_the_engine_delivers_when_the_simulator_says(
     }
     prompts = prompts_of(trace)
     trace, params = asked_for(trace, prompts)
-    told = simulate(trace, PluginRegistry().policy(policy), cost=OddCost(), **options)
+    told = simulate(trace, PluginRegistry().policy(policy), cost=cost, **options)
     expected = [(r.first_token_seconds, r.end_seconds, r.cached_tokens) for r in told.requests]
-    found = run_simulated(lambda: served(trace, prompts, params, policy, options), seed=seed)
+    found, pages = run_simulated(
+        lambda: served(trace, prompts, params, policy, options, cost), seed=seed
+    )
     for one, told_one in zip(found, expected, strict=True):
         assert one == pytest.approx(told_one)
+    timeline = Timeline()
+    simulate(trace, PluginRegistry().policy(policy), cost=cost, timeline=timeline, **options)
+    assert pages == [(step.pages_held, step.pages_cached) for step in timeline.steps]

@@ -11,8 +11,9 @@ import pytest
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
-from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad
+from aioserve.simulation.cost import CostTable, StepLoad
 from aioserve.simulation.cost_table_file import read_cost_table
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 

@@ -22,18 +22,26 @@ from aioserve import (
     TokenShare,
 )
 from aioserve.capacity.hardware import hardware_preset
-from aioserve.capacity.models import ModelShape, read_model
+from aioserve.capacity.models import ExpertsShape, ModelShape, read_model
 from aioserve.kv.eviction import Eviction, EvictionStrategy, PageUse
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
-from aioserve.simulation.cost import CostTable, HostTimes, RooflineCost
+from aioserve.simulation.cost import CostTable, HostTimes
 from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 
 ROOFLINE = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
+EXPERTS = ExpertsShape(num_layers=30, num_experts=64, experts_per_token=6, expert_params=10**7)
+MIXTURE = RooflineCost(
+    msgspec.structs.replace(ROOFLINE.model, experts=(EXPERTS,)), ROOFLINE.hardware
+)
+WITH_WINDOWS = RooflineCost(
+    msgspec.structs.replace(ROOFLINE.model, windows=(9,) * 31), ROOFLINE.hardware
+)
 TABLE = CostTable(
     [0, 64, 512],
     [0, 4, 16],
@@ -276,7 +284,7 @@ def both(trace: list[TraceRequest], **options: Any) -> tuple[SimulationResult, S
 OPTIONS = st.fixed_dictionaries(
     {
         "make": st.sampled_from(POLICIES),
-        "cost": st.sampled_from([ROOFLINE, TABLE]),
+        "cost": st.sampled_from([ROOFLINE, TABLE, MIXTURE, WITH_WINDOWS]),
         "page_size": st.sampled_from([1, 2, 4, 16]),
         "num_pages": st.none() | st.integers(8, 60),
         "max_num_seqs": st.integers(1, 6),

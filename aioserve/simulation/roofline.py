@@ -1,0 +1,129 @@
+"""The roofline: what steps take by a model's sizes and a device's peaks, nothing being measured."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aioserve.capacity.hardware import Hardware
+from aioserve.capacity.models import ModelShape
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.kv.layout import first_seen
+from aioserve.simulation.cost import StepLoad
+from aioserve.steps.pages import CopyKind
+from aioserve.steps.plan import StepPlan
+from aioserve.traces.checks import check_int
+
+__all__ = ["RooflineCost"]
+
+
+class RooflineCost:
+    """A step takes as long as its arithmetic or its memory traffic, whichever is longer, and a
+    fixed time more (Williams et al., "Roofline", CACM 2009).
+
+    Every step reads all weights, and every sequence all keys and values before it. A token costs
+    two operations for each weight, and four for each value of a query head and each token that it
+    attends to. Pages that are swapped go over the link to the host meanwhile, both ways at once.
+
+    In a layer with a window a token attends to the last `window` tokens, and a chunk reads those of
+    its first token. Of a mixture's experts a token computes those that it is sent to, and a step
+    reads those that its tokens are sent to, as many as `ExpertsShape.num_read` says. Latents are
+    read once, and attended to as if each were a key and a value of all heads (absorbed).
+
+    `layers_per_page` is how many layers' keys and values a page that is copied has; None: all.
+    Raises `ConfigError` for devices that can't share the model's KV heads evenly, and for more
+    layers than there are.
+    """
+
+    def __init__(
+        self, model: ModelShape, hardware: Hardware, *, layers_per_page: int | None = None
+    ) -> None:
+        if not isinstance(model, ModelShape) or not isinstance(hardware, Hardware):
+            raise ConfigError(
+                "a roofline is of a ModelShape and a Hardware, got "
+                f"{shown(model)} and {shown(hardware)}"
+            )
+        if model.num_kv_heads % hardware.num_devices:
+            raise ConfigError(
+                f"num_devices must divide the model's {model.num_kv_heads} KV heads, which are "
+                f"shared evenly, got {hardware.num_devices}"
+            )
+        if layers_per_page is None:
+            layers_per_page = model.num_layers
+        check_int("layers_per_page", layers_per_page, 1, model.num_layers)
+        self.model = model
+        self.hardware = hardware
+        self._flops = hardware.flops_per_second * hardware.compute_efficiency
+        self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
+        self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
+        self._layer_bytes = model.kv_bytes_per_token // model.num_layers
+        """Bytes that a token leaves in one layer."""
+        self._page_bytes = self._layer_bytes * layers_per_page
+        """Bytes of a token in a page."""
+        self._layer_pair_flops = model.pair_flops // model.num_layers
+        """Operations of a token's attention to one other in one layer."""
+        self._layers = tuple(model.layers_by_window.items())
+        """Windows, and how many layers have each."""
+
+    @property
+    def tells_several(self) -> bool:
+        """Whether `decode_seconds` says the same as `step_seconds`: a subclass may say another, and
+        in a layer with a window each sequence has to be looked at by itself."""
+        return type(self) is RooflineCost and not self.model.windows
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        tokens = sampled = pairs = kv_tokens = 0
+        copied = to_host = from_host = 0
+        for item in plan.items:
+            tokens += item.count
+            sampled += len(item.rows)
+            for window, num_layers in self._layers:
+                kv_tokens += num_layers * _kv_tokens(item.start, item.count, window)
+                pairs += num_layers * _pairs(item.start, item.count, window)
+        for copy in plan.copies:
+            if copy.kind is CopyKind.DEVICE:
+                copied += 2 * copy.num_tokens
+            elif copy.kind is CopyKind.TO_HOST:
+                to_host += copy.num_tokens
+            else:
+                from_host += copy.num_tokens
+        flops = self._weight_flops(tokens, sampled) + self._layer_pair_flops * pairs
+        moved = self.model.weight_bytes(tokens) + self._layer_bytes * kv_tokens
+        moved += self._page_bytes * (copied + to_host + from_host)
+        swapped = self._page_bytes * max(to_host, from_host)
+        return self.hardware.step_seconds + max(
+            flops / self._flops, moved / self._bytes, swapped / self._link_bytes
+        )
+
+    def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
+        """Seconds, to the digit those of `step_seconds`, of `count` steps from that number on
+        without copies, of a model without windows: the first has that load, which is of decoding
+        sequences alone, and each of them goes on by a token from one to the next."""
+        batch, first, model = load.decode_batch, load.context_tokens, self.model
+        flops, read = self._weight_flops(batch, batch), model.weight_bytes(batch)
+        last = first + count * batch
+        # In int64 and float64 these are the same numbers, unless they are too large for that.
+        most = max(
+            flops + model.pair_flops * last, read + model.kv_bytes_per_token * (last + batch)
+        )
+        context = np.arange(count, dtype=np.int64 if most < 1 << 63 else np.object_) * batch + first
+        computed = (flops + model.pair_flops * context) / self._flops
+        moved = (read + model.kv_bytes_per_token * (context + batch)) / self._bytes
+        return (self.hardware.step_seconds + np.maximum(computed, moved)).tolist()
+
+    def _weight_flops(self, tokens: int, sampled: int) -> int:
+        return 2 * (self.model.layer_params * tokens + self.model.head_params * sampled)
+
+
+def _kv_tokens(start: int, count: int, window: int) -> int:
+    """Tokens of which a chunk reads keys and values, up to its end, and writes them."""
+    return start + count - first_seen(start, window) + count
+
+
+def _pairs(start: int, count: int, window: int) -> int:
+    """Pairs of a chunk's token and a token that it attends to."""
+    end = start + count
+    if not window or end <= window:
+        return count * (start + end + 1) // 2
+    grows = max(0, window - start)
+    return grows * (start + window + 1) // 2 + (count - grows) * window
