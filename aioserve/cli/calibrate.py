@@ -32,7 +32,7 @@ from aioserve.cli._streams import check_output, json_text
 from aioserve.cli.doctor import device_facts
 from aioserve.errors import AioserveError, ConfigError
 from aioserve.execution.runner import ModelLimits
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import pages_of_engine
 from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.calibration import (
     MOST_MEDIAN_ERROR,
@@ -187,22 +187,29 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
         options["max_num_seqs"],
         kv.max_model_len,
         graphs=is_gpu,
-        most_context_tokens=min(times * MOST_CONTEXT_TOKENS, kv.num_pages * kv.page_size * 3 // 4),
+        most_context_tokens=min(
+            times * MOST_CONTEXT_TOKENS, kv.tokens_of(options["max_num_seqs"]) * 3 // 4
+        ),
     )
 
 
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
-    """As an engine has it that isn't being measured: with no sequence slots but its own. A page
-    stands for one of each group of layers."""
-    page_size = options["page_size"]
-    used = options["max_num_seqs"] * pages_for(limits.max_model_len, page_size)
-    num_bytes = loaded.get("kv_cache_bytes")
-    num_pages = limits.num_pages // (1 + limits.num_window_groups)
+    """As an engine has it that isn't being measured: with no sequence slots but its own."""
+    page_size, num_bytes = options["page_size"], loaded.get("kv_cache_bytes")
+    windows = {"num_window_groups": limits.num_window_groups, "window": limits.window}
+    used = pages_of_engine(
+        options["max_num_seqs"],
+        options["max_num_batched_tokens"],
+        limits.max_model_len,
+        page_size,
+        **windows,
+    )
     return MeasuredKV(
-        num_pages=min(num_pages, used),
+        num_pages=min(limits.num_pages, used),
         page_size=page_size,
         max_model_len=limits.max_model_len,
-        bytes_per_token=num_bytes and num_bytes // (num_pages * page_size),
+        bytes_per_token=num_bytes and num_bytes // (limits.num_pages * page_size),
+        **windows,
     )
 
 
@@ -216,10 +223,8 @@ def _range(table: CostTableFile) -> str:
     """Up to which context steps were measured, and how they vary."""
     told: list[str] = []
     if table.kv is not None and table.max_context_tokens is not None:
-        most = min(
-            table.decode_batch[-1] * table.kv.max_model_len,
-            table.kv.num_pages * table.kv.page_size,
-        )
+        batch = table.decode_batch[-1]
+        most = min(batch * table.kv.max_model_len, table.kv.tokens_of(batch))
         told.append(
             f"decoding was measured with up to {table.max_context_tokens:,} tokens of context, of "
             f"{most:,} that fit"

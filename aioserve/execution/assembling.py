@@ -18,7 +18,7 @@ from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import warm_up
-from aioserve.kv.pages import pages_for, pages_of_sequence, tokens_of_sequence
+from aioserve.kv.pages import pages_for, pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
@@ -214,10 +214,14 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
     num_pages = config.num_pages
     if num_pages is None:
         one, room = decoder.kv_shape(1, page_size).bytes_per_page, room_bytes()
-        most = pages_of_sequence(wanted_len, page_size, layout.num_window_groups, layout.window)
-        # Chunks of prompts have window pages for all their tokens until they are computed.
-        chunk = pages_for(min(config.max_num_batched_tokens, wanted_len), page_size)
-        most = config.max_num_seqs * most + layout.num_window_groups * chunk
+        most = pages_of_engine(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            wanted_len,
+            page_size,
+            layout.num_window_groups,
+            layout.window,
+        )
         num_pages = min(most, room // one)
         if num_pages < 1:
             raise ConfigError(

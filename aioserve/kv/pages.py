@@ -20,6 +20,7 @@ __all__ = [
     "full_pages",
     "pages_for",
     "pages_for_each",
+    "pages_of_engine",
     "pages_of_sequence",
     "token_location",
     "token_locations",
@@ -76,6 +77,21 @@ def pages_of_sequence(
     computed: in each of `num_window_groups` groups those of the last `window` tokens alone."""
     whole = pages_for(num_tokens, page_size)
     return whole + num_window_groups * min(whole, window_pages(window, page_size))
+
+
+def pages_of_engine(
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    page_size: int,
+    num_window_groups: int = 0,
+    window: int = 0,
+) -> int:
+    """The most pages, of all groups, that an engine has a use for. Chunks of prompts have window
+    pages for all their tokens until they are computed."""
+    longest = pages_of_sequence(max_model_len, page_size, num_window_groups, window)
+    chunk = pages_for(min(max_num_batched_tokens, max_model_len), page_size)
+    return max_num_seqs * longest + num_window_groups * chunk
 
 
 def tokens_of_sequence(

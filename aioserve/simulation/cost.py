@@ -110,11 +110,12 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_windows(self.num_window_groups, self.window)
 
     def tokens_of(self, num_seqs: int) -> int:
-        """Most tokens that so many sequences have together once they are computed."""
+        """Most tokens that so many sequences may have together once they are computed, as far as
+        the pages go."""
         groups, size = self.num_window_groups, self.page_size
         kept = num_seqs * window_pages(self.window, size)
         whole = max(self.num_pages // (1 + groups), self.num_pages - groups * kept)
-        return min(num_seqs * self.max_model_len, capacity_tokens(whole, size))
+        return capacity_tokens(whole, size)
 
 
 def check_windows(num_window_groups: int, window: int) -> None:

@@ -58,8 +58,8 @@ class RooflineCost:
         self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
         self._layer_bytes = model.kv_bytes_per_token // model.num_layers
         """Bytes that a token leaves in one layer."""
-        self._page_bytes = self._layer_bytes * layers_per_page
-        """Bytes of a token in a page."""
+        self.page_bytes_per_token: int = self._layer_bytes * layers_per_page
+        """Bytes of a token in a page: of the layers that share it."""
         self._layer_pair_flops = model.pair_flops // model.num_layers
         """Operations of a token's attention to one other in one layer."""
         self._layers = tuple(model.layers_by_window.items())
@@ -89,8 +89,8 @@ class RooflineCost:
                 from_host += copy.num_tokens
         flops = self._weight_flops(tokens, sampled) + self._layer_pair_flops * pairs
         moved = self.model.weight_bytes(tokens) + self._layer_bytes * kv_tokens
-        moved += self._page_bytes * (copied + to_host + from_host)
-        swapped = self._page_bytes * max(to_host, from_host)
+        moved += self.page_bytes_per_token * (copied + to_host + from_host)
+        swapped = self.page_bytes_per_token * max(to_host, from_host)
         return self.hardware.step_seconds + max(
             flops / self._flops, moved / self._bytes, swapped / self._link_bytes
         )

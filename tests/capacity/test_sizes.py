@@ -130,12 +130,13 @@ def test_a_mixture_that_is_served_has_the_sizes_that_its_fields_say(config):
     assert whole.num_active_parameters == pytest.approx(counted.num_active_parameters, rel=1e-3)
 
 
-def test_the_cost_of_a_mixture_has_its_active_weights_and_reads_all():
+def test_the_cost_of_a_mixture_has_its_active_weights_and_many_tokens_read_all():
     config = DecoderConfig.from_dict(QWEN3_30B)
     shape, sizes = ModelShape.of(config), ModelSizes.of(config)
     table = QWEN3_30B["vocab_size"] * QWEN3_30B["hidden_size"]
     assert shape.layer_params + 2 * table == sizes.num_active_parameters
-    assert shape.weight_bytes == 2 * (sizes.parameters.total - table)
+    assert shape.weight_bytes(1) == 2 * (shape.layer_params + table)
+    assert shape.weight_bytes(10**6) == 2 * (sizes.parameters.total - table)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from aioserve.cli._busy import Busy
+from aioserve.kv.layout import kv_layout
+from aioserve.kv.pages import pages_of_sequence
+from aioserve.models.config import DecoderConfig
 from aioserve.simulation.calibration import PredictionError
 from aioserve.simulation.cost_table_file import CostTableFile
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
+from tests.parity.tiny_models import CONFIGS, write
 
 SMALL = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
 
@@ -162,3 +166,29 @@ def test_steps_may_come_from_a_setup_of_a_published_profile(
     done = aioserve_here(*arguments, "--cost-table", f"{path}:m,gpu,8")
     assert done.returncode == 2
     assert "no setup 'm,gpu,8'; there are: m,gpu,4" in done.stderr
+
+
+def test_a_table_has_the_window_groups_of_the_measured_engine(
+    aioserve: Run, aioserve_here: Run, tmp_path: Path
+) -> None:
+    model, path = write("gemma3", tmp_path / "gemma3"), tmp_path / "table.json"
+    done = aioserve("calibrate", model, "-o", path, *SMALL)
+    assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
+    kv = json.loads(path.read_text())["kv"]
+    config = DecoderConfig.from_dict(CONFIGS["gemma3"])
+    layout = kv_layout(config.kv_layers(4), config.max_position_embeddings)
+    assert layout.num_window_groups
+    assert (kv["num_window_groups"], kv["window"]) == (layout.num_window_groups, layout.window)
+    assert kv["bytes_per_token"] == layout.bytes_per_token
+    # Two sequences of the longest context, and the window pages of one step's prompts.
+    groups = layout.num_window_groups, layout.window
+    pages = 2 * pages_of_sequence(config.max_position_embeddings, 16, *groups)
+    assert kv["num_pages"] == pages + groups[0] * 4
+
+    done = aioserve_here(
+        *("simulate", "--synthetic", "bursts", "--num-requests", 5, "--scale-lengths", 0.05),
+        *("--cost-table", path, "--json"),
+    )
+    machine = json.loads(done.stdout)["machine"]
+    assert (machine["num_window_groups"], machine["window"]) == groups
+    assert machine["num_pages"] == kv["num_pages"]

@@ -1,4 +1,4 @@
-"""Cost models: rooflines worked out by hand, and tables that are what was measured."""
+"""Cost tables are what was measured."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aioserve.capacity.hardware import Hardware
-from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import CostTable, StepLoad
 from aioserve.simulation.cost_table_file import read_cost_table
-from aioserve.simulation.roofline import RooflineCost
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
-
-MODEL = ModelShape(
-    layer_params=900,
-    head_params=100,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-)
-MACHINE = Hardware("machine", 1e6, 1e6, 10**9, 0.5, 1.0, 1.0)
 
 
 def step(
@@ -44,27 +31,6 @@ def step(
         for start, count in items
     ]
     return StepPlan(step=1, items=tuple(work), copies=copies)
-
-
-def test_a_token_reads_all_weights_and_its_context() -> None:
-    assert MODEL.kv_bytes_per_token == 128
-    # Memory: 2 * 1000 + 128 * (10 read + 1 written); arithmetic: 2 * 1000 + 4 * 64 * 10.
-    assert RooflineCost(MODEL, MACHINE).step_seconds(step((9, 1))) == 0.5 + 4560e-6
-
-
-def test_a_long_chunk_is_bound_by_arithmetic() -> None:
-    slow = Hardware("slow", 1e3, 1e9, 10**9, 0.5, 1.0, 1.0)
-    # Each token attends to itself and all before it: 11 + 12 + 13 pairs.
-    flops = 2 * (900 * 3 + 100) + 4 * 2 * 4 * 8 * 36
-    assert RooflineCost(MODEL, slow).step_seconds(step((10, 3))) == 0.5 + flops / 1e3
-
-
-def test_forks_only_sample_and_copies_move_memory() -> None:
-    cost = RooflineCost(MODEL, MACHINE)
-    # A fork samples once more, and that is all.
-    assert cost.step_seconds(step((9, 1), (10, 0))) == 0.5 + (4560 + 200) * 1e-6
-    copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.TO_HOST, 0, 1, 4))
-    assert cost.step_seconds(step((9, 1), copies=copies)) == 0.5 + (3408 + 1280) * 1e-6
 
 
 TABLE = {
