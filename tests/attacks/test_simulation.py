@@ -372,13 +372,22 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def some_options() -> st.SearchStrategy[dict[str, Any]]:
-    return st.lists(st.sampled_from(list(OPTIONS)), min_size=1, max_size=3, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: OPTIONS[name] for name in names})
+WINDOWS = {
+    "num_host_pages": COUNTS,
+    "num_window_groups": st.one_of(hostile_values(), st.sampled_from([1, 5, 1024])),
+    "window": COUNTS,
+}
+
+
+def some_options(
+    options: dict[str, st.SearchStrategy[Any]] = OPTIONS,
+) -> st.SearchStrategy[dict[str, Any]]:
+    return st.lists(st.sampled_from(list(options)), min_size=1, max_size=3, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: options[name] for name in names})
     )
 
 
-@given(some_options())
+@given(some_options(OPTIONS | WINDOWS) | st.fixed_dictionaries(WINDOWS))
 def test_fuzz_simulation_options(options: dict[str, Any]) -> None:
     began = time.process_time()
     with named_errors():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.kv.layout import kv_layout
@@ -126,6 +127,25 @@ def test_in_the_same_memory_more_requests_run_where_layers_have_a_window(tmp_pat
         assert max(step.pages_held for step in timeline.steps) <= num_pages
     assert most[32_768] == 3
     assert most[256] >= 10
+
+
+def test_experts_take_their_part_of_the_weights_that_are_held(tmp_path: Path) -> None:
+    directory = str(write("mixtral", tmp_path / "mixtral"))
+    shape = ModelShape.of(read_model(directory))
+    (experts,) = shape.experts
+    plain, rounded = read_weights(directory), read_weights(directory, "int8")
+    assert plain is not None
+    assert rounded is not None
+    num_params = experts.num_layers * experts.num_experts * experts.expert_params
+    assert plain.on_gpu.expert_bytes == 4 * num_params
+    for held in (plain.on_cpu, plain.on_gpu, rounded.on_cpu, rounded.on_gpu):
+        assert held.expert_bytes < held.step_bytes
+        known = shape.with_weight_bytes(held.step_bytes, held.expert_bytes)
+        assert known.weight_bytes(0) == held.step_bytes - held.expert_bytes
+        assert known.weight_bytes(10**6) == pytest.approx(
+            held.step_bytes, abs=experts.num_experts * experts.num_layers
+        )
+    assert rounded.on_cpu.expert_bytes < 0.6 * plain.on_cpu.expert_bytes
 
 
 def table(**kv: int) -> CostTable:
