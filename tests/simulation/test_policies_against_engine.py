@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from aioserve import Engine, PromptTooLongError, RequestRejectedError, SamplingParams, TokenStream
 from aioserve.config import EngineConfig
 from aioserve.execution.runner import LoadedModel
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import pages_of_sequence
 from aioserve.plugins import PluginRegistry
 from aioserve.request import FinishReason
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
@@ -46,6 +46,10 @@ RATE = 30.0
 TOO_LONG = 0.04
 """Of the prompts; the model takes the longest of the others, and the memory a page more."""
 PAGE_SIZE = 16
+NO_WINDOWS: dict[str, Any] = {"num_window_groups": 0, "window": 0}
+QUICK = ("fcfs", "cache_aware")
+"""Policies of the runs with windows that aren't slow tests."""
+WINDOWS: dict[str, Any] = {"num_window_groups": 2, "window": 100}
 TARGETS: dict[str, Any] = {"ttft_target_seconds": 2.0, "tpot_target_seconds": 0.05}
 
 
@@ -65,9 +69,10 @@ class Machine:
 class EndingModel(FakeModel):
     """A fake model with the vocabulary of traces, which ends each answer where its trace does."""
 
-    def __init__(self, trace: list[TraceRequest]) -> None:
+    def __init__(self, trace: list[TraceRequest], windows: dict[str, Any]) -> None:
         super().__init__(
             max_model_len=1 << 20,
+            **windows,
             eos_token_ids=frozenset({END_TOKEN}),
             step_seconds=step_seconds,
             disturb=self._end,
@@ -155,10 +160,12 @@ async def outcome_of(stream: TokenStream | None, arrival: float, began: float) -
     )
 
 
-async def served(trace: list[TraceRequest], policy: str, options: dict[str, Any]) -> list[Outcome]:
+async def served(
+    trace: list[TraceRequest], policy: str, options: dict[str, Any], windows: dict[str, Any]
+) -> list[Outcome]:
     loop = asyncio.get_running_loop()
     readers: list[asyncio.Task[Outcome]] = []
-    async with Engine(EndingModel(trace), policy=policy, **options) as engine:
+    async with Engine(EndingModel(trace, windows), policy=policy, **options) as engine:
         began = loop.time()
         for arrival, together in groupby(trace, attrgetter("arrival_seconds")):
             await asyncio.sleep(began + arrival - loop.time())
@@ -185,11 +192,13 @@ def asked_for(trace: list[TraceRequest]) -> list[TraceRequest]:
     ]
 
 
-def options_for(trace: list[TraceRequest], overlap: bool) -> dict[str, Any]:
+def options_for(
+    trace: list[TraceRequest], overlap: bool, windows: dict[str, Any] = NO_WINDOWS
+) -> dict[str, Any]:
     longest = np.quantile([request.prompt_tokens for request in trace], 1 - TOO_LONG)
     return {
         "page_size": PAGE_SIZE,
-        "num_pages": pages_for(int(longest), PAGE_SIZE) + 1,
+        "num_pages": pages_of_sequence(int(longest), PAGE_SIZE, **windows) + 1,
         "max_model_len": int(longest) + 1,
         "max_num_seqs": 12,
         "max_num_batched_tokens": 256,
@@ -198,11 +207,16 @@ def options_for(trace: list[TraceRequest], overlap: bool) -> dict[str, Any]:
     }
 
 
-def compared(trace: list[TraceRequest], policy: str, options: dict[str, Any]) -> SimulationResult:
+def compared(
+    trace: list[TraceRequest],
+    policy: str,
+    options: dict[str, Any],
+    windows: dict[str, Any] = NO_WINDOWS,
+) -> SimulationResult:
     """The run as simulated, which is just what an engine makes of it."""
     chosen = PluginRegistry().policy(policy)
-    told = simulate(with_targets(trace, **TARGETS), chosen, cost=Machine(), **options)
-    found = run_simulated(lambda: served(trace, policy, options))
+    told = simulate(with_targets(trace, **TARGETS), chosen, cost=Machine(), **options, **windows)
+    found = run_simulated(lambda: served(trace, policy, options, windows))
     assert len(found) == len(told.requests) == NUM_REQUESTS
     for outcome, record in zip(found, told.requests, strict=True):
         expected = Outcome.simulated(record)
@@ -241,6 +255,20 @@ def test_whatever_the_policy_no_time_differs_by_over_a_microsecond(
 ) -> None:
     trace = asked_for(synthetic_trace("conversations", NUM_REQUESTS))
     check_all_happened(compared(trace, policy, options_for(trace, overlap)), policy)
+
+
+@pytest.mark.parametrize("num_host_pages", [0, 200])
+@pytest.mark.parametrize(
+    "policy",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in POLICIES],
+)
+def test_nor_does_any_of_a_model_with_windows(policy: str, num_host_pages: int) -> None:
+    trace = asked_for(synthetic_trace("conversations", NUM_REQUESTS))
+    options = options_for(trace, overlap=True, windows=WINDOWS)
+    told = compared(trace, policy, options | {"num_host_pages": num_host_pages}, WINDOWS)
+    check_all_happened(told, policy)
+    if num_host_pages:
+        assert told.pages_swapped_in
 
 
 @pytest.mark.slow
