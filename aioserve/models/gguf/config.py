@@ -14,12 +14,26 @@ import numpy as np
 from aioserve.errors import UnsupportedModelError, WeightsError
 from aioserve.models.families.llama import ORIGINAL_POSITIONS_OF_PHI3
 from aioserve.models.fields import Fields
+from aioserve.models.gguf.mixtures import (
+    deepseek2,
+    gpt_oss,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
+from aioserve.models.gguf.shared import (
+    FileModel,
+    ReadVector,
+    rope,
+    scaled_rope,
+    sizes,
+    whole_heads,
+    window_of,
+)
 from aioserve.models.rope import longrope_scale
 
-__all__ = ["FAMILIES", "ReadVector", "architecture_of", "generation_of", "read_config"]
-
-ReadVector = Callable[[str], list[float]]
-"""Values of a small tensor of the file by its name, as metadata have numbers of float32."""
+__all__ = ["FAMILIES", "architecture_of", "generation_of", "read_config"]
 
 _QUANTIZATION = 2
 """What the layout of blocks is called. Since 2023 it is this one."""
@@ -38,17 +52,6 @@ _ROTARY = frozenset(
         "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     }
 )  # fmt: skip
-
-
-class _Model(NamedTuple):
-    """One file's keys, without the architecture in front, and its tensors."""
-
-    keys: Fields
-    shapes: Mapping[str, tuple[int, ...]]
-    vector: ReadVector
-
-    def has_bias(self, name: str) -> bool:
-        return f"blk.0.{name}.bias" in self.shapes
 
 
 def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
@@ -115,7 +118,7 @@ def read_config(
         keys.unsupported("attention.causal", "only causal attention can be served")
     if "token_embd.weight" not in shapes:
         raise WeightsError(f"{source}: the weights lack token_embd.weight")
-    config = family.read(_Model(keys, shapes, vector))
+    config = family.read(FileModel(keys, shapes, vector))
     return {
         "architectures": [family.architecture],
         "vocab_size": shapes["token_embd.weight"][0],
@@ -140,154 +143,29 @@ def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | 
     return {"do_sample": True, **found} if found else None
 
 
-def _sizes(model: _Model) -> dict[str, Any]:
-    """What Llama and its relatives have."""
-    keys = model.keys
-    layers = keys.integer("block_count")
-    hidden, heads = keys.integer("embedding_length"), _each_layer(keys, "attention.head_count")
-    head_dim = keys.integer("attention.key_length", hidden // heads or None)
-    if (values := keys.integer("attention.value_length", head_dim)) != head_dim:
-        keys.unsupported(
-            "attention.value_length", f"keys have {head_dim} dimensions, and values {values}"
-        )
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": _each_layer(keys, "feed_forward_length"),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": _each_layer(keys, "attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.number("rope.freq_base", 10_000.0),
-    }
-
-
-def _each_layer(keys: Fields, name: str, default: int | None = None) -> int:
-    """An integer that is the same in all layers, which some files have once for each."""
-    value = keys.values.get(name)
-    if isinstance(value, np.ndarray):
-        if not len(value):
-            keys.invalid(name, "an integer, or one for each layer")
-        if (value != value[0]).any():
-            keys.unsupported(name, "all layers must be alike")
-        keys = Fields({name: value[0].item()}, keys.source, keys.path)
-    return keys.integer(name, default)
-
-
-def _whole_heads(model: _Model, config: dict[str, Any]) -> dict[str, Any]:
-    rotated = model.keys.integer("rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
-        model.keys.unsupported(
-            "rope.dimension_count",
-            f"this architecture rotates whole heads, of {config['head_dim']} dimensions",
-        )
-    return config | _scaled_rope(model)
-
-
-def _scaled_rope(model: _Model) -> dict[str, Any]:
-    """`rope_scaling`, where positions are scaled."""
-    keys = model.keys
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    kind = keys.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
-    if kind == "linear" and factor == 1.0:
-        kind = "none"
-    if "rope_freqs.weight" in model.shapes:
-        if kind != "none":
-            keys.unsupported("rope.scaling.type", "rope_freqs.weight scales frequencies already")
-        # A divisor of each frequency: LongRoPE, alike for short and long contexts.
-        divisors = model.vector("rope_freqs.weight")
-        return _rope("longrope", short_factor=divisors, long_factor=divisors, attention_factor=1.0)
-    if kind == "none":
-        return {}
-    if kind == "linear":
-        return _rope("linear", factor=factor)
-    if kind != "yarn":
-        keys.unsupported("rope.scaling.type", "this architecture has none, linear or yarn")
-    scaling: dict[str, Any] = {"factor": factor}
-    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if keys.has(f"rope.scaling.{key}"):
-            scaling[name] = keys.number(f"rope.scaling.{key}")
-    if keys.has("rope.scaling.original_context_length"):
-        original = keys.integer("rope.scaling.original_context_length")
-        scaling["original_max_position_embeddings"] = original
-    if keys.has("rope.scaling.attn_factor"):
-        # That of the file is multiplied by the one that follows from the factor.
-        own = 0.1 * float(np.log(factor)) + 1.0 if factor > 1 else 1.0
-        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor") * own
-    return _rope("yarn", **scaling)
-
-
-def _rope(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"rope_scaling": {"rope_type": kind, **fields}}
-
-
-def _window(keys: Fields) -> int | None:
-    window = keys.integer("attention.sliding_window", 0, least=0)
-    return window or None
-
-
-def _experts(model: _Model, field: str) -> dict[str, Any]:
-    return {
-        field: model.keys.integer("expert_count"),
-        "num_experts_per_tok": model.keys.integer("expert_used_count"),
-    }
-
-
-def _qwen3_moe(model: _Model) -> dict[str, Any]:
-    return _qwen3(model) | {
-        **_experts(model, "num_experts"),
-        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # files don't say, and llama.cpp has it so
-    }
-
-
-def _qwen2_moe(model: _Model) -> dict[str, Any]:
-    return _qwen2(model) | {
-        **_experts(model, "num_experts"),
-        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": model.keys.integer("expert_shared_feed_forward_length"),
-        "qkv_bias": model.has_bias("attn_q"),
-        "norm_topk_prob": False,
-    }
-
-
-def _olmoe(model: _Model) -> dict[str, Any]:
-    biases = {"attention_bias": model.has_bias("attn_q"), "norm_topk_prob": False}
-    return _whole_heads(model, _sizes(model)) | _experts(model, "num_experts") | biases
-
-
-def _mixtral(model: _Model, config: dict[str, Any]) -> dict[str, Any]:
-    return config | {
-        "architectures": ["MixtralForCausalLM"],
-        "sliding_window": _window(model.keys),
-        **_experts(model, "num_local_experts"),
-    }
-
-
-def _llama(model: _Model) -> dict[str, Any]:
-    config = _whole_heads(model, _sizes(model))
+def _llama(model: FileModel) -> dict[str, Any]:
+    config = whole_heads(model, sizes(model))
     if model.keys.integer("expert_count", 0, least=0):
-        return _mixtral(model, config)
-    if (window := _window(model.keys)) is not None:
+        return mixtral(model, config)
+    if (window := window_of(model.keys)) is not None:
         return config | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     biases = {"attention_bias": model.has_bias("attn_q"), "mlp_bias": model.has_bias("ffn_up")}
     return config | biases
 
 
-def _qwen2(model: _Model) -> dict[str, Any]:
-    return _whole_heads(model, _sizes(model))
+def _qwen2(model: FileModel) -> dict[str, Any]:
+    return whole_heads(model, sizes(model))
 
 
-def _qwen3(model: _Model) -> dict[str, Any]:
+def _qwen3(model: FileModel) -> dict[str, Any]:
     return _qwen2(model) | {"attention_bias": model.has_bias("attn_q")}
 
 
-def _gemma(model: _Model, pattern: int, large: int) -> dict[str, Any]:
+def _gemma(model: FileModel, pattern: int, large: int) -> dict[str, Any]:
     """`large` is the number of layers of the model of 27 B, whose scores are scaled by another
     number than the others', which files don't say."""
-    config = _whole_heads(model, _sizes(model))
-    keys, layers, window = model.keys, config["num_hidden_layers"], _window(model.keys)
+    config = whole_heads(model, sizes(model))
+    keys, layers, window = model.keys, config["num_hidden_layers"], window_of(model.keys)
     scalar = config["head_dim"]
     if layers == large:
         scalar = config["hidden_size"] / config["num_attention_heads"]
@@ -312,20 +190,20 @@ def _pattern(keys: Fields, default: int) -> int:
     return keys.integer("attention.sliding_window_pattern", default)
 
 
-def _gemma2(model: _Model) -> dict[str, Any]:
+def _gemma2(model: FileModel) -> dict[str, Any]:
     return _gemma(model, pattern=2, large=46)
 
 
-def _gemma3(model: _Model) -> dict[str, Any]:
+def _gemma3(model: FileModel) -> dict[str, Any]:
     sliding = model.keys.number("rope.freq_base_swa", 10_000.0)
     return _gemma(model, pattern=6, large=62) | {"rope_local_base_freq": sliding}
 
 
-def _phi3(model: _Model) -> dict[str, Any]:
-    config, keys = _sizes(model), model.keys
+def _phi3(model: FileModel) -> dict[str, Any]:
+    config, keys = sizes(model), model.keys
     rotated = keys.integer("rope.dimension_count", config["head_dim"])
     config["partial_rotary_factor"] = rotated / config["head_dim"]
-    config["sliding_window"] = _window(keys)
+    config["sliding_window"] = window_of(keys)
     if keys.has("rope.scaling.original_context_length"):
         original = keys.integer("rope.scaling.original_context_length")
         config["original_max_position_embeddings"] = original
@@ -335,14 +213,14 @@ def _phi3(model: _Model) -> dict[str, Any]:
         if f"rope_factors_{length}.weight" in model.shapes
     }
     if not factors:
-        return config | _scaled_rope(model)
+        return config | scaled_rope(model)
     if keys.has("rope.scaling.attn_factor"):
         said, original = keys.number("rope.scaling.attn_factor"), _original(config)
         # Files have it in float32. The number that it was rounded from follows from the lengths.
         own = longrope_scale(config["max_position_embeddings"] / original, original)
         if np.float32(said) != np.float32(own):
             factors["attention_factor"] = said
-    return config | _rope("longrope", **factors)
+    return config | rope("longrope", **factors)
 
 
 def _original(config: dict[str, Any]) -> int:
@@ -350,7 +228,7 @@ def _original(config: dict[str, Any]) -> int:
     return config.get("original_max_position_embeddings", ORIGINAL_POSITIONS_OF_PHI3)
 
 
-def _gpt2(model: _Model) -> dict[str, Any]:
+def _gpt2(model: FileModel) -> dict[str, Any]:
     keys = model.keys
     return {
         "n_embd": keys.integer("embedding_length"),
@@ -365,12 +243,12 @@ def _gpt2(model: _Model) -> dict[str, Any]:
 class _Family(NamedTuple):
     architecture: str
     """In config.json."""
-    read: Callable[[_Model], dict[str, Any]]
+    read: Callable[[FileModel], dict[str, Any]]
     keys: frozenset[str]
     """All that files may say."""
 
 
-def _family(architecture: str, read: Callable[[_Model], dict[str, Any]], *keys: str) -> _Family:
+def _family(architecture: str, read: Callable[[FileModel], dict[str, Any]], *keys: str) -> _Family:
     return _Family(architecture, read, _EVERYWHERE | _ROTARY | set(keys))
 
 
@@ -379,14 +257,24 @@ _PATTERN = "attention.sliding_window_pattern"
 _EXPERT_WIDTH = "expert_feed_forward_length"
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
 _CAPS = "attn_logit_softcapping", "final_logit_softcapping"
+_LATENTS = (
+    "attention.kv_lora_rank", "attention.q_lora_rank", "attention.key_length_mla",
+    "attention.value_length_mla", "rope.scaling.yarn_log_multiplier", "leading_dense_block_count",
+    "expert_shared_count", "expert_weights_scale", "expert_weights_norm", "expert_gating_func",
+    "expert_group_count", "expert_group_used_count",
+)  # fmt: skip
 
 FAMILIES: Mapping[str, _Family] = {
     "llama": _family("LlamaForCausalLM", _llama, _WINDOW),
     "qwen2": _family("Qwen2ForCausalLM", _qwen2),
     "qwen3": _family("Qwen3ForCausalLM", _qwen3),
-    "qwen2moe": _family("Qwen2MoeForCausalLM", _qwen2_moe, _EXPERT_WIDTH, _SHARED_WIDTH),
-    "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe, _EXPERT_WIDTH),
-    "olmoe": _family("OlmoeForCausalLM", _olmoe, _EXPERT_WIDTH),
+    "qwen2moe": _family("Qwen2MoeForCausalLM", qwen2_moe, _EXPERT_WIDTH, _SHARED_WIDTH),
+    "qwen3moe": _family("Qwen3MoeForCausalLM", qwen3_moe, _EXPERT_WIDTH),
+    "olmoe": _family("OlmoeForCausalLM", olmoe, _EXPERT_WIDTH),
+    "gpt-oss": _family(
+        "GptOssForCausalLM", gpt_oss, _EXPERT_WIDTH, _WINDOW, _PATTERN, "rope.freq_base_swa"
+    ),
+    "deepseek2": _family("DeepseekV2ForCausalLM", deepseek2, _EXPERT_WIDTH, *_LATENTS),
     "gemma2": _family("Gemma2ForCausalLM", _gemma2, _WINDOW, _PATTERN, *_CAPS),
     "gemma3": _family(
         "Gemma3ForCausalLM", _gemma3, _WINDOW, _PATTERN, *_CAPS, "rope.freq_base_swa"
@@ -395,5 +283,5 @@ FAMILIES: Mapping[str, _Family] = {
     "gpt2": _Family("GPT2LMHeadModel", _gpt2, _EVERYWHERE | {"attention.layer_norm_epsilon"}),
 }
 """What `general.architecture` may be."""
-_MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe")
+_MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "deepseek2")
 """Families that may have experts."""

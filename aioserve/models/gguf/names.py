@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["checkpoint_name", "expert_names", "stored_name"]
+__all__ = ["checkpoint_name", "expert_names", "part_names", "stored_name"]
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
@@ -35,6 +35,25 @@ _QWEN2_MOE = _QWEN_MOE | {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _MIXTRAL = _LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"}
+_GPT_OSS = _LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
+_DEEPSEEK = _QWEN_MOE | {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 _GEMMA = _LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -60,6 +79,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen2moe": _QWEN2_MOE,
     "qwen3moe": _QWEN_MOE,
     "olmoe": _QWEN_MOE,
+    "gpt-oss": _GPT_OSS,
+    "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": _PHI3,
@@ -80,8 +101,25 @@ _STACKED: Mapping[str, Mapping[str, str]] = {
     "qwen2moe": _QWEN_EXPERTS,
     "qwen3moe": _QWEN_EXPERTS,
     "olmoe": _QWEN_EXPERTS,
+    "gpt-oss": _QWEN_EXPERTS,
+    "deepseek2": _QWEN_EXPERTS,
 }
 """Tensors that hold those of all experts of a layer, one after the other."""
+
+_COMPOSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gpt-oss": {"gate_up_proj": ("gate_proj", "up_proj")},
+    "deepseek2": {"kv_b_proj": ("k_b_proj", "v_b_proj")},
+}
+"""What directories have as one tensor, and files may have as several."""
+
+
+def part_names(family: str, name: str) -> tuple[str, ...]:
+    """Names that the parts would have in a directory which files of `family` may have in place of
+    the tensor `name`; (): there are none."""
+    module, _, kind = name.rpartition(".")
+    at, _, last = module.rpartition(".")
+    parts = _COMPOSED.get(family, {}).get(last, ())
+    return tuple(f"{at}.{part}.{kind}" for part in parts)
 
 
 def expert_names(family: str, name: str, experts: int) -> list[str] | None:
@@ -99,9 +137,11 @@ def checkpoint_name(family: str, name: str) -> str | None:
     directory; None if it has no name there."""
     names = _NAMES[family]
     if (layer := _LAYER.fullmatch(name)) is not None:
+        at = f"{'transformer.h' if family == 'gpt2' else 'model.layers'}.{layer[1]}"
+        if (whole := names.get(f"{layer[2]}.{layer[3]}")) is not None:
+            return f"{at}.{whole}"
         inside = names.get(layer[2])
-        layers = "transformer.h" if family == "gpt2" else "model.layers"
-        return None if inside is None else f"{layers}.{layer[1]}.{inside}.{layer[3]}"
+        return None if inside is None else f"{at}.{inside}.{layer[3]}"
     if (outside := _OUTSIDE.fullmatch(name)) is not None:
         found = names.get(outside[1])
         return None if found is None else f"{found}.{outside[2]}"

@@ -7,6 +7,7 @@ norms of Gemma with 1 added. Here they are put back. No torch here.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
-from aioserve.models.architecture import Architecture, Heads, Tensor
+from aioserve.models.architecture import Architecture, Heads, Mixer, Tensor
 from aioserve.models.families.experts import MOST_EXPERTS
+from aioserve.models.gguf.composed import composed, part_shapes
 from aioserve.models.gguf.config import architecture_of
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
-from aioserve.models.gguf.names import checkpoint_name, expert_names
+from aioserve.models.gguf.names import checkpoint_name, expert_names, part_names
 from aioserve.models.gguf.parts import open_parts
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import (
@@ -118,6 +120,8 @@ class GGUFWeights(StoredWeights):
         self._architecture = architecture
         self._stack = ExitStack()
         self._found: dict[str, StoredTensor] = {}
+        self._parts: dict[str, tuple[str, ...]] = {}
+        """What is there in place of tensors, by their names."""
         try:
             files = open_parts(path, self._stack)
             self._family = architecture_of(files[0].metadata, str(path))
@@ -142,30 +146,33 @@ class GGUFWeights(StoredWeights):
 
     def close(self) -> None:
         self._found.clear()
+        self._parts.clear()
         self._stack.close()
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.name in self._found
+        return tensor.name in self._found or tensor.name in self._parts
 
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
+        if (names := self._parts.get(tensor.name)) is not None:
+            first, second = (self._part(self._found[name]) for name in names)
+            return composed(self._mixer, tensor, first, second)
         stored = self._found[tensor.name]
         paired = paired_heads(self._family, self._architecture.heads, tensor)
         less = norm_offset(self._architecture, tensor)
         if stored.dtype in PLAIN and not (paired or less or tensor.transposed):
             plain = Plain(PLAIN[stored.dtype])
             return StoredLinear(plain, {"weight": stored}, tensor.rows, tensor.columns)
-        form = _BY_NAME[stored.dtype]
-        rows = msgspec.structs.replace(
-            stored, dtype="U8", shape=(tensor.rows, form.bytes_per_row(tensor.columns))
-        )
-        integers = _integer_form(form)
-        return StoredLinear(
-            Blocks(form, paired, less),
-            {"weight": rows},
-            tensor.rows,
-            tensor.columns,
-            0 if integers is None else integers.group_size,
-        )
+        blocks = Blocks(_BY_NAME[stored.dtype], paired, less)
+        return _described(stored, tensor.rows, tensor.columns, blocks)
+
+    @property
+    def _mixer(self) -> Mixer:
+        return self._architecture.layers[0].mixer
+
+    def _part(self, stored: StoredTensor) -> StoredLinear:
+        """A tensor that is a part of another, by itself, as the file has it."""
+        *rows, columns = (*stored.shape, 1) if len(stored.shape) == 1 else stored.shape
+        return _described(stored, math.prod(rows), columns, Blocks(_BY_NAME[stored.dtype]))
 
     def _place(self, stored: StoredTensor) -> bool:
         """False for a tensor without a name in the architecture."""
@@ -181,7 +188,8 @@ class GGUFWeights(StoredWeights):
 
     def _named(self, stored: StoredTensor) -> Iterator[tuple[str | None, StoredTensor]]:
         """The tensors that one of a file holds, by their names in the architecture."""
-        experts = stored.shape[0] if len(stored.shape) == 3 else 0
+        axes = 2 if stored.name.endswith(".bias") else 3
+        experts = stored.shape[0] if len(stored.shape) == axes else 0
         names = None
         if 0 < experts <= MOST_EXPERTS:
             names = expert_names(self._family, stored.name, experts)
@@ -195,25 +203,42 @@ class GGUFWeights(StoredWeights):
 
     def _check(self, left: list[StoredTensor]) -> None:
         expected = expected_tensors(self._architecture)
-        check_there(self._path, self._architecture, self._found)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, tensor in expected.items():
+            parts = part_names(self._family, name)
+            if parts and name not in self._found and all(part in self._found for part in parts):
+                self._parts[name] = parts
+                shapes |= zip(parts, part_shapes(self._mixer, tensor), strict=True)
+            elif len(tensor.shape) == 1:
+                shapes[name] = (tensor.rows,)
+            else:
+                shapes[name] = (tensor.rows, tensor.columns)
+        check_there(self._path, self._architecture, {*self._found, *self._parts})
         for name, stored in self._found.items():
-            if (tensor := expected.get(name)) is None:
+            if (shape := shapes.get(name)) is None:
                 left.append(stored)
                 continue
-            vector = len(tensor.shape) == 1
-            shape = (tensor.rows,) if vector else (tensor.rows, tensor.columns)
             if stored.shape != shape:
                 raise WeightsError(
                     f"{stored.label} has shape {list(stored.shape)}, and its metadata ask for "
                     f"{list(shape)}"
                 )
-            if vector and stored.dtype not in PLAIN:
+            if len(shape) == 1 and stored.dtype not in PLAIN:
                 raise WeightsError(f"{stored.label} is a vector of {stored.dtype}, must be floats")
         if left:
             names = some_names(stored.name for stored in left)
             raise WeightsError(
                 f"{self._path}: the architecture {self._family} has no place for {names}"
             )
+
+
+def _described(stored: StoredTensor, rows: int, columns: int, blocks: Blocks) -> StoredLinear:
+    """A weight [rows, columns] that is stored as blocks."""
+    shape = rows, blocks.form.bytes_per_row(columns)
+    weight = msgspec.structs.replace(stored, dtype="U8", shape=shape)
+    integers = _integer_form(blocks.form)
+    size = 0 if integers is None else integers.group_size
+    return StoredLinear(blocks, {"weight": weight}, rows, columns, size)
 
 
 def norm_offset(architecture: Architecture, tensor: Tensor) -> float:

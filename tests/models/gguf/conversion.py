@@ -38,6 +38,9 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
+    "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
+    "DeepseekV3ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 
 
@@ -48,11 +51,13 @@ def convert(
     weights: str = "F32",
     formats: Mapping[str, str] | None = None,
     pre: str = "gpt-2",
+    splits_latents: bool = True,
 ) -> Path:
     """Write the model in `directory` as `file`.
 
     weights: format of matrices, whose rows must be whole blocks. Vectors are F32.
     formats: by a part of a matrix's name in the file, its format instead.
+    splits_latents: whether what expands latents is written in two tensors, as since May 2025.
     """
     config = json.loads((directory / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
@@ -60,15 +65,20 @@ def convert(
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_type("model")
     (_gpt2_settings if "n_embd" in config else _settings)(writer, config)
+    if "kv_lora_rank" in config:
+        _latent_settings(writer, config, splits_latents)
     _tokenizer(writer, directory, config, pre)
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     names = gguf.get_tensor_name_map(architecture, layers)
-    for name, tensor in (*stacked(tensors).items(), *_rope_tensors(config).items()):
+    tensors = in_parts(config, stacked(tensors), splits_latents)
+    for name, tensor in (*tensors.items(), *_rope_tensors(config).items()):
         stored = name if name.startswith("rope") else names.get_name(name, (".weight", ".bias"))
         assert stored is not None, name
+        stored += ".weight" if stored.endswith("sinks") else ""
         tensor = converted(architecture, name, tensor, config)
         given = [value for part, value in (formats or {}).items() if part in stored]
-        form = "F32" if tensor.ndim == 1 else given[0] if given else weights
+        is_vector = tensor.ndim == 1 or stored.endswith(".bias")
+        form = "F32" if is_vector else given[0] if given else weights
         kind = gguf.GGMLQuantizationType[form]
         rows = quantized(tensor.reshape(-1, tensor.shape[-1]), form)
         rows = rows.reshape(*tensor.shape[:-1], -1)
@@ -96,6 +106,39 @@ def stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
+def in_parts(
+    config: dict[str, Any], tensors: Mapping[str, Array], splits_latents: bool
+) -> dict[str, Array]:
+    """The tensors, with those in several that files have in several."""
+    found: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("e_score_correction_bias"):
+            name = name.replace("_bias", ".bias")
+        if "kv_b_proj" in name and splits_latents:
+            sizes = config["qk_nope_head_dim"], config["v_head_dim"]
+            heads = tensor.reshape(-1, sum(sizes), tensor.shape[-1])
+            keys, values = heads[:, : sizes[0]], heads[:, sizes[0] :]
+            found[name.replace("kv_b", "k_b")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            found[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values)
+        elif config["architectures"][0] == "GptOssForCausalLM" and ".experts." in name:
+            for part, rows in _of_gpt_oss(name, tensor):
+                found[part] = np.ascontiguousarray(rows)
+        else:
+            found[name] = tensor
+    return found
+
+
+def _of_gpt_oss(name: str, tensor: Array) -> list[tuple[str, Array]]:
+    """Experts of a layer as files have them: each output a row, gate and up apart."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    at = name.removesuffix("_bias")
+    rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
+    if "gate_up_proj" not in at:
+        return [(f"{at}.{kind}", rows)]
+    gate, up = (at.replace("gate_up", part) for part in ("gate", "up"))
+    return [(f"{gate}.{kind}", rows[:, ::2]), (f"{up}.{kind}", rows[:, 1::2])]
+
+
 def with_bytes_vocabulary(model: Path, directory: Path) -> Path:
     """The model again, with a vocabulary that GGUF has."""
     directory.mkdir()
@@ -114,20 +157,23 @@ def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    if (experts := config.get("num_experts", config.get("num_local_experts"))) is not None:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if experts := next((config[name] for name in names if name in config), None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    is_gpt_oss = config["model_type"] == "gpt_oss"
+    if inner := config.get("intermediate_size" if is_gpt_oss else "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(inner)
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1)))
+    if "kv_lora_rank" not in config:
+        writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1)))
     if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3"):
         writer.add_sliding_window(config["sliding_window"])
     if "sliding_window_pattern" in config:
@@ -148,6 +194,33 @@ def _settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+
+
+def _latent_settings(writer: gguf.GGUFWriter, config: dict[str, Any], splits: bool) -> None:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    key, value = config["qk_nope_head_dim"] + rotated, config["v_head_dim"]
+    writer.add_head_count_kv(1 if splits else config["num_attention_heads"])
+    writer.add_key_length(rank + rotated if splits else key)
+    writer.add_value_length(rank if splits else value)
+    if splits:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    is_sigmoid = config["model_type"] == "deepseek_v3"
+    writer.add_expert_shared_count(config.get("n_shared_experts", 1))
+    writer.add_expert_weights_scale(config.get("routed_scaling_factor", 2.5 if is_sigmoid else 1.0))
+    if is_sigmoid:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+    if "n_group" in config:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if scaling := config.get("rope_scaling"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
 
 
 def _gpt2_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -27,13 +27,19 @@ from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 PROMPT = [(7 * i) % VOCAB_SIZE for i in range(40)]
-NOT_WRITTEN = ("qwen2-sliding", "qwen3-sliding", "qwen2-moe-normalized")
-"""Converters have no place for their windows and their layers without experts."""
+NOT_WRITTEN = ("qwen2-sliding", "qwen3-sliding", "qwen2-moe-normalized", "deepseek3-halves")
+"""Converters have no place for their windows, their layers without experts, and another rotation of
+latents."""
 SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     # What files don't say is as llama.cpp has it.
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
     "qwen2-moe": {"decoder_sparse_step": 1},
+    "gpt-oss": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    "deepseek3": {
+        "rope_scaling": {**CONFIGS["deepseek3"]["rope_scaling"], "mscale": 0.7},
+        "num_nextn_predict_layers": 0,
+    },
 }
 NAMES = [
     name
@@ -70,7 +76,7 @@ def test_the_config_is_that_of_the_directory(tmp_path: Path, name: str) -> None:
         ropes = {layer.mixer.rope for layer in found.layers}
         assert [rope.kind for rope in ropes if rope is not None] == ["longrope"]
         found = replace(found, layers=expected.layers)
-    if name == "mistral-full":  # without a window it is Llama
+    if name in ("mistral-full", "deepseek3"):  # without a window it is Llama, without experts V2
         found = replace(found, architecture=expected.architecture)
     assert replace(found, dtype="float32") == expected
 

@@ -1,0 +1,175 @@
+"""Mixtures of experts as files of llama.cpp's converters tell them. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aioserve.models.fields import Fields
+from aioserve.models.gguf.file import short_decimal
+from aioserve.models.gguf.shared import (
+    FileModel,
+    each_layer,
+    scaled_rope,
+    sizes,
+    whole_heads,
+    window_of,
+)
+
+__all__ = ["deepseek2", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
+
+_SOFTMAX, _SIGMOID = 1, 2
+"""What `expert_gating_func` may be here."""
+
+
+def mixtral(model: FileModel, config: dict[str, Any]) -> dict[str, Any]:
+    """config: of the model as a Llama, which files call it."""
+    return config | {
+        "architectures": ["MixtralForCausalLM"],
+        "sliding_window": window_of(model.keys),
+        **_experts(model, "num_local_experts"),
+    }
+
+
+def qwen2_moe(model: FileModel) -> dict[str, Any]:
+    return whole_heads(model, sizes(model)) | {
+        **_experts(model, "num_experts"),
+        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": model.keys.integer("expert_shared_feed_forward_length"),
+        "qkv_bias": model.has_bias("attn_q"),
+        "norm_topk_prob": False,
+    }
+
+
+def qwen3_moe(model: FileModel) -> dict[str, Any]:
+    return whole_heads(model, sizes(model)) | {
+        **_experts(model, "num_experts"),
+        "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
+        "attention_bias": model.has_bias("attn_q"),
+        "norm_topk_prob": True,  # files don't say, and llama.cpp has it so
+    }
+
+
+def olmoe(model: FileModel) -> dict[str, Any]:
+    biases = {"attention_bias": model.has_bias("attn_q"), "norm_topk_prob": False}
+    return whole_heads(model, sizes(model)) | _experts(model, "num_experts") | biases
+
+
+def gpt_oss(model: FileModel) -> dict[str, Any]:
+    keys, config = model.keys, whole_heads(model, sizes(model))
+    if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
+        keys.unsupported("rope.freq_base_swa", "all layers of this architecture have one base")
+    pattern = keys.integer("attention.sliding_window_pattern", 2)
+    layers = range(config["num_hidden_layers"])
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
+        # Files don't say, and llama.cpp rounds. The model's makers don't: so it was trained.
+        scaling["truncate"] = False
+    return config | {
+        "rope_scaling": scaling,
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers
+        ],
+        "attention_bias": model.has_bias("attn_q"),
+        **_experts(model, "num_local_experts"),
+    }
+
+
+def deepseek2(model: FileModel) -> dict[str, Any]:
+    """DeepSeek V2, or V3 where a sigmoid scores the experts."""
+    keys = model.keys
+    rank, rotated = keys.integer("attention.kv_lora_rank"), keys.integer("rope.dimension_count")
+    key, value = _latent_heads(keys, rank, rotated)
+    layers, heads = keys.integer("block_count"), each_layer(keys, "attention.head_count")
+    # One where files have what is cached, of which all heads make their own keys and values.
+    cached = each_layer(keys, "attention.head_count_kv", heads)
+    if cached not in (1, heads):
+        keys.invalid("attention.head_count_kv", f"1, or the number of heads, {heads}")
+    dense = keys.integer("leading_dense_block_count", 0, least=0)
+    config = {
+        "hidden_size": keys.integer("embedding_length"),
+        "intermediate_size": each_layer(keys, "feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "attention_bias": model.has_bias("attn_kv_a_mqa"),
+        "kv_lora_rank": rank,
+        "q_lora_rank": keys.integer("attention.q_lora_rank", 0, least=0) or None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
+        "first_k_dense_replace": dense,
+        "num_nextn_predict_layers": 0,
+        **_latent_rope(model),
+    }
+    return config | _routed(model) if dense < layers else config
+
+
+def _experts(model: FileModel, field: str) -> dict[str, Any]:
+    return {
+        field: model.keys.integer("expert_count"),
+        "num_experts_per_tok": model.keys.integer("expert_used_count"),
+    }
+
+
+def _latent_heads(keys: Fields, rank: int, rotated: int) -> tuple[int, int]:
+    """Dimensions of a head's key and of its value. Files whose keys and values are those that are
+    cached have the heads' own under other names."""
+    key, value = "attention.key_length", "attention.value_length"
+    if keys.has(f"{key}_mla"):
+        for name, cached in ((key, rank + rotated), (value, rank)):
+            if keys.integer(name, cached) != cached:
+                keys.invalid(name, f"{cached}, which are cached of a token")
+        key, value = f"{key}_mla", f"{value}_mla"
+    found = keys.integer(key)
+    if found <= rotated:
+        keys.invalid(key, f"above rope.dimension_count {rotated}")
+    return found, keys.integer(value)
+
+
+def _latent_rope(model: FileModel) -> dict[str, Any]:
+    keys, found = model.keys, scaled_rope(model)
+    if not found or found["rope_scaling"]["rope_type"] != "yarn":
+        return found
+    if keys.has("rope.scaling.attn_factor"):
+        keys.unsupported("rope.scaling.attn_factor", "yarn_log_multiplier scales this architecture")
+    # A tenth of mscale_all_dim, which mscale equals.
+    scale = short_decimal(np.float32(10 * keys.number("rope.scaling.yarn_log_multiplier")))
+    found["rope_scaling"] |= {"mscale": scale, "mscale_all_dim": scale}
+    return found
+
+
+def _routed(model: FileModel) -> dict[str, Any]:
+    """How the experts are chosen. Files say what differs from a softmax over one group."""
+    keys = model.keys
+    scores = keys.integer("expert_gating_func", _SOFTMAX)
+    if scores not in (_SOFTMAX, _SIGMOID):
+        keys.unsupported("expert_gating_func", "known are 1, a softmax, and 2, a sigmoid")
+    normalized = keys.flag("expert_weights_norm", False)
+    groups = keys.integer("expert_group_count", 1)
+    top_groups = keys.integer("expert_group_used_count", groups)
+    config = {
+        **_experts(model, "n_routed_experts"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.integer("expert_shared_count"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+    if scores == _SIGMOID:
+        return config | {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "norm_topk_prob": normalized,
+            "n_group": groups,
+            "topk_group": top_groups,
+        }
+    if normalized:
+        keys.unsupported("expert_weights_norm", "weights of a softmax are as it has them")
+    if groups == 1:
+        return config
+    limited = {"n_group": groups, "topk_group": top_groups}
+    return config | limited | {"topk_method": "group_limited_greedy"}
