@@ -42,6 +42,8 @@ _ENDS = frozenset(
 )  # fmt: skip
 """Control tokens that end a completion, whatever else the file says. Files name one or two of those
 that generation_config.json lists."""
+_HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
+"""Where a vocabulary has both, GPT-OSS's, `<|end|>` ends one message of several alone."""
 _PIECE = 2000
 """Entries of JSON that are made in one call, which takes less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
@@ -282,11 +284,15 @@ class GGUFVocabulary:
         return [] if token_id is None else [token_id]
 
     def _ends(self) -> Iterator[int]:
+        ends, of_message = _ENDS, None
+        if self._ids.keys() >= _HARMONY_ENDS:
+            ends, of_message = ends | _HARMONY_ENDS, self._ids.get("<|end|>")
         for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
-            if (token_id := self._token_id(name)) is not None:
+            token_id = self._token_id(name)
+            if token_id not in (None, of_message):
                 yield token_id
-        for token_id in sorted(self._ids[name] for name in _ENDS & self._ids.keys()):
-            if self.kinds[token_id] == TokenKind.CONTROL:
+        for token_id in sorted(self._ids[name] for name in ends & self._ids.keys()):
+            if self.kinds[token_id] == TokenKind.CONTROL and token_id != of_message:
                 yield token_id
 
     # -- reading

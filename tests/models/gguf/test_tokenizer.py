@@ -104,6 +104,12 @@ def test_every_way_to_cut_loses_nothing(pre: str, text: str) -> None:
     [
         ("smollm", "a 12 it's", ["a", "Ġ", "1", "2", "Ġit", "'s"]),
         ("deepseek-coder", "a 12\nit's", ["a", "Ġ", "1", "2", "Ċ", "it", "'", "s"]),
+        (
+            "deepseek-llm",
+            "a 12\nit's é, b",
+            ["a", "Ġ", "1", "2", "Ċ", "it", "'", "s", "ĠÃ©", ",", "Ġb"],
+        ),
+        ("deepseek-v3", "a1234 .it's\n", ["a", "123", "4", "Ġ.", "it", "'s", "Ċ"]),
         ("llama-bpe", "a 1234 IT'S", ["a", "Ġ", "123", "4", "ĠIT", "'S"]),
         ("qwen2", "a 12 IT'S", ["a", "Ġ", "1", "2", "ĠIT", "'S"]),
         ("tekken", "aBc 12/\n", ["a", "Bc", "Ġ", "1", "2", "/Ċ"]),
@@ -130,6 +136,22 @@ def test_a_piece_that_is_a_token_is_one_where_merges_are_ignored() -> None:
             "tokenizer.ggml.merges": ["b c"],
         }
         assert tokenizer_of(metadata).encode("abc") == ids
+
+
+def test_a_message_of_gpt_oss_is_no_completion() -> None:
+    """Its answers are several messages, of which a call and the last end otherwise."""
+    marks = ["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"]
+    for tokens, ends in ((["a", *marks], (1, 3, 4)), (["a", *marks[:2]], (1, 2))):
+        metadata = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-4o",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array([3 if "<" in token else 1 for token in tokens]),
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 1,
+            "tokenizer.ggml.eot_token_id": 2,
+        }
+        assert GGUFVocabulary(metadata, "x.gguf").eos_token_ids == ends
 
 
 def test_qwen_composes_characters_first() -> None:
