@@ -16,9 +16,11 @@ import msgspec
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, kv_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
+from aioserve.models.computed import CUDA_ATTENTION
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
+from aioserve.models.limits import too_large
 from aioserve.models.quantization.config import read_scheme
 
 __all__ = ["ModelSizes", "ParameterCount", "count_expert", "count_idle", "count_parameters"]
@@ -97,6 +99,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             windows=tuple(layer.mixer.window for layer in config.layers),
             max_position_embeddings=config.max_position_embeddings,
             dtype=config.dtype if config.quantization is None else config.quantization.precision,
+            refused=too_large(config, CUDA_ATTENTION) or "",
         )
 
     @classmethod

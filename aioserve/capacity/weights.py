@@ -80,4 +80,6 @@ def weights_of(files: ModelFiles, quantization: str | None = None) -> ModelWeigh
         with WeightReading(files, formats=formats, quantization=quantization) as reading:
             return reading.expected_memory
 
-    return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(CUDA))
+    # Sizes that GPUs have no kernels for take as much there.
+    any_sizes = msgspec.structs.replace(CUDA, attention=None)
+    return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(any_sizes))

@@ -23,8 +23,10 @@ from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ConfigError, ModelError
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.models.computed import CUDA_ATTENTION
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.identity import computation_digest, weights_digest
+from aioserve.models.limits import too_large
 from aioserve.models.resolve import resolve
 from aioserve.plugins import PluginRegistry
 
@@ -108,6 +110,8 @@ def facts_of_model(name: str) -> Facts:
 
 def _facts_of_files(files: ModelFiles) -> Facts:
     config, weights = files.config(), files.weight_file_bytes()
+    why = too_large(config, CUDA_ATTENTION)
+    refused = {} if why is None else {"on_a_gpu": f"refused: {why}"}
     return {
         "architecture": config.architecture,
         "takes": "text, not the images that it could" if config.is_text_alone else "text",
@@ -118,6 +122,7 @@ def _facts_of_files(files: ModelFiles) -> Facts:
         "formats": _formats(files),
         "tokenizer": files.why_no_tokenizer() is None,
         "chat_template": files.chat_template() is not None,
+        **refused,
     }
 
 

@@ -1,4 +1,4 @@
-"""What a backend's linear layers compute, and what is held in memory for them.
+"""What a backend's kernels compute, and what is held in memory for them.
 
 Known before torch is imported, so that weights are read into the form that it wants meanwhile.
 Imports nothing of the package, so all may import it.
@@ -15,14 +15,36 @@ import numpy.typing as npt
 
 __all__ = [
     "CUDA",
+    "CUDA_ATTENTION",
     "NATIVE",
+    "NATIVE_ATTENTION",
     "PLAIN_FLOATS",
+    "AttentionLimits",
     "Code",
     "ComputedFormats",
     "FloatRows",
     "GroupedRows",
     "HeldLinear",
 ]
+
+
+class AttentionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Largest sizes that a backend's kernels for attention take."""
+
+    devices: str
+    """What computes, for messages."""
+    head_dim: int
+    """Numbers of a head; of latents, those that are rotated."""
+    latent_rank: int
+    """Numbers of a latent."""
+    latent_dim: int
+    """Those and the rotated ones."""
+    otherwise: str = ""
+    """What computes larger ones, for messages."""
+
+    def largest_rank(self, rotated_dim: int) -> int:
+        """Largest latent beside so many rotated numbers."""
+        return min(self.latent_rank, self.latent_dim - rotated_dim)
 
 
 class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +60,8 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     """Bits of the integers with scales in groups that it multiplies, in ascending order."""
     coded_floats: bool = False
     """Whether it multiplies floats of 8 and 4 bits that are codes with scales in groups, too."""
+    attention: AttentionLimits | None = None
+    """Sizes that it has kernels for; None: any."""
     integer_activations: bool = True
     """Whether rows may become int8 where they meet integers, and E4M3 where they meet E4M3."""
 
@@ -47,11 +71,30 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
+NATIVE_ATTENTION = AttentionLimits(
+    devices="CPUs",
+    head_dim=256,
+    latent_rank=1024,
+    latent_dim=1024,
+    otherwise='backend="reference" computes larger ones, slowly',
+)
+CUDA_ATTENTION = AttentionLimits(devices="GPUs", head_dim=256, latent_rank=512, latent_dim=768)
+
 NATIVE = ComputedFormats(
-    dtypes=("float32", "bfloat16"), packed=True, integer_bits=(4, 5, 6, 8), coded_floats=True
+    dtypes=("float32", "bfloat16"),
+    packed=True,
+    integer_bits=(4, 5, 6, 8),
+    coded_floats=True,
+    attention=NATIVE_ATTENTION,
 )
 PLAIN_FLOATS = ComputedFormats(dtypes=_DTYPES, packed=False)
-CUDA = ComputedFormats(dtypes=_DTYPES, packed=False, integer_bits=(4, 8), coded_floats=True)
+CUDA = ComputedFormats(
+    dtypes=_DTYPES,
+    packed=False,
+    integer_bits=(4, 8),
+    coded_floats=True,
+    attention=CUDA_ATTENTION,
+)
 
 Code = Literal["integers", "chosen", "e4m3", "table"]
 """What the values of rows are: integers, codes of 4 bits for integers in a table, floats of E4M3,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from aioserve import _native
-from aioserve.errors import ConfigError, ModelError, WeightsError
+from aioserve.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.computed import ComputedFormats, HeldLinear
@@ -23,6 +23,7 @@ from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles
 from aioserve.models.held_decoding import HeldDecoding
+from aioserve.models.limits import too_large
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
 from aioserve.models.stored import Plain, StoredLinear, StoredWeights, source_of
 from aioserve.models.weight_memory import (
@@ -98,6 +99,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         length = limit if max_model_len is None else max_model_len
         if not 1 <= length <= limit:
             raise ConfigError(f"max_model_len must be in [1, {limit}] for this model, got {length}")
+        if (why := too_large(config, formats.attention)) is not None:
+            raise UnsupportedModelError(f"{files.config_values()[1]}: {why}")
         self._stored = files.weights(config)
         try:
             if quantization is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.models.computed import NATIVE_ATTENTION
 from aioserve.ops.batch import Batch
 from aioserve.ops.checks import own
 from aioserve.ops.kv_cache import KVCache, KVShape, lazy_memory
@@ -34,8 +35,6 @@ __all__ = [
 
 CPU = torch.device("cpu")
 
-MAX_HEAD_DIM = 256
-MAX_LATENT_DIM = 1024
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -180,11 +179,11 @@ class NativeKVCache(KVCache):
         dtype, bfloat16 = sizes.dtype, is_bfloat16("dtype", sizes.dtype)
         num_pages, layers, planes, heads, page_size, head_dim = sizes.plain()
         rank = sizes.latent_rank
-        largest = MAX_LATENT_DIM if rank else MAX_HEAD_DIM
-        if head_dim > largest or head_dim - rank > MAX_HEAD_DIM:
+        limits = NATIVE_ATTENTION
+        if head_dim - rank > limits.head_dim or rank > limits.largest_rank(head_dim - rank):
             raise ValueError(
-                f"head_dim must be at most {MAX_HEAD_DIM}, or {MAX_LATENT_DIM} of latents with at "
-                f"most {MAX_HEAD_DIM} beyond latent_rank {rank}, got {head_dim}"
+                f"head_dim must be at most {limits.head_dim}, or {limits.latent_dim} of latents "
+                f"with at most {limits.head_dim} beyond latent_rank {rank}, got {head_dim}"
             )
         padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
         shape = (num_pages, layers, planes, heads, page_size * padded_dim)

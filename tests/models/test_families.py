@@ -219,7 +219,7 @@ def test_experts_are_counted_by_either_name() -> None:
     [
         ("mixtral", {"num_experts_per_tok": 6}, "at most num_local_experts 5, got 6"),
         ("mixtral", {"num_local_experts": 1025}, r"num_local_experts must be .*1024\], got 1025"),
-        ("olmoe", {"num_experts": 1024, "num_hidden_layers": 65}, "at most 1008 in each of 65"),
+        ("olmoe", {"num_experts": 1024, "num_hidden_layers": 65}, "at most 504 in each of 65"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         ("qwen2-moe", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of layers"),
         ("qwen2-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer"),

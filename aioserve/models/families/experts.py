@@ -14,8 +14,8 @@ __all__ = ["MOST_EXPERTS", "gated_mlp", "mixture", "read_routing", "router", "sp
 _ALSO = "num_local_experts"
 MOST_EXPERTS = 1024
 """Most experts of a layer. Each is described before the checkpoint can say that it is missing."""
-MOST_IN_ALL = 1 << 16
-"""Most experts of all layers together: DeepSeek-V3 has 14,848."""
+MOST_IN_ALL = 1 << 15
+"""Most experts of all layers together: DeepSeek-V3 has 14,848, Kimi K2 23,040."""
 
 
 def read_routing(config: Fields, field: str, experts: int, top_k: int, **other: Any) -> Routing:

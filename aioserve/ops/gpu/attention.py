@@ -20,10 +20,7 @@ from aioserve.ops.gpu.attention_tiles import AttentionTiles, attention_tiles
 from aioserve.ops.gpu.batch import GpuKVLayer
 from aioserve.ops.gpu.latent_attention import latent_attention
 
-__all__ = ["MAX_HEAD_DIM", "PromptAttention", "paged_attention"]
-
-MAX_HEAD_DIM = 256
-"""The largest head that tiles are made for."""
+__all__ = ["PromptAttention", "paged_attention"]
 
 
 class PromptAttention(Protocol):

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.errors import ConfigError
-from aioserve.models.computed import CUDA, HeldLinear
+from aioserve.models.computed import CUDA, CUDA_ATTENTION, HeldLinear
 from aioserve.models.routing import Routing
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
@@ -40,13 +40,12 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.experts import ExpertGate
 from aioserve.ops.gpu import latent_attention, rotary, rowwise, sampling
-from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
+from aioserve.ops.gpu.attention import PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.experts import GpuMixture
 from aioserve.ops.gpu.grouped_linear import GroupedLinear
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
-from aioserve.ops.gpu.latent_attention import MAX_LATENT_RANK
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache
 from aioserve.ops.linear import HeldWeight, Linear, plain
@@ -228,11 +227,14 @@ def _own(at: KVLayer) -> GpuKVLayer:
 def _kv_sizes(shape: KVShape) -> tuple[int, ...]:
     _check_dtype("dtype", shape.dtype)
     sizes = shape.plain()
-    if shape.latent_rank > MAX_LATENT_RANK:
-        raise ValueError(f"latent_rank must be at most {MAX_LATENT_RANK}, got {shape.latent_rank}")
-    if shape.head_dim - shape.latent_rank > MAX_HEAD_DIM:
-        beyond = f" beyond latent_rank {shape.latent_rank}" if shape.latent_rank else ""
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}{beyond}, got {shape.head_dim}")
+    rank, limits = shape.latent_rank, CUDA_ATTENTION
+    if rank > limits.latent_rank:
+        raise ValueError(f"latent_rank must be at most {limits.latent_rank}, got {rank}")
+    if shape.head_dim - rank > limits.head_dim:
+        beyond = f" beyond latent_rank {rank}" if rank else ""
+        raise ValueError(
+            f"head_dim must be at most {limits.head_dim}{beyond}, got {shape.head_dim}"
+        )
     return sizes
 
 

@@ -24,16 +24,12 @@ from aioserve.ops.gpu.attention_tiles import padded_dims
 from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuKVLayer
 
 __all__ = [
-    "MAX_LATENT_RANK",
     "attention_kernel",
     "latent_attention",
     "latent_tile",
     "latent_write",
     "write_kernel",
 ]
-
-MAX_LATENT_RANK = 512
-"""The longest latent that tiles are made for."""
 
 
 class LatentTile(NamedTuple):
