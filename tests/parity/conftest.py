@@ -12,6 +12,7 @@ import torch
 
 from aioserve.ops import Backend, backend_named
 from tests.parity import tiny_models
+from tests.parity.exact import float64_throughout
 
 Oracle = Callable[..., Any]
 
@@ -43,7 +44,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="session")
 def oracle(directory_of: Callable[[str], Path]) -> Oracle:
-    """transformers' model of that name, float32, attention in plain torch.
+    """transformers' model of that name, attention and experts in plain torch, float32 or `dtype`.
 
     `long_context`: with longrope's long factors for short inputs too, as when it serves long ones.
     """
@@ -51,11 +52,12 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     @cache
-    def load(name: str, *, long_context: bool = False) -> Any:
+    def load(name: str, *, long_context: bool = False, dtype: torch.dtype = torch.float32) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory_of(name),
             attn_implementation="eager",
-            dtype=torch.float32,
+            experts_implementation="eager",
+            dtype=dtype,
             output_loading_info=True,
         )
         model, info = loaded
@@ -70,3 +72,16 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
         return model.eval()
 
     return load
+
+
+@pytest.fixture(scope="session")
+def exact_logits(oracle: Oracle) -> Callable[..., torch.Tensor]:
+    """Logits of transformers' model of a name for ids, float64 [ids, vocabulary]: what any order of
+    operations in float32 rounds. Other arguments are those of `oracle`."""
+
+    def compute(name: str, ids: list[int], **options: Any) -> torch.Tensor:
+        model = oracle(name, dtype=torch.float64, **options)
+        with torch.inference_mode(), float64_throughout():
+            return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+    return compute
