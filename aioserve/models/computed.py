@@ -38,7 +38,7 @@ class AttentionLimits(msgspec.Struct, frozen=True, kw_only=True):
     latent_rank: int
     """Numbers of a latent."""
     latent_dim: int
-    """Those and the rotated ones."""
+    """Numbers of a latent and the rotated ones."""
     otherwise: str = ""
     """What computes larger ones, for messages."""
 
