@@ -16,14 +16,17 @@ from safetensors.torch import load_file, save_file
 from aioserve import Engine, SamplingParams
 from aioserve.errors import ModelError, UnsupportedModelError, WeightsError
 from aioserve.models.architecture import Experts, LatentAttention, Tensor, parts_of
+from aioserve.models.computed import CUDA, NATIVE, ComputedFormats
 from aioserve.models.files import model_files
 from aioserve.models.gguf.file import GGUFFile
 from aioserve.models.grouped import E2M1_TWICE
+from aioserve.models.reading import WeightReading
 from aioserve.models.stored import Floats
 from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.conversion import convert, in_parts, stacked, with_bytes_vocabulary
 from tests.models.gguf.test_model import logits_of
 from tests.models.gguf.writing import BY_NAME, Stored, quantized, reference, write_gguf
+from tests.models.quantization import test_mxfp4_experts
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -148,6 +151,28 @@ def test_experts_in_mxfp4_keep_their_four_bits(tmp_path: Path) -> None:
             assert form is not None
             assert (form.bits, form.group_size, form.table) == (4, 32, E2M1_TWICE)
             assert weights[described.weights[0]].format.title == "MXFP4"
+
+
+def test_mxfp4_computes_as_that_of_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both packed, bit for bit: in files low halves of bytes are the first 16 of a block, in
+    directories every second."""
+    monkeypatch.setattr(test_mxfp4_experts, "CONFIG", WIDE["gpt-oss"])
+    packed, floats = test_mxfp4_experts.write(tmp_path)
+    file = convert(floats, tmp_path / "x.gguf", formats={"_exps": "MXFP4"})
+    assert torch.equal(logits_of(file, "native"), logits_of(packed, "native"))
+
+
+@pytest.mark.parametrize("formats", [NATIVE, CUDA], ids=["native", "cuda"])
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("kind", ["alike", "mixed"])
+def test_weights_take_the_memory_that_was_expected(
+    name: str, kind: str, formats: ComputedFormats, files: dict[tuple[str, str], Path]
+) -> None:
+    with WeightReading(model_files(files[name, kind]), formats=formats) as reading:
+        expected = reading.expected_memory
+        assert reading.read().memory == expected
 
 
 @pytest.mark.parametrize("name", LATENT)
