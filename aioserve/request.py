@@ -336,6 +336,9 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     """Which of the request's `n` answers it belongs to, from 0."""
     logprobs: Logprobs | None = None
     """Where `SamplingParams.logprobs` asks for them."""
+    marks: tuple[int, ...] = ()
+    """Indices in `text`, rising, where marks begin that the model wrote as special tokens. Other
+    marks in it were typed. Always empty but in chats whose calls or reasoning have such marks."""
 
     @property
     def logprob(self) -> float | None:

@@ -287,6 +287,12 @@ class ChatFormat:
         """Marks that are special tokens, with their ids."""
         return {name: token_id for token_id, name in self.shown.items()}
 
+    @property
+    def _exact(self) -> frozenset[str]:
+        """Marks that are special tokens, and that are text where the model types them."""
+        typed = self._tools.marks if self._tools and self._tools.takes_typed_marks else ()
+        return frozenset(self.shown.values()) - frozenset(typed)
+
     def _calls_output(self, held: HeldAnswers, tools: type[ToolParser]) -> CallsOutput:
         tags = self._reasoning if isinstance(self._reasoning, ReasoningTags) else None
         style = Style(
@@ -295,6 +301,7 @@ class ChatFormat:
             is_open=tags is not None and bool(self._opened),
             opened=self._opened,
             specials=self._specials,
+            exact=self._exact,
         )
         return calls_output(
             style,
@@ -330,6 +337,7 @@ class ChatFormat:
             opened=self._opened,
             types=self._types,
             or_form=self.held is not None and self.held.form is not None,
+            exact=self._exact,
         )
 
 
@@ -358,11 +366,15 @@ class _Reading:
         if len(tokens) == 1 or self.reader.may_reason:
             parts = joined([self._read(self.reader, token) for token in tokens])
         else:
-            parts = self.reader.push("".join([token.text for token in tokens]))
+            text, marks = "", list[int]()
+            for token in tokens:
+                marks += [len(text) + mark for mark in token.marks]
+                text += token.text
+            parts = self.reader.push(text, marks)
         return self._delta(parts) if parts else None
 
     def _read(self, reader: CompletionReader, token: Token) -> Parts:
-        parts = reader.push(token.text)
+        parts = reader.push(token.text, token.marks)
         self._num_unsaid += 1
         self._count(parts)
         return parts

@@ -118,7 +118,8 @@ class Delivery:
             self.fail(sample.request, failed.with_cause(error))
             return
         index = sample.num_delivered
-        sample.mailbox.put(Token(token_id, text, index, sample.index, logprobs))
+        marks = assembler.marks_in(text) if assembler.shown else ()
+        sample.mailbox.put(Token(token_id, text, index, sample.index, logprobs, marks))
         if index == 0:
             self._table.begin(sample.request)
         sample.num_delivered = index + 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -38,6 +38,8 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     """What the prompt has written of the first message, in a style of channels."""
     specials: Mapping[str, int] = {}
     """Marks that are special tokens, with their ids."""
+    exact: Set[str] = frozenset()
+    """Marks among `specials` that are text where other tokens spell them."""
 
 
 class Rules:
@@ -89,16 +91,23 @@ class Rules:
         return "\n".join([*self._start(), *self._lines, *_TERMINALS, f"WS: /{self.space}/"])
 
     def mark(self, name: str) -> str:
-        """A mark in either way in which it may be written."""
+        """A mark in each way in which it may be written."""
         token_id = self.style.specials.get(name)
+        if name in self.style.exact:
+            return f"<[{token_id}]>"
         return text_of(name) if token_id is None else f"({text_of(name)} | <[{token_id}]>)"
+
+    def without(self, *marks: str) -> str:
+        """Restriction of a terminal to text in which none of the marks is."""
+        typed = [escaped(mark) for mark in marks if mark not in self.style.exact]
+        return f" & ~(ANY /({'|'.join(typed)})/ ANY)" if typed else ""
 
     def texts(self, mark: str | None, name: str = "", starts: Sequence[str] = ()) -> None:
         """Add `TEXT{name}`, text without `mark` that begins with none of `starts`; and the rule
         `up_to{name}`, such a text up to the mark, and that."""
-        without = [f" & ~(ANY {text_of(mark)} ANY)"] if mark else []
-        without += [f" & ~(/{start}/ ANY)" for start in starts]
-        self.add(f"TEXT{name}: ANY" + "".join(without))
+        without = self.without(mark) if mark else ""
+        without += "".join([f" & ~(/{start}/ ANY)" for start in starts])
+        self.add(f"TEXT{name}: ANY{without}")
         if mark:
             self._add_up_to(f"TEXT{name}", f"up_to{name.lower()}", mark)
 
@@ -115,15 +124,16 @@ class Rules:
 
     def first_starts(self) -> list[str]:
         """Starts that a completion which begins with text doesn't have."""
-        if self.style.reasoning is None or self.style.is_open:
+        tags = self.style.reasoning
+        if tags is None or self.style.is_open or tags[0] in self.style.exact:
             return []
-        return [f"{SPACE}*{escaped(self.style.reasoning[0])}"]
+        return [f"{SPACE}*{escaped(tags[0])}"]
 
     def _start(self) -> list[str]:
         if self.style.reasoning is None:
             return ["start: first"]
         opens, closes = self.style.reasoning
-        self.add(f"INNER: ANY & ~(ANY {text_of(closes)} ANY)")
+        self.add(f"INNER: ANY{self.without(closes)}")
         self._add_up_to("INNER", "inner", closes)
         cut = "" if self.or_form else "INNER | "
         if self.style.is_open:
@@ -137,10 +147,15 @@ class Rules:
     def up_to(self, terminal: str, rule: str, mark: str, special: int | None) -> None:
         """Add `rule`: text of a terminal that doesn't have the mark, and the mark, as text or as
         the special token of that id. Does nothing where the rule is there."""
-        or_special = "" if special is None else f" | {terminal} <[{special}]>"
-        line = f"{rule}: {rule}_mark{or_special}"
-        if line not in self._lines:
-            self.add(f"{rule}_mark[lazy]: {terminal} {text_of(mark)}", line)
+        is_typed = mark not in self.style.exact
+        ways = [f"{rule}_mark"] if is_typed else []
+        ways += [] if special is None else [f"{terminal} <[{special}]>"]
+        line = f"{rule}: {' | '.join(ways)}"
+        if line in self._lines:
+            return
+        if is_typed:
+            self.add(f"{rule}_mark[lazy]: {terminal} {text_of(mark)}")
+        self.add(line)
 
 
 _TERMINALS = (

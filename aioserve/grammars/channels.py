@@ -32,7 +32,7 @@ class ChannelOutput(StructuredOutput, frozen=True, kw_only=True):
 def channel_frame(specials: Mapping[str, int], opened: str) -> str:
     """Grammar of a completion whose answer is `@form`. `specials` are marks that are special
     tokens, with their ids. Raises `InvalidSamplingError` where the prompt ends within a head."""
-    style = Style(tools="harmony", opened=opened, specials=specials)
+    style = Style(tools="harmony", opened=opened, specials=specials, exact=specials.keys())
     rules = Rules(style, (), (), one=False, max_whitespace=None)
     _messages(rules, '"analysis"', "@form")
     return rules.text()
@@ -68,8 +68,7 @@ def harmony_calls(rules: Rules) -> None:
 def _messages(rules: Rules, channels: str, answer: str, *, or_else: str = "") -> None:
     """Add `first`: messages in any of these channels, and the answer, or else something."""
     start, channel, message = map(rules.mark, (form.START, form.CHANNEL, form.MESSAGE))
-    marks = "|".join([f"<\\|{mark[2:-2]}\\|>" for mark in form.HarmonyParser.marks])
-    rules.add(f"BODY: ANY & ~(ANY /({marks})/ ANY)")
+    rules.add(f"BODY: ANY{rules.without(*form.HarmonyParser.marks)}")
     rules.up_to("BODY", "to_end", form.END, rules.style.specials.get(form.END))
     rules.add(f"next: to_end {start} {text_of(form.ROLE)}")
     rules.add(f"said: {channel} ({channels}) {message} next")

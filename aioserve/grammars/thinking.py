@@ -20,6 +20,7 @@ from aioserve.text.assembler import TextAssembler
 from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.output_parsers.reasoning import ReasoningReader
 from aioserve.text.output_parsers.registry import ReasoningFormat
+from aioserve.text.output_parsers.typed_marks import TypedMarks
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ThinkingBudget", "ThinkingMatcher"]
@@ -63,6 +64,8 @@ class ThinkingMatcher:
         self._closing: tuple[int, ...] = ()
         """Tokens of the tag that must come next."""
         self._text = TextAssembler(budget.tokenizer, SamplingParams(), budget.shown)
+        exact = frozenset(budget.shown.values()).intersection(budget.reasoning.marks)
+        self._typed = TypedMarks(exact) if exact else None
         reader = budget.reasoning.reader(budget.opened)
         self._reader: ReasoningReader | HarmonyParser | None = reader
         """None once the reasoning has ended."""
@@ -92,7 +95,10 @@ class ThinkingMatcher:
         self._closing = self._closing[1:]
         if self._reader is not None:
             self._num_left -= self._reader.is_inside
-            self._reader.push(self._text.push(token_id)[0])
+            text, _ = self._text.push(token_id)
+            if self._typed is not None:
+                text = self._typed.escaped(text, self._text.marks_in(text))
+            self._reader.push(text)
             if not self._closing:
                 self._look(self._reader)
         return True

@@ -30,19 +30,23 @@ class TextAssembler:
     character final; it may begin before. Of `params` it uses these two and `stop`.
 
     `shown` are special tokens that have a text all the same, also where they end the completion: a
-    parser of its marks reads the last one too. `stops` is the automaton of `params.stop`,
-    which assemblers share; without one the assembler makes its own. Not thread-safe.
+    parser of its marks reads the last one too. `marks_in` says which text is theirs. `stops` is the
+    automaton of `params.stop`, which assemblers share; without one the assembler makes its own. Not
+    thread-safe.
     """
 
     __slots__ = (
         "_detokenizer",
         "_finished",
         "_include",
+        "_marks",
         "_num_blind",
-        "_shown",
+        "_num_chars",
+        "_num_given",
         "_stops",
         "_tokenizer",
         "matched_stop",
+        "shown",
     )
 
     def __init__(
@@ -64,7 +68,11 @@ class TextAssembler:
         self._num_blind = params.min_tokens
         """Tokens to come before a stop string may end the text."""
         self._finished = False
-        self._shown = shown or {}
+        self.shown: Mapping[int, str] = shown or {}
+        self._marks: tuple[int, ...] = ()
+        """Places in the whole text where tokens among `shown` begin that `marks_in` hasn't told."""
+        self._num_chars = self._num_given = 0
+        """Characters that tokens wrote, and how many of them `marks_in` was told of."""
         self.matched_stop: str | None = None
         """The stop string that ended the text, if one did."""
 
@@ -78,12 +86,15 @@ class TextAssembler:
             raise InvariantError(f"token {token_id} after the end of its completion")
         if self._detokenizer is None:
             text = ""
-        elif token_id in self._shown:
-            text = self._detokenizer.flush() + self._shown[token_id]
+        elif token_id in self.shown:
+            text = self._detokenizer.flush()
+            self._marks += (self._num_chars + len(text),)
+            text += self.shown[token_id]
         elif is_end and not self._include:
             text = ""
         else:
             text = self._detokenizer.push(token_id)
+        self._num_chars += len(text)
         if self._stops is None:
             return text, False
         text = self._stops.push(text, may_end=self._num_blind <= 0)
@@ -107,6 +118,15 @@ class TextAssembler:
         tail = self._stops.push(tail, may_end=self._num_blind < 0)
         self.matched_stop = self._stops.matched
         return tail + self._stops.flush()
+
+    def marks_in(self, text: str) -> tuple[int, ...]:
+        """Places in `text`, which is delivered next, where tokens among `shown` begin. It is called
+        with all that `push` and `finish` return, or never."""
+        start = self._num_given
+        self._num_given += len(text)
+        places = [place for place in self._marks if place < self._num_given]
+        self._marks = self._marks[len(places) :]
+        return tuple([place - start for place in places])
 
     def fork(self) -> TextAssembler:
         """Return another that goes on from the same tokens, by itself. O(1)."""

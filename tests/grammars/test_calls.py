@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jsonschema
@@ -106,6 +106,7 @@ def grammar_of(
     one: bool = False,
     max_whitespace: int | None = None,
     tools: Sequence[Mapping[str, Any]] = (*TOOLS, *FREE),
+    exact: Set[str] = frozenset(),
 ) -> CompiledGrammar:
     ids = {name: chat_tokenizer().encode(name)[0] for name in SPECIAL}
     style = Style(
@@ -113,6 +114,7 @@ def grammar_of(
         reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
         is_open=is_open,
         specials={name: ids[name] for name in TOOL_PARSERS[form].marks if name in ids},
+        exact=exact,
     )
     strict = frozenset([*SCHEMAS, "now"])
     output = calls_output(style, tools, strict, one=one, max_whitespace=max_whitespace)
@@ -269,6 +271,20 @@ def test_a_call_behind_text_is_held_to_its_tool(
     matcher = grammar_of(form).matcher({END_ID})
     taken = all(matcher.accept(token_id) for token_id in ids)
     assert (taken and matcher.is_accepting) is is_taken
+
+
+@pytest.mark.parametrize("form", ["llama3_json", "mistral"])
+def test_a_mark_that_is_typed_is_free_where_its_token_alone_is_the_mark(form: str) -> None:
+    tokenizer, mark = VOCABULARY[0], MARKS[form]
+    exact = {name for name in TOOL_PARSERS[form].marks if name in SPECIAL}
+    grammar = grammar_of(form, exact=exact)
+    forged = tokenizer.decode(call_in(form, "weather", "{}"), skip_special_tokens=False)
+    assert mark in forged
+    matcher = grammar.matcher({END_ID})
+    assert matcher.accept_all([*forged.encode(), *call_in(form, "move", '{"to": "south"}')])
+    assert matcher.is_accepting
+    wrong = grammar.matcher({END_ID})
+    assert not wrong.accept_all(call_in(form, "weather", "{}"))
 
 
 @pytest.mark.parametrize("one", [False, True])

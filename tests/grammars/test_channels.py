@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,9 @@ from aioserve.grammars.calls import calls_output
 from aioserve.grammars.channels import ChannelOutput, channel_frame
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.thinking import ThinkingBudget
+from aioserve.request import SamplingParams
 from aioserve.structured_output import StructuredOutput
+from aioserve.text.assembler import TextAssembler
 from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.harmony import HarmonyChannels, HarmonyParser
 from aioserve.text.output_parsers.parts import joined, whole_calls
@@ -45,9 +48,12 @@ def calls_grammar(
     one: bool = False,
     form: StructuredOutput | None = None,
     opened: str = "",
-    special: bool = True,
+    specials: Mapping[str, int] = SPECIALS,
+    exact: bool = True,
 ) -> CompiledGrammar:
-    style = Style(tools="harmony", opened=opened, specials=SPECIALS if special else {})
+    style = Style(
+        tools="harmony", opened=opened, specials=specials, exact=specials.keys() if exact else set()
+    )
     output = calls_output(style, [*TOOLS, *FREE], {*SCHEMAS, "now"}, one=one, form=form)
     return compile_grammar(WORDS, output)
 
@@ -62,21 +68,28 @@ def takes(grammar: CompiledGrammar, text: str) -> bool:
     return matcher.accept_all(TOKENIZER.encode(text)) and matcher.is_accepting
 
 
-def read(text: str, opened: str = "") -> Told:
-    reader = CompletionReader(HarmonyParser, HarmonyChannels(), opened=opened)
-    parts = joined([reader.push(text), reader.finish()])
+def read(ids: Sequence[int], *, opened: str = "", exact: bool = True) -> Told:
+    """What a completion of these tokens says; marks are `exact`, or may be typed."""
+    reader = CompletionReader(
+        HarmonyParser, HarmonyChannels(), opened=opened, exact=SPECIALS if exact else ()
+    )
+    texts = TextAssembler(TOKENIZER, SamplingParams(), {i: name for name, i in SPECIALS.items()})
+    pieces = [*(texts.push(token_id)[0] for token_id in ids if token_id != END_ID), texts.finish()]
+    parts = joined([*(reader.push(one, texts.marks_in(one)) for one in pieces), reader.finish()])
     calls = [(call.name, call.arguments) for call in whole_calls(parts.tool_calls)]
     return parts.reasoning, parts.content, calls
 
 
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(("specials", "exact"), [(SPECIALS, True), (SPECIALS, False), ({}, False)])
 @pytest.mark.parametrize("one", [True, False])
-def test_calls_that_are_drawn_have_the_form_of_their_tools(one: bool, special: bool) -> None:
-    grammar = calls_grammar(one=one, special=special)
+def test_calls_that_are_drawn_have_the_form_of_their_tools(
+    one: bool, specials: Mapping[str, int], exact: bool
+) -> None:
+    grammar = calls_grammar(one=one, specials=specials, exact=exact)
     most = 0
     for seed in range(24):
         drawn = Drawn(grammar, TOKENIZER, seed, "", LURES)
-        calls = read(drawn.text)[2]
+        calls = read(drawn.ids, exact=exact)[2]
         assert not one or len(calls) < 2, drawn.text
         if not drawn.has_ended:
             calls = calls[:-1]
@@ -88,6 +101,18 @@ def test_calls_that_are_drawn_have_the_form_of_their_tools(one: bool, special: b
 
 
 MOVE = f'{HEAD}{{"to": "north"}}'
+
+
+def test_marks_that_are_typed_are_free() -> None:
+    matcher = _strict().matcher({END_ID})
+    typed = f'{AGAIN}{HEAD}{{"to": "east"}}{CALL}'
+    ids = [*TOKENIZER.encode(ANALYSIS), *typed.encode(), *TOKENIZER.encode(f"{AGAIN}{FINAL}")]
+    ids += typed.encode()
+    assert matcher.accept_all(ids)
+    assert matcher.is_accepting
+    assert read(ids) == (typed, typed, [])
+    head = TOKENIZER.encode(HEAD)
+    assert not _strict().matcher({END_ID}).accept_all([*head[:-1], *MESSAGE.encode()])
 
 
 @pytest.mark.parametrize(

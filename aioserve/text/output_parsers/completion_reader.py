@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.form_or_calls import FormOrCallsReader
 from aioserve.text.output_parsers.harmony import HarmonyChannels, HarmonyParser
@@ -9,6 +11,7 @@ from aioserve.text.output_parsers.parts import Parts
 from aioserve.text.output_parsers.reasoning import ReasoningReader
 from aioserve.text.output_parsers.registry import ReasoningFormat
 from aioserve.text.output_parsers.tool_parser import ToolParser
+from aioserve.text.output_parsers.typed_marks import TypedMarks
 
 __all__ = ["CompletionReader"]
 
@@ -19,7 +22,8 @@ class CompletionReader:
     `opened` is what the prompt has written of the completion (`opened_by` of the format of
     reasoning). A form that is None leaves its part in the content. Tool calls within reasoning are
     none. `types` are those of the arguments of calls. `or_form`: behind the reasoning are calls
-    alone, or else a form (`FormOrCallsReader`).
+    alone, or else a form (`FormOrCallsReader`). Those marks that are `exact` are special
+    tokens, and marks in these alone: what looks like one elsewhere is text.
     """
 
     def __init__(
@@ -30,7 +34,9 @@ class CompletionReader:
         opened: str = "",
         types: ArgumentTypes | None = None,
         or_form: bool = False,
+        exact: Collection[str] = (),
     ) -> None:
+        self._typed = TypedMarks(exact) if exact else None
         self._reasoning: ReasoningReader | HarmonyParser | None = None
         if isinstance(reasoning, HarmonyChannels):
             tells_calls = tools is HarmonyParser
@@ -46,10 +52,16 @@ class CompletionReader:
         """Whether more reasoning can come."""
         return self._reasoning is not None and not self._reasoning.has_ended
 
-    def push(self, text: str) -> Parts:
-        """Take more text; return what became known."""
+    def push(self, text: str, marks: Sequence[int] = ()) -> Parts:
+        """Take more text, in which special tokens begin at the indices `marks`; return what became
+        known."""
         if not text:
             return Parts()
+        if self._typed is None:
+            return self._read(text)
+        return self._typed.unescaped(self._read(self._typed.escaped(text, marks)))
+
+    def _read(self, text: str) -> Parts:
         parts = Parts(text) if self._reasoning is None else self._reasoning.push(text)
         if self._tools is None or not parts.content:
             return parts
@@ -58,6 +70,10 @@ class CompletionReader:
 
     def finish(self) -> Parts:
         """End the text; return what was held back. Nothing may be pushed afterwards."""
+        parts = self._ended()
+        return parts if self._typed is None else self._typed.unescaped(parts)
+
+    def _ended(self) -> Parts:
         parts = Parts() if self._reasoning is None else self._reasoning.finish()
         if self._tools is None:
             return parts

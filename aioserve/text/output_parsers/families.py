@@ -40,6 +40,7 @@ class HermesParser(ToolParser):
     name = "hermes"
     marks: ClassVar[tuple[str, ...]] = (HERMES_OPENS, HERMES_CLOSES)
     opens: ClassVar[tuple[str, ...]] = (HERMES_OPENS,)
+    takes_typed_marks: ClassVar[bool] = True
 
     @classmethod
     def reads(cls, source: str) -> bool:

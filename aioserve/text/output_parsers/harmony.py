@@ -11,8 +11,8 @@ namespace (`browser.search`, `python`), and the arguments may be no JSON. All el
 Messages of one kind are joined by a break of line.
 
 A completion begins behind `<|start|>assistant`, which the prompt ends with. A head in which the
-text ends says nothing. The marks are special tokens: text that looks like one is taken for it, but
-in strings of arguments, which only JSON ends.
+text ends says nothing. Text that looks like a mark is one here, but in strings of arguments, which
+only JSON ends; `TypedMarks` escapes what the model typed.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class TaggedParser(ToolParser):
     """One behind the other."""
     value_closes: ClassVar[str]
     ends: ClassVar[str]
+    takes_typed_marks: ClassVar[bool] = True
     line: ClassVar[str] = ""
     """What stands on both sides of a value, once, and is no part of it."""
 
