@@ -187,6 +187,7 @@ class ChatFormat:
         tool_parser: object,
         reasoning_parser: object,
         strict_tools: object,
+        required_tools: object,
         parallel_tool_calls: object,
         max_whitespace: object,
     ) -> ChatFormat:
@@ -200,6 +201,7 @@ class ChatFormat:
             tool_parser = "none"
         held = held_answers(
             strict_tools,
+            required_tools,
             parallel_tool_calls,
             max_whitespace,
             is_structured=is_structured,
@@ -230,12 +232,14 @@ class ChatFormat:
         read = tool_parser_named(tool_parser, source, has_tools=is_told)
         if read is not None:
             check_marked(held, read)
-        elif held is not None and held.strict:
-            raise InvalidRequestError(
-                "strict_tools go with tools, and a tool_parser that reads calls of them",
-                argument="strict_tools",
-                value=sorted(held.strict),
-            )
+        elif held is not None:
+            for argument, named in held.names.items():
+                if named:
+                    raise InvalidRequestError(
+                        f"{argument} go with tools, and a tool_parser that reads calls of them",
+                        argument=argument,
+                        value=sorted(named),
+                    )
         reasoning = reasoning_format_named(reasoning_parser, source)
         if whole is not None and not is_said and isinstance(reasoning, ReasoningTags):
             reasoning = None
@@ -243,23 +247,25 @@ class ChatFormat:
 
     def conversation_is(self, conversation: Conversation) -> None:
         """Look at the tools, and at a message that the completions continue. Raises
-        `InvalidRequestError` for a strict tool that isn't there."""
+        `InvalidRequestError` for a strict or required tool that isn't there."""
         if conversation.continue_final_message:
             self._begun = conversation.messages[-1]["content"]
         self._told = conversation.tools or ()
         self._types = ArgumentTypes(self._told)
         if self.held is not None:
             names = {_name_of(tool) for tool in self._told}
-            if unknown := self.held.strict - names:
-                raise InvalidRequestError(
-                    f"strict_tools must be names of functions in tools, got {min(unknown)!r:.300}",
-                    argument="strict_tools",
-                    value=min(unknown),
-                )
+            for argument, named in self.held.names.items():
+                if unknown := named - names:
+                    raise InvalidRequestError(
+                        f"{argument} must be names of functions in tools, got "
+                        f"{min(unknown)!r:.300}",
+                        argument=argument,
+                        value=min(unknown),
+                    )
             if len(names) < len(self._told) or None in names:
                 raise InvalidRequestError(
-                    "tools must be functions with names of their own where some are strict, or an "
-                    "answer is of some form",
+                    "tools must be functions with names of their own where some are strict or "
+                    "required, or an answer is of some form",
                     argument="tools",
                 )
 
@@ -310,6 +316,7 @@ class ChatFormat:
             one=held.one,
             max_whitespace=held.max_whitespace,
             form=held.form,
+            required=held.required,
         )
 
     def budget(
@@ -319,9 +326,12 @@ class ChatFormat:
         holds the completions."""
         if self._reasoning is None or model.tokenizer is None:
             raise InvariantError("a budget of reasoning that can't be told")
+        reasoning = self._reasoning
+        if isinstance(reasoning, HarmonyChannels) and self.held is not None and self.held.required:
+            reasoning = HarmonyChannels(calls=True)
         return ThinkingBudget(
             num_tokens=num_tokens,
-            reasoning=self._reasoning,
+            reasoning=reasoning,
             opened=self._opened,
             shown=self.shown,
             tokenizer=model.tokenizer,
@@ -336,7 +346,7 @@ class ChatFormat:
             self._reasoning,
             opened=self._opened,
             types=self._types,
-            or_form=self.held is not None and self.held.form is not None,
+            alone=self.held is not None and self.held.is_whole,
             exact=self._exact,
         )
 

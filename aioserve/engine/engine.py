@@ -289,6 +289,7 @@ class Engine(EngineFacts, EnteredByAsync):
         tool_parser: ToolParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
         strict_tools: Sequence[str] = (),
+        required_tools: Sequence[str] = (),
         parallel_tool_calls: bool = True,
         max_whitespace: int | None = None,
         **options: Unpack[StreamOptions],
@@ -304,12 +305,13 @@ class Engine(EngineFacts, EnteredByAsync):
 
         With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
         tools, and the arguments of a call to one of these are what its parameters take; all else
-        that the model writes is free. With `parallel_tool_calls=False`, which goes with them, it
-        calls one at most; `max_whitespace`, too, is that of `StructuredOutput` for the JSON of
-        calls.
+        that the model writes is free. With `required_tools`, such names too, an answer is calls of
+        these, one at least, and nothing else beside reasoning; their arguments are held likewise.
+        With `parallel_tool_calls=False`, which goes with both, it calls one at most;
+        `max_whitespace`, too, is that of `StructuredOutput` for the JSON of calls.
 
         The other options and errors are those of `stream`, and `InvalidRequestError` where a
-        parser is unknown, or a strict tool is.
+        parser is unknown, or a strict or required tool is.
         """
         check_names("chat", options, StreamOptions)
         live = self._lifecycle.usable()
@@ -325,6 +327,7 @@ class Engine(EngineFacts, EnteredByAsync):
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             strict_tools=strict_tools,
+            required_tools=required_tools,
             parallel_tool_calls=parallel_tool_calls,
             max_whitespace=max_whitespace,
         )

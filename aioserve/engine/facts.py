@@ -12,7 +12,8 @@ from aioserve.errors import EngineState, InvalidRequestError, ModelError
 from aioserve.execution.runner import ModelLimits
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
-from aioserve.text.output_parsers.registry import tells_tool_parser
+from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.output_parsers.registry import tells_tool_parser, tool_parser_named
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["EngineFacts"]
@@ -69,6 +70,16 @@ class EngineFacts:
         if template is None or not template.reads("tools"):
             return False
         return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
+
+    @property
+    def calls_in_channels(self) -> bool:
+        """Whether the model writes calls as messages in channels, as it writes its answers: so
+        `chat` reads them, and JSON in an answer isn't what the model was trained to call with."""
+        template = self._lifecycle.started().model.chat_template
+        if template is None or not self.reads_tool_calls:
+            return False
+        name, source = self.config.tool_parser, template.source
+        return tool_parser_named(name, source, has_tools=True) is HarmonyParser
 
     @property
     def retrieval(self) -> Retrieval:

@@ -1,4 +1,5 @@
-"""What a caller of `Engine.chat` asks answers to be held to: calls of tools, or else a form.
+"""What a caller of `Engine.chat` asks answers to be held to: calls of tools, which may be required,
+or else a form.
 
 Must not know how a model writes calls, but for whether a mark begins them.
 """
@@ -31,6 +32,18 @@ class HeldAnswers(msgspec.Struct, frozen=True):
     """Most characters of white space at each place of their JSON, as in `StructuredOutput`."""
     form: StructuredOutput | None = None
     """What an answer without calls is. None: text."""
+    required: frozenset[str] = frozenset()
+    """Names of tools that an answer calls, one of them at least, and says nothing else."""
+
+    @property
+    def names(self) -> dict[str, frozenset[str]]:
+        """Names of tools, by the argument that gave them."""
+        return {"strict_tools": self.strict, "required_tools": self.required}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer with calls has nothing beside them."""
+        return self.form is not None or bool(self.required)
 
 
 def has_tools(tools: object) -> bool:
@@ -51,8 +64,15 @@ def form_beside_calls(
 
 
 def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
-    """Raise `InvalidRequestError` where calls, as the parser reads them, couldn't be told from the
-    form."""
+    """Raise `InvalidRequestError` where calls, as the parser reads them, have no mark, and there is
+    to be nothing else, or a form that they couldn't be told from."""
+    if held is not None and held.required and not parser.opens:
+        raise InvalidRequestError(
+            "required_tools must be empty where the model writes calls as "
+            f"{parser.name} reads them, without a mark; a structured_output of calls requires them",
+            argument="required_tools",
+            value=sorted(held.required),
+        )
     if held is not None and held.form is not None and not parser.opens:
         raise InvalidRequestError(
             "structured_output must be None beside tools that the model may call: it writes calls "
@@ -64,6 +84,7 @@ def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
 
 def held_answers(
     strict_tools: object,
+    required_tools: object,
     parallel_tool_calls: object,
     max_whitespace: object,
     *,
@@ -75,15 +96,17 @@ def held_answers(
     `InvalidRequestError`."""
     names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
     strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
+    required = frozenset(check(InvalidRequestError, "required_tools", required_tools, names))
     parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
     rule = optional(integer(0, MAX_WHITESPACE))
     space = check(InvalidRequestError, "max_whitespace", max_whitespace, rule)
     values = {"parallel_tool_calls": (parallel, True), "max_whitespace": (space, None)}
-    is_held = bool(strict) or form is not None
+    is_held = bool(strict or required) or form is not None
     for name, (value, plain) in values.items():
         if not is_held and value is not plain:
             raise InvalidRequestError(
-                f"{name} must be {plain} without strict_tools, or a form beside tools, got {value}",
+                f"{name} must be {plain} without strict_tools, required_tools or a form beside "
+                f"tools, got {value}",
                 argument=name,
                 value=value,
             )
@@ -93,4 +116,10 @@ def held_answers(
             argument="strict_tools",
             value=strict_tools,
         )
-    return HeldAnswers(strict, not parallel, space, form) if is_held else None
+    if required and is_structured:
+        raise InvalidRequestError(
+            "required_tools must be empty beside a structured_output: the completion is calls",
+            argument="required_tools",
+            value=required_tools,
+        )
+    return HeldAnswers(strict, not parallel, space, form, required) if is_held else None

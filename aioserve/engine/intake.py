@@ -243,11 +243,13 @@ class Intake:
     ) -> None:
         chat_format.conversation_is(conversation)
         held = chat_format.held
-        if held is not None and held.strict and not self._params.end_ids(params):
-            raise InvalidRequestError(
-                "strict_tools must be empty where no token id ends an answer",
-                argument="strict_tools",
-            )
+        if held is not None and not self._params.end_ids(params):
+            for argument, named in held.names.items():
+                if named:
+                    raise InvalidRequestError(
+                        f"{argument} must be empty where no token id ends an answer",
+                        argument=argument,
+                    )
 
     def truncation_of(
         self, options: Mapping[str, Any], params: SamplingParams

@@ -55,6 +55,7 @@ class Rules:
         *,
         one: bool,
         max_whitespace: int | None,
+        alone: bool = False,
         or_form: bool = False,
     ) -> None:
         self.style = style
@@ -62,9 +63,10 @@ class Rules:
         self.parameters = parameters
         """Schemas of the arguments of each function."""
         self.one = one
+        self.alone = alone or or_form
+        """Whether no text stands beside calls: behind the reasoning are calls and nothing else."""
         self.or_form = or_form
-        """Whether calls or `form`, a rule that the caller adds, follow the reasoning; if not, calls
-        alone do."""
+        """Whether `form`, a rule that the caller adds, may take the place of calls."""
         self.schemas: list[str] = []
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []
@@ -135,7 +137,7 @@ class Rules:
         opens, closes = self.style.reasoning
         self.add(f"INNER: ANY{self.without(closes)}")
         self._add_up_to("INNER", "inner", closes)
-        cut = "" if self.or_form else "INNER | "
+        cut = "" if self.alone else "INNER | "
         if self.style.is_open:
             return [f"start: {cut}inner body"]
         self.add(f"opened: SPACE? {self.mark(opens)}")
@@ -176,8 +178,8 @@ def marked(
     be `bare`, and none begins with these otherwise. `after` names the text behind a call. `around`
     are marks that may stand around calls: where they are special tokens, no text has them."""
     rules.add(r"EDGE: /[ \t\r\n]{1,2}/")
-    if rules.or_form:
-        _calls_or_form(rules, mark, around)
+    if rules.alone:
+        _calls_alone(rules, mark, around)
         return
     opens, closes = map(rules.style.specials.get, around or ("", ""))
     behind = "" if closes is None else f" (EDGE? <[{closes}]>)?"
@@ -197,14 +199,15 @@ def marked(
         rules.add(f"{rule}: {bare}TEXT{name} | {turn(name)} rest")
 
 
-def _calls_or_form(rules: Rules, mark: str, around: tuple[str, str] | None) -> None:
+def _calls_alone(rules: Rules, mark: str, around: tuple[str, str] | None) -> None:
     """`first` and `body`, completions without text."""
     turn = f"{rules.mark(mark)} held"
     if around is not None:
         opens, closes = map(rules.mark, around)
         turn = f"({opens} EDGE?)? {turn} (EDGE? {closes})?"
     rules.add(f"turn: {turn}")
-    rules.add(f"first: form | {'turn' if rules.one else 'turn (EDGE? turn)*'}")
+    form = "form | " if rules.or_form else ""
+    rules.add(f"first: {form}{'turn' if rules.one else 'turn (EDGE? turn)*'}")
     rules.add("body: EDGE? first")
 
 

@@ -3,7 +3,8 @@
     Sure. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call> Wait for it.
     free      │       one of the names, and what its schema takes         │         free
 
-Or holds all of the completion, which is then calls alone, or JSON of a form (`CallsOutput.form`).
+Or holds all of the completion, which is then calls alone, or else JSON of a form
+(`CallsOutput.form`).
 
 A call begins where the parser of that style (`aioserve.text.output_parsers`) begins to read one: at
 a mark, or where the completion starts with a brace. What is free is therefore exactly the text that
@@ -58,20 +59,32 @@ def calls_output(
     one: bool,
     max_whitespace: int | None = None,
     form: StructuredOutput | None = None,
+    required: Set[str] = frozenset(),
 ) -> CallsOutput:
     """Make the structured output of completions with calls of `tools`, as a chat template has them.
     Arguments of those named in `strict` are what their parameters take, of others any object.
     `one`: there is one call at most. `max_whitespace` is that of `StructuredOutput`, for the JSON
     of calls. `form`, JSON, takes the place of all text: completions are calls, or else of that
-    form; every call of the style begins with a mark. Raises `InvalidSamplingError`."""
+    form; every call of the style begins with a mark. With `required` tools, completions are calls
+    of these, which are strict, and nothing else. Raises `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
+    if required:
+        functions = [function for function in functions if function["name"] in required]
+        strict = strict | required
     names = [_name(function, index) for index, function in enumerate(functions)]
     parameters = [
         _parameters(function) if name in strict else _ANY_OBJECT
         for function, name in zip(functions, names, strict=True)
     ]
-    or_form = form is not None
-    rules = Rules(style, names, parameters, one=one, max_whitespace=max_whitespace, or_form=or_form)
+    rules = Rules(
+        style,
+        names,
+        parameters,
+        one=one,
+        max_whitespace=max_whitespace,
+        alone=bool(required),
+        or_form=form is not None,
+    )
     _FAMILIES[style.tools](rules)
     schemas = tuple(rules.schemas)
     if (chars := sum(map(len, schemas))) > MAX_CHARS:

@@ -44,7 +44,7 @@ def harmony_calls(rules: Rules) -> None:
     if len(named) < len(rules.names):
         raise refused(
             f"have names of letters, digits, '_', '-' and '.', at most {MAX_WORD_CHARS}, "
-            "where one is strict and the model writes harmony"
+            "where one is strict or required and the model writes harmony"
         )
     channel, message = rules.mark(form.CHANNEL), rules.mark(form.MESSAGE)
     rules.add(f'kind: (" "? {rules.mark(form.CONSTRAIN)} "json" | " json")?')
@@ -58,29 +58,37 @@ def harmony_calls(rules: Rules) -> None:
     ends = f"({rules.mark(form.CALL)} | {rules.mark(form.END)})"
     again = "" if rules.one else f" ({ends} {rules.mark(form.START)} {text_of(form.ROLE)} call)*"
     rules.add(f"calls: call{again} {rules.mark(form.CALL)}?")
-    if rules.or_form:
-        _messages(rules, '"analysis"', "form", or_else="calls")
+    if rules.alone:
+        _messages(rules, '"analysis"', "form" if rules.or_form else "", or_else="calls")
     else:
         _messages(rules, '"analysis" | "commentary" | "final"', "BODY", or_else="calls")
     rules.add("body: first")
 
 
 def _messages(rules: Rules, channels: str, answer: str, *, or_else: str = "") -> None:
-    """Add `first`: messages in any of these channels, and the answer, or else something."""
+    """Add `first`: messages in any of these channels, and the answer, or else something. The
+    `answer` may be empty: then there is none."""
     start, channel, message = map(rules.mark, (form.START, form.CHANNEL, form.MESSAGE))
     rules.add(f"BODY: ANY{rules.without(*form.HarmonyParser.marks)}")
     rules.up_to("BODY", "to_end", form.END, rules.style.specials.get(form.END))
     rules.add(f"next: to_end {start} {text_of(form.ROLE)}")
     rules.add(f"said: {channel} ({channels}) {message} next")
-    last = f'{channel} "final" {message} {answer}'
-    rules.add(f"last: {last} | {or_else}" if or_else else f"last: {last}")
+    ways = [f'{channel} "final" {message} {answer}'] if answer else []
+    ways += [or_else] if or_else else []
+    rules.add(f"last: {' | '.join(ways)}")
     opened = rules.style.opened
     if not opened:
         rules.add("first: said* last")
     elif form.is_reasoning_opened(opened):
         rules.add("first: next said* last")
-    elif opened.endswith(form.MESSAGE):
+    elif opened.endswith(form.MESSAGE) and answer:
         rules.add(f"first: {answer}")
+    elif not answer:
+        raise InvalidSamplingError(
+            "required_tools must be empty where the prompt has begun a message that is no "
+            f"reasoning, got a prompt that ends with {opened!r:.300}",
+            argument="required_tools",
+        )
     else:
         raise InvalidSamplingError(
             "structured_output must be None where the prompt ends within the head of a message, "

@@ -79,7 +79,7 @@ def read(name: str, reasoning: ReasoningTags | None, is_open: bool, texts: list[
     types = ArgumentTypes([*TOOLS, *FREE])
     parser = TOOL_PARSERS[name]
     reader = CompletionReader(
-        parser, reasoning, opened="<think>" * is_open, types=types, or_form=True
+        parser, reasoning, opened="<think>" * is_open, types=types, alone=True
     )
     return joined([*(reader.push(text) for text in texts), reader.finish()])
 

@@ -202,7 +202,6 @@ async def test_effort_and_builtin_tools_reach_the_template() -> None:
 
 
 CITY = json.dumps({"city": "Oslo"})
-LISTED = json.dumps([{"name": "weather", "arguments": {"city": "Oslo"}}])
 NAMED = {"type": "function", "function": {"name": "weather"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": TOOL["parameters"]}}
 
@@ -213,8 +212,8 @@ FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": TOOL["para
         (FINAL + CITY, {"tools": None, "response_format": FORM}, CITY),
         (FINAL + CITY, {"response_format": FORM}, CITY),
         (call("Oslo"), {"response_format": FORM}, ""),
-        (FINAL + LISTED, {"tool_choice": "required"}, ""),
-        (FINAL + CITY, {"tool_choice": NAMED}, ""),
+        (call("Oslo"), {"tool_choice": "required"}, ""),
+        (call("Oslo"), {"tool_choice": NAMED}, ""),
         (call("Oslo"), {"tools": [{"type": "function", "function": TOOL | {"strict": True}}]}, ""),
     ],
 )
@@ -229,3 +228,82 @@ async def test_forms_hold_the_answer_or_its_calls_and_never_the_reasoning(
     assert (said["content"] or "") == content
     calls = [json.loads(one["function"]["arguments"]) for one in said.get("tool_calls") or []]
     assert calls == ([] if content else [{"city": "Oslo"}])
+
+
+REQUIRED: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        CHAT | {"tool_choice": "required"},
+        CHAT | {"tool_choice": NAMED},
+        CHAT | {"tool_choice": "required", "structured_outputs": {"max_whitespace": 0}},
+    ],
+    "/v1/responses": [
+        RESPONSES | {"tool_choice": "required"},
+        RESPONSES | {"tool_choice": {"type": "function", "name": "weather"}},
+    ],
+    "/v1/messages": [
+        MESSAGES | {"tool_choice": {"type": "any"}},
+        MESSAGES | {"tool_choice": {"type": "tool", "name": "weather"}},
+    ],
+}
+
+
+def calls_of(whole: dict[str, Any]) -> list[Any]:
+    """Arguments of the calls of an answer of any API."""
+    if "choices" in whole:
+        (choice,) = whole["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        told = choice["message"]["tool_calls"]
+        return [json.loads(one["function"]["arguments"]) for one in told]
+    if "output" in whole:
+        calls = [item for item in whole["output"] if item["type"] == "function_call"]
+        assert whole["output"][0]["type"] == "reasoning"
+        assert whole["output"][1:] == calls
+        return [json.loads(one["arguments"]) for one in calls]
+    assert whole["content"][0]["type"] == "thinking"
+    return [block["input"] for block in whole["content"][1:]]
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+async def test_a_call_that_must_be_made_is_one_in_its_channel(path: str) -> None:
+    compact = ANALYSIS + call("Oslo").replace(": ", ":") + "<|call|>"
+    async with scripted(compact, template=TEMPLATE) as (_, _, client):
+        for body in REQUIRED[path]:
+            whole = (await posted(client, path, body)).json()
+            assert calls_of(whole) == [{"city": "Oslo"}]
+            told = (await posted(client, path, body | {"stream": True})).text
+            if path == "/v1/chat/completions":
+                assert chat_joined(events_of(told)[:-1]) == chat_whole(whole)
+            elif path == "/v1/responses":
+                streamed = event_checks.checked_response(event_checks.events_of(told))
+                assert calls_of(streamed) == calls_of(whole)
+            else:
+                streamed = event_checks.checked_message(event_checks.events_of(told))
+                assert calls_of(streamed) == calls_of(whole)
+
+
+@pytest.mark.parametrize("change", [{"tool_choice": "required"}, {"tool_choice": NAMED}])
+async def test_a_call_that_must_be_made_has_its_form_and_is_cut_off_without_content(
+    change: dict[str, Any],
+) -> None:
+    wrong = ANALYSIS + call("Oslo").replace("city", "town")
+    async with scripted(wrong, template=TEMPLATE) as (_, _, client):
+        answer = await client.post("/v1/chat/completions", json=CHAT | change)
+        assert answer.status_code == 500, answer.text  # the script ignores its mask
+    async with scripted(ANALYSIS + call("Oslo"), template=TEMPLATE) as (_, _, client):
+        for most in (3, 12, 20, 40):
+            body = CHAT | change | {"max_tokens": most}
+            (choice,) = (await posted(client, "/v1/chat/completions", body)).json()["choices"]
+            assert choice["finish_reason"] == "length"
+            assert not choice["message"]["content"]
+
+
+async def test_of_several_calls_that_must_be_made_one_is_told_where_one_is_asked_for() -> None:
+    twice = f"{ANALYSIS}{call('Oslo')}<|end|><|start|>assistant{call('Bonn')}<|call|>"
+    async with scripted(twice, template=TEMPLATE) as (_, _, client):
+        body = CHAT | {"tool_choice": "required"}
+        whole = (await posted(client, "/v1/chat/completions", body)).json()
+        assert calls_of(whole) == [{"city": "Oslo"}, {"city": "Bonn"}]
+        # The mask of one call, which the script ignores.
+        for change in ({"tool_choice": NAMED}, {"parallel_tool_calls": False}):
+            answer = await client.post("/v1/chat/completions", json=body | change)
+            assert answer.status_code == 500, answer.text

@@ -16,7 +16,7 @@ from aioserve.server.bodies import Strict, converted
 from aioserve.server.chat_parts.answering import Asked
 from aioserve.server.chat_parts.plan import (
     AnswerPlan,
-    check_tools,
+    fitted,
     json_schema,
     named_tool,
     planned,
@@ -193,6 +193,7 @@ NAMES = {
     "prompt": "messages",
     "tenant": "metadata.user_id",
     "strict_tools": "tools",
+    "required_tools": "tools",
     "thinking_token_budget": "thinking.budget_tokens",
 }
 
@@ -335,7 +336,7 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     most = call.settings.max_metadata_value_chars
     check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
     plan = plan_of(call, body)
-    check_tools(call.engine, plan)
+    plan = fitted(call.engine, plan)
     forced = plan.function is not None or plan.reads_list
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, "tools" if forced else "output_config.format")
     given = {

@@ -3,8 +3,8 @@ likes, or calls that it must make.
 
 A call that must be made is structured output like any other, so it can't fail: the schema of a list
 of calls, or of the arguments of the one function that was named. Knows how such completions are
-read again. Calls that the model makes if it likes are the engine's to hold to their schemas, where
-tools are strict.
+read again. But a model that writes calls in channels is held to calls there (`fitted`). Calls that
+the model makes if it likes are the engine's to hold to their schemas, where tools are strict.
 
 Tools and choices among them are written as in bodies of `/v1/chat/completions`; other APIs make the
 same of what they have. They mean the same in all APIs; only their names differ.
@@ -32,7 +32,7 @@ __all__ = [
     "ResponseFormat",
     "Tool",
     "calls_schema",
-    "check_tools",
+    "fitted",
     "form_field",
     "json_object",
     "json_schema",
@@ -223,6 +223,8 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The first is told, and no other."""
     strict: tuple[str, ...] = ()
     """Functions that the model calls if it likes, with arguments that have their form."""
+    required: tuple[str, ...] = ()
+    """Functions one of which must be called."""
     max_whitespace: int | None = None
     """In these calls."""
 
@@ -233,8 +235,9 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds_calls(self) -> bool:
-        """Calls that the model makes if it likes are held to something."""
-        return bool(self.strict) or (self.reads_calls and self.form is not None)
+        """Calls, read as the model writes them, are held to something."""
+        is_held = self.required or self.form is not None
+        return bool(self.strict) or (self.reads_calls and bool(is_held))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -244,17 +247,18 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.holds_calls:
             options |= {
                 "strict_tools": self.strict,
+                "required_tools": self.required,
                 "parallel_tool_calls": not self.one_call,
                 "max_whitespace": self.max_whitespace,
             }
         return options
 
 
-def check_tools(engine: Engine, plan: AnswerPlan) -> None:
-    """Raise `ApiError` for tools that the model can't be told of, or whose calls can't be read:
-    with what a caller can do, and who runs the server."""
+def fitted(engine: Engine, plan: AnswerPlan) -> AnswerPlan:
+    """Return the plan as this model can follow it. Raises `ApiError` for tools that it can't be
+    told of, or whose calls can't be read: with what a caller can do, and who runs the server."""
     if plan.tools is None:
-        return
+        return plan
     if not engine.template_reads("tools"):
         raise refuse(
             "tools",
@@ -271,6 +275,11 @@ def check_tools(engine: Engine, plan: AnswerPlan) -> None:
             "tools out; who runs the server can name the form: aioserve serve --tool-parser NAME, "
             f"one of {names}",
         )
+    if plan.required and engine.calls_in_channels:
+        one = plan.one_call or plan.function is not None
+        as_written = {"form": None, "function": None, "reads_list": False, "reads_calls": True}
+        return msgspec.structs.replace(plan, one_call=one, **as_written)
+    return plan
 
 
 def planned(
@@ -343,10 +352,17 @@ def _calls(
             raise refuse("tool_choice", f"names the function {name!r:.300}, which isn't in tools")
         schema = parameters_of(by_name[name])
         check_schema("tools", schema, settings)
-        return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, function=name)
+        form = StructuredOutput(json_schema=schema)
+        return AnswerPlan(form=form, tools=shown, function=name, required=(name,))
     schema = calls_schema(tools, one=one_call)
     check_schema("tools", schema, settings)
-    return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=shown, reads_list=True)
+    return AnswerPlan(
+        form=StructuredOutput(json_schema=schema),
+        tools=shown,
+        reads_list=True,
+        one_call=one_call,
+        required=tuple(by_name),
+    )
 
 
 def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:

@@ -20,7 +20,7 @@ from aioserve.server.chat_parts.plan import (
     AnswerPlan,
     ResponseFormat,
     Tool,
-    check_tools,
+    fitted,
     json_object,
     json_schema,
     planned,
@@ -193,8 +193,7 @@ def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
             form=_form(body.format),
             names={"response_format": "format"},
         )
-        check_tools(call.engine, plan)
-        return plan
+        return fitted(call.engine, plan)
 
 
 def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:

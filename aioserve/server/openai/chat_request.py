@@ -18,7 +18,7 @@ from aioserve.server.chat_parts.plan import (
     Choice,
     ResponseFormat,
     Tool,
-    check_tools,
+    fitted,
     form_field,
     planned,
 )
@@ -212,6 +212,7 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
             "logprobs": "top_logprobs",
             "tenant": "user",
             "strict_tools": "tools",
+            "required_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
 
@@ -255,7 +256,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             form=body.response_format,
             asked_form=body.asked_form,
         )
-        check_tools(call.engine, plan)
+        plan = fitted(call.engine, plan)
         params = body.params(
             call.engine.default_params,
             max_tokens=body.most_tokens,

@@ -21,7 +21,7 @@ class CompletionReader:
 
     `opened` is what the prompt has written of the completion (`opened_by` of the format of
     reasoning). A form that is None leaves its part in the content. Tool calls within reasoning are
-    none. `types` are those of the arguments of calls. `or_form`: behind the reasoning are calls
+    none. `types` are those of the arguments of calls. `alone`: behind the reasoning are calls
     alone, or else a form (`FormOrCallsReader`). Those marks that are `exact` are special
     tokens, and marks in these alone: what looks like one elsewhere is text.
     """
@@ -33,7 +33,7 @@ class CompletionReader:
         *,
         opened: str = "",
         types: ArgumentTypes | None = None,
-        or_form: bool = False,
+        alone: bool = False,
         exact: Collection[str] = (),
     ) -> None:
         self._typed = TypedMarks(exact) if exact else None
@@ -45,7 +45,7 @@ class CompletionReader:
         elif reasoning is not None:
             self._reasoning = reasoning.reader(opened)
         parser = None if tools is None else tools(types=types)
-        self._tools = FormOrCallsReader(parser) if parser is not None and or_form else parser
+        self._tools = FormOrCallsReader(parser) if parser is not None and alone else parser
 
     @property
     def may_reason(self) -> bool:

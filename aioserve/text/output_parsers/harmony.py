@@ -213,14 +213,18 @@ class HarmonyParser(ToolParser):
 class HarmonyChannels(msgspec.Struct, frozen=True):
     """Reasoning in a channel of its own, which may come back behind what is none."""
 
+    calls: bool = False
+    """Whether a call follows the reasoning, and no content."""
+
     @property
     def marks(self) -> tuple[str, ...]:
         return HarmonyParser.marks
 
     @property
     def closes(self) -> str:
-        """Text that ends reasoning and goes on with content."""
-        return f"{END}{START}{ROLE}{CHANNEL}final{MESSAGE}"
+        """Text that ends reasoning and goes on with what follows it."""
+        behind = "commentary to=functions." if self.calls else f"final{MESSAGE}"
+        return f"{END}{START}{ROLE}{CHANNEL}{behind}"
 
     def opened_by(self, prompt_end: str, begun: str) -> str:
         """What the prompt has written of the first message, behind its role. `prompt_end` is the

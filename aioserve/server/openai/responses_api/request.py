@@ -14,7 +14,7 @@ from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
 from aioserve.server.chat_parts.plan import (
     AnswerPlan,
-    check_tools,
+    fitted,
     json_object,
     json_schema,
     named_tool,
@@ -69,6 +69,7 @@ NAMES = {
     "prompt": "input",
     "tenant": "user",
     "strict_tools": "tools",
+    "required_tools": "tools",
 }
 
 Includable = Literal[
@@ -273,7 +274,7 @@ async def asked_of(
 ) -> Asked:
     """Raises `ApiError`."""
     plan = plan_of(call, body)
-    check_tools(call.engine, plan)
+    plan = fitted(call.engine, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
     given_ones = body.chat_template_kwargs
     variables = variables_of(call.engine, effort, "reasoning.effort", given_ones) or None
