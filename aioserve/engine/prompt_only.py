@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import boolean, check, choice, integer, optional, plain_str, text
+from aioserve.arguments import boolean, check, choice, integer, optional, plain_str, shown, text
 from aioserve.arguments import name as name_rule
 from aioserve.engine.encoding import BareText
 from aioserve.engine.intake import Intake, PromptFields
@@ -193,9 +193,9 @@ def _with_prompt(retrieval: Retrieval, name: str | None, prompt: Any) -> Any:
     if not wanted:
         return prompt
     if wanted not in retrieval.prompts:
-        known = ", ".join(map(repr, sorted(retrieval.prompts))) or "it has none"
+        known = shown(sorted(retrieval.prompts)) if retrieval.prompts else "it has none"
         raise InvalidRequestError(
-            f"prompt_name must be that of a prompt of the model ({known}), got {wanted!r}",
+            f"prompt_name must be that of a prompt of the model ({known}), got {shown(wanted)}",
             argument="prompt_name",
             value=wanted,
         )

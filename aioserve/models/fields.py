@@ -97,19 +97,24 @@ class Fields:
 
     def invalid(self, name: str, expected: str) -> NoReturn:
         given = shown(self.values[name]) if name in self.values else "nothing"
-        raise ModelError(f"{self.source}: {self.path}{name} must be {expected}, got {given}")
+        named = _named(name)
+        raise ModelError(f"{self.source}: {self.path}{named} must be {expected}, got {given}")
 
     def unsupported(self, name: str, why: str) -> NoReturn:
         value = shown(self.values.get(name))
-        if not name.replace(".", "_").isidentifier() or len(name) > _MOST_NAME_CHARS:
-            name = shown(name)  # a key that the file made up
         raise UnsupportedModelError(
-            f"{self.source}: {self.path}{name} = {value} is not supported: {why}"
+            f"{self.source}: {self.path}{_named(name)} = {value} is not supported: {why}"
         )
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         return default if value is None else value
+
+
+def _named(name: str) -> str:
+    """The name of a field, which may be a key that the file made up."""
+    is_plain = name.replace(".", "_").isidentifier() and len(name) <= _MOST_NAME_CHARS
+    return name if is_plain else shown(name)
 
 
 def _is_number(value: object) -> bool:

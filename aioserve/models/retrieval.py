@@ -29,6 +29,8 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_BYTES = 1 << 20
 MAX_MODULES = 32
 MAX_PROMPTS = 256
+MAX_NAMED = 8
+"""Ways of pooling that a message names."""
 _PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _MODE = re.compile(r"\w{1,60}")
 _MODES: Mapping[str, Literal["last", "mean"]] = {
@@ -99,17 +101,22 @@ def _pooling(file: Path) -> tuple[Literal["last", "mean"], str | None]:
         named = config.text("pooling_mode")
         chosen = [_SHORT.get(named, named)]
     if len(chosen) != 1:
-        said = ", ".join(sorted(chosen)) or "none"
-        return "last", f"{where} asks for {said}: one way of pooling is supported; {_POSSIBLE}"
+        said = ", ".join(map(_named, sorted(chosen)[:MAX_NAMED])) or "none"
+        more = f" and {len(chosen) - MAX_NAMED} more" if len(chosen) > MAX_NAMED else ""
+        why = f"{where} asks for {said}{more}: one way of pooling is supported; {_POSSIBLE}"
+        return "last", why
     if (found := _MODES.get(chosen[0])) is None:
-        mode = chosen[0] if _MODE.fullmatch(chosen[0]) else shown(chosen[0])
-        why = f"{where}: {mode} is not supported; {_POSSIBLE}"
+        why = f"{where}: {_named(chosen[0])} is not supported; {_POSSIBLE}"
         if "cls" in chosen[0]:
             why += "; the first token of a decoder sees itself alone"
         return "last", why
     if found == "mean" and config.has("include_prompt") and not config.flag("include_prompt", True):
         return found, f"{where}: include_prompt = false is not supported with a mean"
     return found, None
+
+
+def _named(mode: str) -> str:
+    return mode if _MODE.fullmatch(mode) else shown(mode)
 
 
 def _prompts(file: Path) -> tuple[dict[str, str], str | None]:

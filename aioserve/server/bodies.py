@@ -10,7 +10,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -36,7 +36,10 @@ OF_BROWSERS = frozenset([b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-m
 """Headers of which a browser sends one at least with every body."""
 MAX_FIELD_CHARS = 200
 """Length of a field's name in an error: clients may give it any length."""
-PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")
+MAX_REASON_CHARS = 400
+"""Length of what is wrong with a field, which may quote its value."""
+PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`\Z")
+ENUM = re.compile(r"Invalid enum value (?P<value>.*) - at `", re.DOTALL)
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +107,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         with _without_collections():
             return _decoded(body, kind)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+        raise _refused(_with_choices(str(error), kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body isn't JSON: {error}", code="invalid_json") from None
     except RecursionError:
@@ -200,6 +203,20 @@ def parameters(scope: Scope, kind: type[T]) -> T:
         raise _refused(str(error)) from None
 
 
+def _with_choices(message: str, kind: Any) -> str:
+    """What is wrong with a body, with the texts that a field of it may be, where it is another."""
+    at, enum = PLACE.search(message), ENUM.match(message)
+    if at is None or enum is None:
+        return message
+    for field in msgspec.structs.fields(kind):
+        parts = [field.type] if get_origin(field.type) is Literal else get_args(field.type)
+        texts = [one for one in parts if get_origin(one) is Literal]
+        if field.encode_name == at["place"] and len(texts) == len({*parts} - {type(None)}) > 0:
+            choices = ", ".join([str(text) for one in texts for text in get_args(one)])
+            return f"must be one of {choices}, got {enum['value']:.200}{at[0]}"
+    return message
+
+
 def _refused(message: str, within: str = "") -> ApiError:
     at = PLACE.search(message)
     place = "" if at is None else at["place"]
@@ -211,7 +228,7 @@ def _refused(message: str, within: str = "") -> ApiError:
         field = field[:MAX_FIELD_CHARS]
         return ApiError(400, f"{field} isn't supported", param=field, code="unsupported_parameter")
     reason = PLACE.sub("", message)
-    reason = reason[:1].lower() + reason[1:]
+    reason = reason[:1].lower() + reason[1:MAX_REASON_CHARS]
     if not place:
         missing = re.search(r"missing required field `([^`]*)`", message)
         return ApiError(400, reason, param=missing[1] if missing else None)

@@ -188,6 +188,12 @@ async def _compared(
     return [float(one) for one in found], embedding_usage(usage)
 
 
+def _behind(prompt: str, texts: list[str]) -> list[str]:
+    """The texts behind a prompt; of equal ones there is one object."""
+    made = {text: prompt + text for text in dict.fromkeys(texts)}
+    return [made[text] for text in texts]
+
+
 async def _cosines(
     call: Call,
     body: ScoreRequest | RerankRequest,
@@ -198,8 +204,8 @@ async def _cosines(
     """Compare the embedding of each of `ones` to that of its neighbour."""
     prompts = call.engine.retrieval.prompts if isinstance(body, RerankRequest) else {}
     query, document = (prompts.get(name, "") for name in ("query", "document"))
-    ones = [query + one for one in ones]
-    others = [document + one for one in others]
+    # Each text once: beside thousands of documents a query is the same, and may be long.
+    ones, others = _behind(query, ones), _behind(document, others)
     places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
     check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_prompts)
     bare = "" if isinstance(body, RerankRequest) else None  # the default before both texts
