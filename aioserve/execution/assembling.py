@@ -130,10 +130,9 @@ def described(
     processors: list[Callable[[str], Any]],
     seconds: dict[str, float],
     facts: Mapping[str, Any] | None = None,
-    pools: bool = True,
 ) -> LoadedModel:
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
-    more of them for `Engine.dump()`; `pools` is as in `LoadedModel`."""
+    more of them for `Engine.dump()`."""
     host_cache = pages.host_cache
     return LoadedModel(
         name=name,
@@ -165,7 +164,6 @@ def described(
         },
         why_no_tokenizer=text.why_no_tokenizer,
         processors=processors,
-        pools=pools,
         generates=decoder.config.has_head,
         retrieval=text.retrieval,
         reranker=text.reranker,

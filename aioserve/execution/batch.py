@@ -64,12 +64,6 @@ class HostStep:
         edits = None if self.extras is None else self.extras.edits
         return None if edits is None else edits.masks
 
-    @property
-    def num_logits(self) -> int:
-        """How many of the batch's `logit_rows`, from the first on, need logits."""
-        rows = 0 if self.batch is None else len(self.batch.logit_rows)
-        return rows - sum(self.pooled)
-
     def outcome(
         self,
         token_ids: list[int],

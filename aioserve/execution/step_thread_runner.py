@@ -6,8 +6,6 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from aioserve.execution.batch import HostStep, PlanReader
@@ -88,8 +86,8 @@ class StepThreadRunner:
                 edits.note(drawn.token_ids)
             return step.outcome(drawn.token_ids.tolist(), drawn.row_errors)
         if step.pooled:
-            logits, hidden = self._model.hidden(batch, self._cache, step.num_logits)
-            pooled = _sums(hidden, step.pooled)
+            logits, sums = self._model.forward_pooled(batch, self._cache, step.pooled)
+            pooled = sums.numpy()
         else:
             logits = self._model.forward(batch, self._cache)
         if extras is None:
@@ -101,12 +99,6 @@ class StepThreadRunner:
         top = asked.most_likely
         most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())
         return step.outcome(drawn.token_ids.tolist(), drawn.row_errors, most_likely, pooled)
-
-
-def _sums(hidden: torch.Tensor, counts: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Sums of so many rows each, one after the other: float32 `[len(counts), hidden]`."""
-    parts = hidden.split(list(counts))
-    return torch.stack([part.sum(dim=0, dtype=torch.float32) for part in parts]).numpy()
 
 
 def _raise(error: Exception) -> NoReturn:

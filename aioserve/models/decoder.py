@@ -6,7 +6,7 @@ devices, requests, schedules or who owns a page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -144,14 +144,18 @@ class Decoder:
             table.cover(max_context)
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KVCache, num_logits: int) -> tuple[Tensor, Tensor]:
-        """Compute as `forward` does, op by op. Return logits of the first `num_logits` of the
-        batch's `logit_rows`, float32 [num_logits, vocab], and the hidden states of the others,
-        [S - num_logits, hidden], of which no logits are made."""
+    def forward_pooled(
+        self, batch: Batch, kv: KVCache, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute as `forward` does, op by op, but no logits of the last `sum(counts)` of the
+        batch's `logit_rows`. Return those of the others, and sums of hidden states: of so many of
+        the last rows each, one after the other, float32 [len(counts), hidden]."""
         self.cover(batch.max_context)
         ops = TensorOps(self.backend, batch, kv)
         hidden = self.hidden_states(ops)
-        return self._logits(ops, hidden[:num_logits]), hidden[num_logits:]
+        num_logits = len(hidden) - sum(counts)
+        sums = _sums(hidden[num_logits:], counts)
+        return self._logits(ops, hidden[:num_logits]), sums
 
     def compute(self, ops: LayerOps[X]) -> X:
         """Logits, from the ops of one batch or of a recording."""
@@ -177,3 +181,11 @@ class Decoder:
         if self.config.final_soft_cap:
             ops.soft_cap(logits, self.config.final_soft_cap)
         return logits
+
+
+def _sums(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Sums of so many rows each, one after the other: float32 [len(counts), columns]."""
+    if len(counts) == len(rows):  # one each, as of last tokens
+        return rows.to(torch.float32)
+    parts = rows.split(list(counts))
+    return torch.stack([part.sum(dim=0, dtype=torch.float32) for part in parts])

@@ -27,9 +27,11 @@ from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 from aioserve.testing.fake_device import (
+    HIDDEN_SIZE,
     JUNK,
     VOCAB_SIZE,
     entries_of,
+    hidden_of,
     logprobs_of,
     token_of,
     weights_of,
@@ -75,10 +77,11 @@ class FakeStepModel:
         self.gpu = gpu
         self.page_size = page_size
         self.num_groups = 1
-        self.max_result_bytes: int = ResultShape.largest(max_rows).num_bytes
+        largest = ResultShape.largest(max_rows, max_rows, HIDDEN_SIZE)
+        self.max_result_bytes: int = largest.num_bytes
         self.table_width: int = pages_for(max_model_len, page_size)
         self.variants: Sequence[Hashable] = VARIANTS
-        words = 3 * max_tokens + max_rows * (self.table_width + 6) + 3 * MAX_SCORED_TOKENS + 2
+        words = 4 * max_tokens + max_rows * (self.table_width + 7) + 3 * MAX_SCORED_TOKENS + 2
         self.max_input_bytes: int = 8 * words
         self.num_slots = num_slots
         self.num_pages = num_pages
@@ -122,7 +125,9 @@ class FakeStepModel:
         )
         logprob_rows, target_ids = _logprobs_wanted(step)
         variant = VARIANTS[int((samples.temperatures > 0).any())]
-        packed = self._packed(target, (*parts, [logprob_rows], [target_ids]), width, variant)
+        counts = np.array(step.pooled, np.int64)
+        wanted = ([logprob_rows], [target_ids], [counts])
+        packed = self._packed(target, (*parts, *wanted), width, variant)
         apart = padded_to is not None and len(logprob_rows) > 0
         return msgspec.structs.replace(packed, is_sampled_apart=apart)
 
@@ -139,6 +144,7 @@ class FakeStepModel:
             [after],
             [np.full(padded_to, self.num_slots)],
             [zeros],
+            [zeros[:0]],
             [zeros[:0]],
             [zeros[:0]],
         )
@@ -200,7 +206,12 @@ class _Packed(msgspec.Struct, frozen=True):
 
     @property
     def result_shape(self) -> ResultShape:
-        return ResultShape(num_rows=self.sizes[7], num_logprobs=self.sizes[9])
+        return ResultShape(
+            num_rows=self.sizes[7],
+            num_logprobs=self.sizes[9],
+            num_pooled=self.sizes[11],
+            hidden_size=HIDDEN_SIZE,
+        )
 
     def enqueue(self, inputs: FakeMemory, results: FakeMemory) -> None:
         stream = self.model.gpu.current_stream
@@ -249,7 +260,8 @@ class _Packed(msgspec.Struct, frozen=True):
         seeds = self._words(access, inputs, 8).view(np.uint64)
         logprob_rows = self._words(access, inputs, 9)
         target_ids = self._words(access, inputs, 10)
-        (variant,) = self._words(access, inputs, 11).tolist()
+        pooled_counts = self._words(access, inputs, 11)
+        (variant,) = self._words(access, inputs, 12).tolist()
         if VARIANTS[variant] != self.draws:
             model.gpu.violate(f"a kernel for {self.draws} steps samples for another")
         shape = self.result_shape
@@ -259,6 +271,7 @@ class _Packed(msgspec.Struct, frozen=True):
             statuses[access.source.randrange(shape.num_rows)] = NAN_STATUS
         sequences = np.searchsorted(query_start, logit_rows, side="right") - 1
         totals: list[int] = []
+        last_positions: list[int] = []
         for row, sequence in enumerate(sequences.tolist()):
             after = int(query_start[sequence + 1] - logit_rows[row]) - 1
             end = int(context_lens[sequence]) - after
@@ -266,6 +279,7 @@ class _Packed(msgspec.Struct, frozen=True):
             places = table[sequence, positions // size] * size + positions % size
             entries = access.read(model.kv, places)
             totals.append(int(np.dot(entries, model.weights[:end])))
+            last_positions.append(end - 1)
         for row in np.flatnonzero(statuses == 0).tolist():
             token_ids[row] = token_of(totals[row], int(seeds[row]))
         sampled = logprob_rows[: len(logprob_rows) - len(target_ids)]
@@ -277,10 +291,19 @@ class _Packed(msgspec.Struct, frozen=True):
             ],
             np.float32,
         )
+        first_pooled = len(totals) - int(pooled_counts.sum())
+        states = [hidden_of(*row) for row in zip(totals, last_positions, strict=True)]
+        parts = np.split(
+            np.array(states[first_pooled:], np.float32).reshape(-1, HIDDEN_SIZE),
+            np.cumsum(pooled_counts)[:-1],
+        )
+        sums = [part.sum(axis=0) for part in parts[: len(pooled_counts)]]
+        pooled = np.array(sums, np.float32).reshape(-1)
         access.write(model.last_tokens, slots, token_ids)
         access.write(results, shape.token_ids, token_ids.view(np.uint8))
         access.write(results, shape.statuses, statuses.view(np.uint8))
         access.write(results, shape.logprobs, logprobs.view(np.uint8))
+        access.write(results, shape.pooled, pooled.view(np.uint8))
 
 
 def _logprobs_wanted(step: HostStep) -> tuple[Words, Words]:

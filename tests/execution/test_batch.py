@@ -310,14 +310,13 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
     assert step.batch is not None
     assert step.batch.logit_rows.tolist() == [3, 6, 4, 5, 1, 2, 3, 4]
     assert step.pooled == (3, 1)
-    assert step.num_logits == 4
     assert len(step.samples) == 2
 
     # A step that looks like decodes and is none.
     step = reader.read(placed_plan(step=2, items=(one,)))
     assert step.batch is not None
     assert step.batch.logit_rows.tolist() == [0, 0]
-    assert (step.pooled, step.num_logits) == ((1,), 1)
+    assert step.pooled == (1,)
 
 
 def test_what_this_runner_cannot_compute_is_refused_by_name():

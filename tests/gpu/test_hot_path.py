@@ -90,3 +90,24 @@ def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
                 torch.cuda.set_sync_debug_mode("default")
 
     asyncio.run(main())
+
+
+@pytest.mark.timeout(300)
+def test_embeddings_make_no_launch_wait(card: Place, directory_of: Callable[[str], Path]) -> None:
+    """Of one token each, and of many."""
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+    async def main() -> None:
+        source = card.assembled(directory_of("qwen3"))
+        async with Engine(source, dtype="float32", **OPTIONS) as engine:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                texts = [[5 + i] * (3 + 7 * i) for i in range(6)]
+                await asyncio.gather(
+                    engine.generate([3, 9, 4], params),
+                    *(engine.embed(texts, pooling=pooling) for pooling in ("last", "mean")),
+                )
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    asyncio.run(main())

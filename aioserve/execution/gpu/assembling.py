@@ -130,7 +130,6 @@ class GpuAssembling:
                         "why": attention.why,
                     }
                 },
-                pools=False,
             )
         except BaseException:
             await runner.aclose()

@@ -59,18 +59,22 @@ class DecoderSteps:
         self.cache = cache
         self.page_size: int = cache.page_size
         self.num_groups: int = cache.layout.num_groups
-        self.max_result_bytes: int = ResultShape.largest(num_slots).num_bytes
+        self.hidden_size: int = decoder.config.hidden_size
+        largest = ResultShape.largest(num_slots, max_sequences, self.hidden_size)
+        self.max_result_bytes: int = largest.num_bytes
         self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
         """Steps with rows that are filtered, or ask for more than a draw, are rare: their graphs
         wait until they are needed."""
         self._logits: Tensor | None = None
         """float32 `[num_slots, V]`: what `FORWARD` leaves, from the first such step on. Graphs
         have its address."""
+        max_tokens = max(max_tokens, max_sequences)
         self._layout = InputLayout(
-            max_tokens=max(max_tokens, max_sequences),
+            max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_rows=num_slots,
-            max_scored=MAX_SCORED_TOKENS,
+            # Of prompts that are scored, and of those whose hidden states are added up.
+            max_unsampled=MAX_SCORED_TOKENS + max_tokens,
             max_pages=pages_for(max_model_len, cache.page_size),
             page_size=cache.page_size,
             num_groups=self.num_groups,
@@ -87,12 +91,12 @@ class DecoderSteps:
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _PackedStep:
         if step.batch is None:
             raise InvariantError(f"step {step.step} has nothing to compute")
-        return self._pack(step.batch, step.samples, step.extras, target, padded_to)
+        return self._pack(step.batch, step.samples, step.extras, step.pooled, target, padded_to)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
         nothing, empty = np.empty(0, np.int32), np.empty((self.num_groups, 0, 1), np.int32)
         batch = HostBatch.laid_out(nothing, nothing, empty, self.page_size)
-        packed = self._pack(batch, SampleRows.none(), None, target, padded_to)
+        packed = self._pack(batch, SampleRows.none(), None, (), target, padded_to)
         return replace(packed, shape=replace(packed.shape, draws=_draws(variant)))
 
     def _pack(
@@ -100,6 +104,7 @@ class DecoderSteps:
         batch: HostBatch,
         samples: SampleRows,
         extras: RowExtras | None,
+        pooled: tuple[int, ...],
         target: HostMemory,
         padded_to: int | None,
     ) -> _PackedStep:
@@ -111,14 +116,13 @@ class DecoderSteps:
         logprobs = None if extras is None else extras.logprobs
         num_scored = 0 if logprobs is None else len(logprobs.target_ids)
         shape = self._layout.pack(
-            batch, samples, target.array, num_scored=num_scored, padding=padding
+            batch, samples, target.array, num_unsampled=num_scored + sum(pooled), padding=padding
         )
         splits = decode_splits(shape.num_decodes, self.cache.num_kv_heads, max_context)
-        results = ResultShape(shape.num_samples)
-        if logprobs is not None:
-            results = ResultShape(shape.num_samples, len(logprobs), logprobs.width)
+        told = (0, 0) if logprobs is None else (len(logprobs), logprobs.width)
+        results = ResultShape(shape.num_samples, *told, len(pooled), self.hidden_size)
         apart = extras is not None and padded_to is not None
-        return _PackedStep(self, shape, splits, results, extras, is_sampled_apart=apart)
+        return _PackedStep(self, shape, splits, results, extras, pooled, is_sampled_apart=apart)
 
     def copy_pages(self, table: HostMemory, num_copies: int) -> None:
         copies = torch.from_numpy(table.array[: 20 * num_copies]).view(torch.int32)
@@ -128,7 +132,11 @@ class DecoderSteps:
         """Compute a packed step on torch's current stream, all but what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
         fill_pending(views, self._last_tokens)
-        logits = self.decoder.forward(views.batch, self.cache)
+        if packed.pooled:
+            logits, sums = self.decoder.forward_pooled(views.batch, self.cache, packed.pooled)
+            results[packed.result_shape.pooled].view(torch.float32).view(sums.shape).copy_(sums)
+        else:
+            logits = self.decoder.forward(views.batch, self.cache)
         if packed.is_sampled_apart:
             if self._logits is None:
                 self._logits = logits.new_empty((self._padding_slot, logits.shape[1]))
@@ -173,6 +181,8 @@ class _PackedStep:
     num_splits: int
     result_shape: ResultShape
     extras: RowExtras | None
+    pooled: tuple[int, ...]
+    """As in `HostStep`. None of these is padded."""
     is_sampled_apart: bool = False
     """It is sampled by `finish`."""
 

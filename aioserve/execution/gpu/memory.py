@@ -130,7 +130,7 @@ def largest_step(
     of the longest contexts, and prompts behind them. All of them share one page.
 
     As many tokens as there may be are scored, every row asks for the most log-probabilities, and
-    the logits that are drawn from are not the model's own.
+    the logits that are drawn from are not the model's own. All other tokens are pooled.
     """
     counts = np.ones(min(max_sequences, max_tokens), np.int64)
     left = max_tokens - len(counts)
@@ -143,7 +143,10 @@ def largest_step(
     tokens, rows = int(ends[-1]), len(counts)
     scored = min(tokens, MAX_SCORED_TOKENS)
     table = np.zeros((num_groups, rows, pages_for(max_model_len, page_size)), np.int32)
-    logit_rows = np.concatenate((ends - 1, np.arange(tokens - scored, tokens)))
+    others = np.arange(tokens - scored)
+    logit_rows = np.concatenate((ends - 1, np.arange(tokens - scored, tokens), others))
+    of_sequences = np.bincount(np.searchsorted(ends, others, side="right"))
+    pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
     samples = SampleRows(
         slots=np.arange(rows),
@@ -162,4 +165,4 @@ def largest_step(
         target_ids=np.zeros(scored, np.int64),
     )
     extras = RowExtras(RowEdits(()), logprobs)
-    return HostStep(0, NO_COPIES, batch, samples, extras)
+    return HostStep(0, NO_COPIES, batch, samples, extras, pooled)

@@ -39,6 +39,7 @@ class ResultShape:
     statuses   int32 [S]          indices of `aioserve.ops.batch.STATUS_ERRORS`
     logprobs   float32 [R, 1 + K] as `aioserve.sampling.logprobs.MostLikely` has its values
     top_ids    int32 [R, K]       its ids
+    pooled     float32 [P, H]     sums of hidden states
     """
 
     num_rows: int
@@ -47,11 +48,16 @@ class ResultShape:
     """R"""
     num_most_likely: int = 0
     """K"""
+    num_pooled: int = 0
+    """P"""
+    hidden_size: int = 0
+    """H"""
 
     @classmethod
-    def largest(cls, max_rows: int) -> ResultShape:
-        """Shape of steps that sample up to `max_rows` rows."""
-        return cls(max_rows, max_rows + MAX_SCORED_TOKENS, MAX_LOGPROBS)
+    def largest(cls, max_rows: int, max_pooled: int, hidden_size: int) -> ResultShape:
+        """Shape of steps that sample up to `max_rows` rows and pool `max_pooled` items."""
+        scored = max_rows + MAX_SCORED_TOKENS
+        return cls(max_rows, scored, MAX_LOGPROBS, max_pooled, hidden_size)
 
     @property
     def token_ids(self) -> slice:
@@ -72,8 +78,13 @@ class ResultShape:
         return slice(start, start + 4 * self.num_logprobs * self.num_most_likely)
 
     @property
+    def pooled(self) -> slice:
+        start = self.top_ids.stop
+        return slice(start, start + 4 * self.num_pooled * self.hidden_size)
+
+    @property
     def num_bytes(self) -> int:
-        return self.top_ids.stop
+        return self.pooled.stop
 
 
 class PackedStep(Protocol):
@@ -174,4 +185,6 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
     count, width = shape.num_logprobs, shape.num_most_likely
     values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
     top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
-    return step.outcome(token_ids.tolist(), row_errors, (values, top_ids))
+    sums = results[shape.pooled].view(np.float32).reshape(shape.num_pooled, shape.hidden_size)
+    # A copy: they are read when the results may be those of another step.
+    return step.outcome(token_ids.tolist(), row_errors, (values, top_ids), sums.copy())

@@ -2,12 +2,14 @@
 # pyright: reportCallIssue=false
 """All arrays of a step in one block of bytes, and what kernels see of it on the device.
 
-    token ids | slots of pending tokens | ... | page tables
+    token ids | slots of pending tokens | ... | page tables | rows of logits
     └────────── at fixed offsets for given maxima ────────┘
 
 One copy takes a step to the device, and a captured graph finds the next step where it found the
-last one. The page tables are the last and by far the largest: of them only the rows in use are
-copied. So a sequence's rows in the tables of all groups of layers lie together.
+last one. The page tables are by far the largest: of them only the rows in use are copied. So a
+sequence's rows in the tables of all groups of layers lie together. Behind those in use are the rows
+of logits, of which most steps have one per sequence, and some as many as tokens: their place
+depends on the number of sequences alone, which is that of a graph.
 
 Rows of logits are sampled from, but for the last ones of a step: those are only looked at.
 
@@ -120,6 +122,10 @@ _SAMPLES = {
 """Fields of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
 def _of_sample(name: str) -> str:
     """Name of the section of a field of `SampleRows`."""
     return f"sample_{name}"
@@ -135,7 +141,7 @@ class InputLayout:
         max_tokens: int,
         max_sequences: int,
         max_rows: int,
-        max_scored: int = 0,
+        max_unsampled: int = 0,
         max_pages: int,
         page_size: int,
         num_groups: int = 1,
@@ -143,7 +149,7 @@ class InputLayout:
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_rows = max_rows
-        self.max_scored = max_scored
+        self.max_unsampled = max_unsampled
         self.max_pages = max_pages
         self.page_size = page_size
         self.num_groups = num_groups
@@ -158,14 +164,13 @@ class InputLayout:
             ("query_start", "int32", max_sequences + 1),
             ("context_lens", "int32", max_sequences),
             ("query_blocks", "int32", 2 * max_blocks),
-            ("logit_rows", "int64", max_rows + max_scored),
             *((_of_sample(name), dtype, max_rows) for name, (dtype, _) in _SAMPLES.items()),
             ("page_table", "int32", max_sequences * num_groups * max_pages),
         ):
             dtype, tensor_dtype = _DTYPES[dtype_name]
             self._sections[name] = _Section(offset, dtype, tensor_dtype, size)
-            offset += -(-size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.num_bytes: int = offset
+            offset += _aligned(size * dtype.itemsize)
+        self.num_bytes: int = offset + 8 * (max_rows + max_unsampled)
 
     @classmethod
     def of(cls, host: HostBatch, page_size: int) -> InputLayout:
@@ -185,33 +190,33 @@ class InputLayout:
         samples: SampleRows | None,
         target: Bytes,
         *,
-        num_scored: int = 0,
+        num_unsampled: int = 0,
         padding: Padding | None = None,
     ) -> InputShape:
         """Write a step to `target`, `num_bytes` long. What it doesn't write it leaves as it was.
 
-        `samples` are of all rows of logits but the last `num_scored`, which are not sampled. With
-        `padding` each sequence must have one token and one row, and none is only scored; there may
-        be no sequence. Raises ValueError for a step that is larger than the layout, and naming what
-        doesn't fit.
+        `samples` are of all rows of logits but the last `num_unsampled`. With `padding` each
+        sequence must have one token and one row that is sampled; there may be no sequence. Raises
+        ValueError for a step that is larger than the layout, and naming what doesn't fit.
         """
         tokens, sequences, rows = len(host.token_ids), len(host.context_lens), len(host.logit_rows)
-        if samples is not None and len(samples) != rows - num_scored:
+        if samples is not None and len(samples) != rows - num_unsampled:
             raise ValueError(
-                f"a step with {rows} rows of logits, {num_scored} of them not sampled, must have "
-                f"{rows - num_scored} rows of samples, got {len(samples)}"
+                f"a step with {rows} rows of logits, {num_unsampled} of them not sampled, must "
+                f"have {rows - num_unsampled} rows of samples, got {len(samples)}"
             )
         size = sequences
         if padding is not None:
             size = padding.num_sequences
-            if not tokens == sequences == rows or num_scored or sequences > size:
+            if not tokens == sequences == rows or num_unsampled or sequences > size:
                 raise ValueError(
                     f"a step of {tokens} tokens of {sequences} sequences with {rows} rows of "
-                    f"logits, {num_scored} of them not sampled, can't be padded to {size} decodes"
+                    f"logits, {num_unsampled} of them not sampled, can't be padded to {size} "
+                    "decodes"
                 )
         added = size - sequences
         needed_pages = pages_for(host.max_context, self.page_size)
-        sampled = 0 if samples is None else rows - num_scored + added
+        sampled = 0 if samples is None else rows - num_unsampled + added
         groups = len(host.page_table)
         self._check_sizes(tokens + added, size, sampled, rows + added, needed_pages, groups)
 
@@ -229,14 +234,15 @@ class InputLayout:
         put("positions", host.positions)
         put("query_start", host.query_start, pad=False)
         put("context_lens", host.context_lens)
-        put("logit_rows", host.logit_rows, pad=False)
+        logit_rows = target[self._logit_rows(size, rows + added)].view(np.int64)
+        logit_rows[:rows] = host.logit_rows
         locations = self._view("token_locations", target).reshape(self.num_groups, self.max_tokens)
         locations[:, :tokens] = host.token_locations
         if padding is not None:
             locations[:, tokens : tokens + added] = padding.page * self.page_size
             ends = np.arange(sequences, size)
             self._view("query_start", target)[sequences + 1 : size + 1] = ends + 1
-            self._view("logit_rows", target)[sequences:size] = ends
+            logit_rows[sequences:size] = ends
         if samples is not None:
             for name, (dtype, neutral) in _SAMPLES.items():
                 fill = padding.slot if padding is not None and name == "slots" else neutral
@@ -262,8 +268,7 @@ class InputLayout:
             max_context=host.max_context,
             pending=padding is not None or len(host.pending_rows) > 0,
             draws=Draws.GREEDY if samples is None else Draws.of(samples),
-            num_bytes=self._sections["page_table"].offset
-            + 4 * size * self.num_groups * self.max_pages,
+            num_bytes=self._logit_rows(size, rows + added).stop,
             prompts=HostPrompts(
                 counts[decodes:], host.context_lens[decodes:], host.page_table[:, decodes:]
             ),
@@ -284,7 +289,7 @@ class InputLayout:
         batch = GpuBatch(
             token_ids=get("token_ids", tokens),
             positions=get("positions", tokens),
-            logit_rows=get("logit_rows", shape.num_rows),
+            logit_rows=block[self._logit_rows(sequences, shape.num_rows)].view(torch.int64),
             max_context=shape.max_context,
             query_start=get("query_start", sequences + 1),
             context_lens=get("context_lens", sequences),
@@ -310,6 +315,12 @@ class InputLayout:
         end = section.offset + size * section.dtype.itemsize
         return block[section.offset : end].view(section.tensor_dtype)
 
+    def _logit_rows(self, num_sequences: int, num_rows: int) -> slice:
+        """Bytes of the rows of logits, behind the page tables of so many sequences."""
+        tables = 4 * num_sequences * self.num_groups * self.max_pages
+        start = self._sections["page_table"].offset + _aligned(tables)
+        return slice(start, start + 8 * num_rows)
+
     def _view(self, name: str, target: Bytes) -> npt.NDArray[np.generic]:
         section = self._sections[name]
         end = section.offset + section.size * section.dtype.itemsize
@@ -330,7 +341,7 @@ class InputLayout:
             ("tokens", tokens, self.max_tokens),
             ("sequences", sequences, self.max_sequences),
             ("sampled rows", sampled, self.max_rows),
-            ("rows of logits", rows, self.max_rows + self.max_scored),
+            ("rows of logits", rows, self.max_rows + self.max_unsampled),
             ("pages of a sequence", pages, self.max_pages),
         ):
             if given > limit:

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aioserve import Engine, SamplingParams
+import numpy as np
+
+from aioserve import AioserveError, Engine, Pooling, SamplingParams, StepError
 from aioserve.testing import StreamChecker, check_invariants, count_leaked_pages
+from aioserve.testing.fake_device import expected_hidden
+from aioserve.testing.fake_model import PlantedError
 from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.fake_gpu_model import FakeGpuModel
 
@@ -36,22 +40,42 @@ def options_of(draw: random.Random) -> dict[str, Any]:
 
 
 async def serve(
-    model: FakeGpuModel, draw: random.Random, num_requests: int = 40, **options: Any
+    model: FakeGpuModel,
+    draw: random.Random,
+    num_requests: int = 40,
+    *,
+    preempts: bool = False,
+    **options: Any,
 ) -> tuple[StreamChecker, Engine]:
-    """Requests that share prefixes, fork, ask for log-probabilities, leave early and are cancelled,
-    until all have ended."""
+    """Requests that share prefixes, fork, ask for log-probabilities or are embedded, leave early
+    and are cancelled, until all have ended. `preempts`: any of them is preempted at any time."""
     async with Engine(model, **options) as engine:
         checker = StreamChecker(engine)
         asking = draw.random() < 0.5  # steps in which anybody asks run eagerly
+        share_embedded = draw.choice([0.0, 0.3, 0.7])
         prefixes = [[draw.randrange(256) for _ in range(draw.randrange(40))] for _ in range(4)]
-        checking = asyncio.create_task(_check(engine))
+        beside = [asyncio.create_task(_check(engine))]
+        if preempts:
+            beside.append(asyncio.create_task(_preempt(engine, draw)))
+
+        def drawn_prompt() -> list[int]:
+            behind = [draw.randrange(9) for _ in range(draw.randint(1, 9))]
+            return [*draw.choice(prefixes), *behind]
+
+        def embedded() -> tuple[list[list[int]], Pooling]:
+            prompts = [drawn_prompt() for _ in range(draw.randint(1, 3))]
+            return prompts, draw.choice(["last", "last", "mean", "cls"])
 
         async def request() -> None:
             await asyncio.sleep(draw.random() * 0.3)
-            prompt = [
-                *draw.choice(prefixes),
-                *(draw.randrange(9) for _ in range(draw.randint(1, 9))),
-            ]
+            body = _embed(checker, *embedded()) if draw.random() < share_embedded else generate()
+            reading = asyncio.create_task(body)
+            if draw.random() < 0.15:
+                await asyncio.wait([reading], timeout=draw.random() * 0.1)
+                reading.cancel()
+            await asyncio.wait([reading])
+
+        async def generate() -> None:
             params = SamplingParams(
                 max_tokens=draw.choice([1, 2, 5, 20]),
                 seed=draw.randrange(99),
@@ -59,25 +83,52 @@ async def serve(
                 logprobs=draw.choice([None, None, 0, 5]) if asking else None,
                 prompt_logprobs=draw.choice([None, None, 0, 5]) if asking else None,
             )
-            reading = asyncio.create_task(
-                checker.read(prompt, params, leave_after=draw.choice([None, None, None, 3]))
-            )
-            if draw.random() < 0.15:
-                await asyncio.wait([reading], timeout=draw.random() * 0.1)
-                reading.cancel()
-            await asyncio.wait([reading])
+            leave_after = draw.choice([None, None, None, 3])
+            await checker.read(drawn_prompt(), params, leave_after=leave_after)
 
         await asyncio.gather(*(request() for _ in range(num_requests)))
         if engine.dump()["state"] == "open":
             await engine.drain()
-        checking.cancel()
-        await asyncio.wait([checking])
-        if not checking.cancelled():
-            checking.result()
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+        for task in beside:
+            if not task.cancelled():
+                task.result()
         check_invariants(engine)
     if engine.dump()["state"] == "closed" and not checker.ends["EngineFailedError"]:
         assert count_leaked_pages(engine) == 0
     return checker, engine
+
+
+async def _embed(checker: StreamChecker, prompts: list[list[int]], pooling: Pooling) -> None:
+    """Embed prompts, and note how that ended as the checker does with streams."""
+    end = "cancelled"
+    try:
+        found = await checker.engine.embed(prompts, pooling=pooling, normalize=False)
+        end = "embedded"
+    except AioserveError as error:
+        end = type(error).__name__
+        if isinstance(error, StepError) and not isinstance(error.__cause__, PlantedError):
+            checker.failed_steps.append(f"{len(prompts)} embeddings: {error}")
+        return
+    finally:
+        checker.ends[end] += 1
+    for prompt, vector in zip(prompts, found, strict=True):
+        states = expected_hidden(prompt)
+        wanted = {"last": states[-1], "mean": states.mean(axis=0), "cls": states[0]}[pooling]
+        if not np.array_equal(vector, wanted.astype(np.float32)):
+            checker.wrong_tokens.append(f"{pooling} of {prompt}: {vector}, not {wanted}")
+
+
+async def _preempt(engine: Engine, draw: random.Random) -> None:
+    """Any that runs gives its pages back, at any time, twice at most."""
+    while True:
+        await asyncio.sleep(draw.random() * 0.02)
+        state = engine._lifecycle.scheduler.state
+        running = [sequence for sequence in state.running if sequence.epoch < 2]
+        if running:
+            state.preempt(draw.choice(running), state.launched + 1)
 
 
 async def _check(engine: Engine) -> None:

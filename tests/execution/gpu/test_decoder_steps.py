@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aioserve import Completion, ConfigError, Engine, SamplingParams
@@ -171,7 +172,11 @@ def test_the_largest_step_has_all_tokens_and_rows_that_fit(
     assert wanted is not None
     assert (len(wanted.sampled), wanted.width) == (len(counts), 7)
     assert len(wanted.target_ids) == min(counts.sum(), MAX_SCORED_TOKENS)
-    assert len(step.batch.logit_rows) == len(wanted)
+    unscored = counts.sum() - len(wanted.target_ids)
+    assert sum(step.pooled) == unscored
+    assert len(step.batch.logit_rows) == len(wanted) + unscored
+    assert len(np.unique(step.batch.logit_rows[len(counts) :])) == counts.sum()
+    assert all(0 < each <= count for each, count in zip(step.pooled, counts, strict=False))
     assert step.batch.logit_rows.max() < counts.sum()
     assert counts.sum() == min(tokens, sequences * length)
     assert (counts >= 1).all()

@@ -28,10 +28,12 @@ def test_tokens_are_right_whatever_the_order_of_the_work(seed):
         graph_sizes=draw.choice([(), (1, 2, 4), (3, 12)]),
         capture_at_start=draw.random() < 0.3,
     )
-    checker, _ = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    serving = partial(serve, model, draw, preempts=seed % 2 == 1, **options)
+    checker, engine = run_simulated(serving, seed=seed)
     assert not gpu_of(model).violations
     checker.check()
-    assert checker.ends.keys() <= {"length", "left", "cancelled"}
+    assert checker.ends.keys() <= {"length", "left", "cancelled", "embedded"}
+    assert engine.stats().preemptions_total > (10 if seed % 2 else -1)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -54,9 +56,9 @@ def test_steps_that_fail_cost_their_own_requests_alone(seed):
     assert checker.num_open == 0
     # PlantedError is expected by the checker.
     assert all("OutOfDeviceMemoryError" in failed for failed in checker.failed_steps)
-    ends = {"length", "left", "cancelled", "StepError", "RequestFailedError"}
+    ends = {"length", "left", "cancelled", "embedded", "StepError", "RequestFailedError"}
     assert checker.ends.keys() <= ends
-    assert checker.ends["length"] > 10
+    assert checker.ends["length"] + checker.ends["embedded"] > 10
 
 
 def test_the_same_seed_is_the_same_run():

@@ -57,7 +57,9 @@ class TableDecoder:
 
     backend: Backend
     program: None = None
-    config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE))
+    config: Any = field(
+        default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE, hidden_size=8)
+    )
 
     def __post_init__(self) -> None:
         source = torch.Generator().manual_seed(3)

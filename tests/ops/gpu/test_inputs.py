@@ -77,8 +77,8 @@ def packed(
 ) -> tuple[InputShape, DeviceInputs]:
     """Only what is said to be needed reaches the device; the rest there is noise."""
     block = np.full(layout.num_bytes, 0xAA, np.uint8)
-    num_scored = 0 if samples is None else len(host.logit_rows) - len(samples)
-    shape = layout.pack(host, samples, block, num_scored=num_scored, padding=padding)
+    num_unsampled = 0 if samples is None else len(host.logit_rows) - len(samples)
+    shape = layout.pack(host, samples, block, num_unsampled=num_unsampled, padding=padding)
     there = torch.full((layout.num_bytes,), 0x55, dtype=torch.uint8)
     there[: shape.num_bytes] = torch.from_numpy(block[: shape.num_bytes])
     return shape, layout.views(there.to(device), shape, 3)
@@ -120,7 +120,7 @@ def test_what_is_packed_is_what_is_seen(step: tuple[HostBatch, SampleRows], spar
         max_tokens=len(host.token_ids) + spare,
         max_sequences=len(host.context_lens) + spare,
         max_rows=len(samples) + spare,
-        max_scored=len(host.logit_rows) - len(samples),
+        max_unsampled=len(host.logit_rows) - len(samples),
         max_pages=host.page_table.shape[2] + spare,
         page_size=PAGE_SIZE,
         num_groups=len(host.page_table),
@@ -192,7 +192,7 @@ def test_only_decodes_with_a_row_each_are_padded() -> None:
         layout.pack(fewer, None, block, padding=Padding(4, 0, 0))
     _, two = decodes(2)
     with pytest.raises(ValueError, match="with 3 rows of logits, 1 of them not sampled, can't be"):
-        layout.pack(host, two, block, num_scored=1, padding=Padding(4, 0, 0))
+        layout.pack(host, two, block, num_unsampled=1, padding=Padding(4, 0, 0))
 
 
 def test_steps_larger_than_the_layout_are_refused_by_name() -> None:
@@ -211,13 +211,13 @@ def test_steps_larger_than_the_layout_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"5 rows of logits, 0 of .* must have 5 rows .* got 4"):
         layout.pack(host, wrong, block)
     with pytest.raises(ValueError, match=r"5 rows of logits, 2 of .* must have 3 rows .* got 4"):
-        layout.pack(host, wrong, block, num_scored=2)
+        layout.pack(host, wrong, block, num_unsampled=2)
     layout = empty_layout(max_rows=4)
     with pytest.raises(ValueError, match="a step may have at most 4 rows of logits, got 5"):
-        layout.pack(host, wrong, np.zeros(layout.num_bytes, np.uint8), num_scored=1)
-    layout = empty_layout(max_rows=3, max_scored=1)
+        layout.pack(host, wrong, np.zeros(layout.num_bytes, np.uint8), num_unsampled=1)
+    layout = empty_layout(max_rows=3, max_unsampled=1)
     with pytest.raises(ValueError, match="a step may have at most 4 rows of logits, got 5"):
-        layout.pack(host, decodes(3)[1], np.zeros(layout.num_bytes, np.uint8), num_scored=2)
+        layout.pack(host, decodes(3)[1], np.zeros(layout.num_bytes, np.uint8), num_unsampled=2)
 
 
 def test_a_step_leaves_no_trace_in_the_next_one(device: torch.device) -> None:
