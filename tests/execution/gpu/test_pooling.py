@@ -124,9 +124,9 @@ async def test_embeddings_are_those_of_transformers_and_change_no_token(
         captured, replays = source.device.captured, source.device.replays
         assert set(sums) == {0}
         for pooling in ("last", "mean", "last"):
-            found, *answers = await asyncio.gather(
+            found, answers = await asyncio.gather(
                 engine.embed(prompts, pooling=pooling, normalize=False),
-                *[engine.generate(ids, GREEDY) for ids in written],
+                asyncio.gather(*[engine.generate(ids, GREEDY) for ids in written]),
             )
             np.testing.assert_allclose(found, wanted[pooling], atol=ATOL)
             assert [one.token_ids for one in answers] == alone
