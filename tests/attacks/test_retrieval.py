@@ -174,9 +174,10 @@ async def test_large_scores_give_the_loop_its_turns_and_do_not_depend_on_each_ot
 def test_a_score_is_the_same_beside_any_others() -> None:
     """The large numbers cancel out, so that what is left tells the order of the sums."""
     rng = np.random.default_rng(0)
-    weight = np.tile(rng.standard_normal(2048, np.float32), 2)
+    order = rng.permutation(4096)
+    weight = np.tile(rng.standard_normal(2048, np.float32), 2)[order]
     half = rng.standard_normal((33, 2048), np.float32) * np.float32(1e12)
-    states = np.concatenate([half, -half], axis=1)
+    states = np.ascontiguousarray(np.concatenate([half, -half], axis=1)[:, order])
     template: Any = None
     reranker = reranking.Reranker(weight, template, None)
     alone = [reranker.scores(states[i : i + 1])[0] for i in range(len(states))]
