@@ -865,39 +865,89 @@ def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() ->
     assert [cache.cached(x * 4) for x in "abcd"] == [(0, 0), (0, 4), (0, 4), (0, 0)]
 
 
+# Companions.
+
+
+class Windowed:
+    """A tree whose pages have one companion each, in steps that are done; nobody is served."""
+
+    def __init__(self, num_host_pages: int) -> None:
+        self.pool = PagePool(16, PAGE_SIZE, 1)
+        self.host = PagePool(num_host_pages, PAGE_SIZE, 1)
+        self.tree = PrefixTree(self.pool, host_pool=self.host, window=PAGE_SIZE)
+
+    def publish(self, text: str, num_windows: int) -> None:
+        """With companions of the last pages, so many."""
+        match = self.tree.match(b"", ids(text))
+        pages = self.pool.acquire(len(text) // PAGE_SIZE)
+        windows = self.pool.acquire(num_windows)
+        given = windows if num_windows else None
+        self.tree.insert(match.receipt, ids(text), pages, NO_STEP, given)
+        self.tree.release(match.receipt)
+        self.pool.release(np.concatenate((pages, windows)), NO_STEP)
+
+    def complete(self, step: int) -> None:
+        self.pool.complete(step)
+        self.host.complete(step)
+
+    def on_host(self, text: str) -> int:
+        return self.tree.peek(b"", ids(text), whole=True)[1]
+
+
 def test_idle_companions_of_a_locked_run_on_the_host_make_room_there() -> None:
-    pool, host = PagePool(16, PAGE_SIZE, 1), PagePool(5, PAGE_SIZE, 1)
-    tree = PrefixTree(pool, host_pool=host, window=PAGE_SIZE)
+    cache = Windowed(5)
+    cache.publish("aaaabbbb", 2)
+    cache.tree.evict(4, 0)
+    cache.publish("cccc", 0)
+    cache.tree.evict(1, 0)
+    cache.publish("dddd", 1)
+    cache.complete(0)
+    assert [cache.on_host(text) for text in ("aaaabbbb", "cccc")] == [8, 4]
+    assert cache.host.num_free == 0
+    locked = cache.tree.match(b"", ids("aaaabbbb"), use=False, whole=True)
 
-    def publish(text: str, num_windows: int) -> None:
-        match = tree.match(b"", ids(text))
-        pages = pool.acquire(len(text) // PAGE_SIZE)
-        windows = pool.acquire(num_windows)
-        tree.insert(match.receipt, ids(text), pages, NO_STEP, windows if num_windows else None)
-        tree.release(match.receipt)
-        pool.release(np.concatenate((pages, windows)), NO_STEP)
+    evicted = cache.tree.evict(2, 1)
 
-    def on_host(text: str) -> int:
-        return tree.peek(b"", ids(text), whole=True)[1]
-
-    publish("aaaabbbb", 2)
-    tree.evict(4, 0)
-    publish("cccc", 0)
-    tree.evict(1, 0)
-    publish("dddd", 1)
-    host.complete(0)
-    pool.complete(0)
-    assert (host.num_free, [on_host(text) for text in ("aaaabbbb", "cccc")]) == (0, [8, 4])
-    locked = tree.match(b"", ids("aaaabbbb"), use=False, whole=True)
-
-    evicted = tree.evict(2, 1)
-
-    pool.complete(1)
+    cache.complete(1)
     assert len(evicted.host_page_ids) == 2
-    assert [on_host(text) for text in ("aaaabbbb", "cccc", "dddd")] == [8, 4, 4]
-    tree.release(locked.receipt)
-    tree.sanity_check()
-    host.sanity_check()
+    assert [cache.on_host(text) for text in ("aaaabbbb", "cccc", "dddd")] == [8, 4, 4]
+    cache.tree.release(locked.receipt)
+    cache.tree.sanity_check()
+    cache.host.sanity_check()
+
+
+def test_a_page_goes_to_the_host_though_the_larger_one_behind_it_had_no_room_there() -> None:
+    cache = Windowed(1)
+    cache.publish("aaaabbbb", 1)
+    evicted = cache.tree.evict(3, 0)
+    cache.complete(0)
+    assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
+    assert cache.on_host("aaaabbbb") == 4
+    cache.tree.sanity_check()
+
+
+@pytest.mark.parametrize(
+    ("text", "companion", "message"),
+    [
+        ("bbbb", 1, "insert: page 1 is named twice"),
+        ("bbbb", 15, "insert: page 15 is not held"),
+        ("bbbb", 0, "insert: companion 0 is in the tree already"),
+        ("aaaa", 1, "insert: page 1 is named twice"),
+        ("aaaa", 15, "insert: page 15 is not held"),
+    ],
+)
+def test_companions_that_the_tree_cannot_take_are_refused_and_nothing_is_published(
+    text: str, companion: int, message: str
+) -> None:
+    cache = Windowed(1)
+    cache.publish("aaaa", 0)
+    match = cache.tree.match(b"", ids(""))
+    page = cache.pool.acquire(1)
+    before = cache.tree.walk(), cache.pool.ref_counts().tolist()
+    with pytest.raises(InvariantError, match=message):
+        cache.tree.insert(match.receipt, ids(text), page, 0, int32(companion))
+    assert (cache.tree.walk(), cache.pool.ref_counts().tolist()) == before
+    cache.tree.sanity_check()
 
 
 def test_an_array_with_too_little_room_for_a_match_is_refused(cache: Cache) -> None:
