@@ -164,7 +164,7 @@ def rotary_kv_write(
     cos, sin = (qkv, qkv) if rotation is None else rotation[:2]
     query_scale = None if rotation is None else rotation.query_scale
     interleaved = rotation is not None and rotation.interleaved
-    rotary_kernel[(tokens, triton.cdiv(q_heads + 2 * kv.num_kv_heads, HEADS))](
+    rotary_kernel[(tokens, -(-(q_heads + 2 * kv.num_kv_heads) // HEADS))](
         qkv,
         batch.positions,
         batch.token_locations[at.group],
@@ -189,7 +189,7 @@ def rotary_kv_write(
         SCALED=query_scale is not None,
         NORMS=norms is not None,
         HEADS=HEADS,
-        HALF_TILE=triton.next_power_of_2(half) if half else 0,
-        REST_TILE=triton.next_power_of_2(rest) if rest else 0,
+        HALF_TILE=1 << (half - 1).bit_length() if half else 0,
+        REST_TILE=1 << (rest - 1).bit_length() if rest else 0,
         num_warps=4,
     )

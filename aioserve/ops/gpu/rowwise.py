@@ -140,7 +140,7 @@ def gated(gate_up: Tensor, gelu: bool) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if not out.numel():
         return out
-    gated_kernel[(rows, triton.cdiv(size, _GATED_TILE))](
+    gated_kernel[(rows, -(-size // _GATED_TILE))](
         gate_up,
         out,
         gate_up.stride(0),
@@ -158,7 +158,7 @@ def clamped_swiglu(gate_up: Tensor, kind: ClampedSwiglu) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if not out.numel():
         return out
-    clamped_swiglu_kernel[(rows, triton.cdiv(size, _GATED_TILE))](
+    clamped_swiglu_kernel[(rows, -(-size // _GATED_TILE))](
         gate_up,
         out,
         gate_up.stride(0),
