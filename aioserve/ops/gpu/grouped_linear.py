@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
@@ -225,7 +224,7 @@ class GroupedRun:
         if numbers.order is not None:
             x = x.index_select(1, numbers.order)
         x, x_scales, x_sums = self.prepared(x)
-        grid = triton.cdiv(self.out_features, tile.outputs), triton.cdiv(rows, tile.rows)
+        grid = -(-self.out_features // tile.outputs), -(-rows // tile.rows)
         parts = self._parts
         split = parts > 1 and rows <= _SPLIT_ROWS
         target = out
@@ -256,7 +255,7 @@ class GroupedRun:
             num_stages=tile.stages,
         )
         if split:
-            merge_kernel[rows, triton.cdiv(self.out_features, _MERGED)](
+            merge_kernel[rows, -(-self.out_features // _MERGED)](
                 target,
                 bias,
                 out,
@@ -275,7 +274,7 @@ class GroupedRun:
         layout = self.layout
         if not layout.rounds and self.numbers.minimums is None:
             return Prepared(x, x, x)
-        grid = len(x), triton.cdiv(layout.chunks * layout.chunk, _PREPARED)
+        grid = len(x), -(-(layout.chunks * layout.chunk) // _PREPARED)
         shape = len(x), layout.chunks
         tile = {"CHUNK": layout.chunk, "CHUNKS": _PREPARED // layout.chunk, "num_warps": 4}
         sizes = self.in_features, x.stride(0), layout.chunks
