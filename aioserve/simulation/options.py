@@ -208,8 +208,11 @@ def _check_windows(options: SimulationOptions) -> None:
     check_windows(groups, options.window)
     for name, least in (("num_pages", 1 + groups), ("num_host_pages", 0)):
         if (pages := getattr(options, name)) is not None:
-            most = MAX_COMPANIONS // groups if groups else MAX_PAGES
-            check_int(f"with num_window_groups={groups}, {name}", pages, least, most)
+            check_int(f"with num_window_groups={groups}, {name}", pages, least, _most_pages(groups))
+
+
+def _most_pages(num_window_groups: int) -> int:
+    return min(MAX_PAGES, MAX_COMPANIONS // max(1, num_window_groups))
 
 
 def _check_host(options: SimulationOptions) -> None:
@@ -272,10 +275,12 @@ def pages_needed(trace: list[TraceRequest], page_size: int, num_window_groups: i
     """Number of pages that could ever be needed, those of window groups included."""
     needed = 1 + sum(pages_for(recorded_length(request), page_size) for request in trace)
     needed *= 1 + num_window_groups
-    if needed > MAX_PAGES:
+    # The pool is rounded up to a power of two.
+    most = 1 << (_most_pages(num_window_groups).bit_length() - 1)
+    if needed > most:
         raise ConfigError(
             f"num_pages=None: without a limit the trace could need {needed} pages of "
-            f"{counted(page_size, 'token')}, and at most {MAX_PAGES} can be simulated: give a "
+            f"{counted(page_size, 'token')}, and at most {most} can be simulated: give a "
             "limit, or larger pages"
         )
     return needed

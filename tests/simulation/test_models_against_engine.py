@@ -198,11 +198,16 @@ def test_sequences_of_a_measured_memory_share_what_the_windows_leave() -> None:
             {"num_window_groups": 5, "window": 9, "num_host_pages": 1 << 25},
             "num_host_pages must be at most 26843545",
         ),
+        (
+            {"num_window_groups": 1000, "window": 9, "num_pages": None, "page_size": 1},
+            "could need 131131 pages of 1 token, and at most 131072 can be simulated",
+        ),
     ],
 )
 def test_windows_that_are_none_are_refused(windows: dict[str, Any], message: str) -> None:
+    trace = [TraceRequest(0, 0.0, 100, 30, (), 16)]
     with pytest.raises(ConfigError, match=message):
-        simulate([], SchedulingPolicy(), cost=OddCost(), **{"num_pages": 9, **windows})
+        simulate(trace, SchedulingPolicy(), cost=OddCost(), **{"num_pages": 9, **windows})
 
 
 def test_without_a_limit_pages_are_enough_for_all_groups() -> None:
