@@ -15,7 +15,7 @@ from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
 from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostModel, CostTable
-from aioserve.simulation.options import TrialOptions
+from aioserve.simulation.options import LIMITS, TrialOptions
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.traces.checks import check_int
 
@@ -95,9 +95,13 @@ def machine_of(options: TrialOptions) -> Machine:
 
 
 def _sizes_of(device: Device, options: TrialOptions) -> ModelSizes:
-    """Sizes of the model, for contexts as long as an engine with these options takes."""
-    sizes = ModelSizes.of(read_model(device.model))
-    return sizes if options.max_model_len is None else sizes.up_to(options.max_model_len)
+    """Sizes of the model, for contexts as long as an engine with these options takes. Raises
+    `ConfigError` for a length that is none."""
+    sizes, longest = ModelSizes.of(read_model(device.model)), options.max_model_len
+    if longest is None:
+        return sizes
+    check_int("max_model_len", longest, *LIMITS["max_model_len"])
+    return sizes.up_to(longest)
 
 
 def _windows(

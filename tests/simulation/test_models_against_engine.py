@@ -210,6 +210,23 @@ def test_windows_that_are_none_are_refused(windows: dict[str, Any], message: str
         simulate(trace, SchedulingPolicy(), cost=OddCost(), **{"num_pages": 9, **windows})
 
 
+@pytest.mark.parametrize(
+    ("max_model_len", "message"),
+    [
+        (0, "max_model_len must be at least 2, got 0"),
+        ("16", "max_model_len must be an int, got '16'"),
+        (1 << 70, "max_model_len must be at most"),
+    ],
+)
+def test_a_longest_context_that_is_none_is_refused_by_name(
+    max_model_len: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config_of(["sliding_attention", "full_attention"], 64, 4096)))
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        replay([], "fcfs", model=str(path), max_model_len=max_model_len)
+
+
 def test_without_a_limit_pages_are_enough_for_all_groups() -> None:
     trace = [TraceRequest(number, 0.0, 100, 20, (), 16) for number in range(9)]
     options: dict[str, Any] = {"cost": OddCost(), "num_pages": None}
