@@ -21,6 +21,7 @@ pytestmark = pytest.mark.asyncio
 OSLO = '{"city": "Oslo"}'
 HEAD = "<|channel|>commentary to=functions."
 CALL = f"{HEAD}weather <|constrain|>json{MESSAGE}{OSLO}<|call|>"
+RECIPIENT_FIRST = f" to=functions.weather<|channel|>commentary json{MESSAGE}{OSLO}<|call|>"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,29 @@ async def test_behind_the_budget_of_its_reasoning_an_answer_calls(most: int) -> 
         answer = await stream.completion()
         assert answer.reasoning == "hmm.."[:most]
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", OSLO)]
+
+
+@pytest.mark.parametrize("reasoning", ["auto", "none", "qwen3"])
+@pytest.mark.parametrize("text", [CALL, RECIPIENT_FIRST])
+async def test_a_call_in_its_channel_is_read_whatever_reads_reasoning(
+    text: str, reasoning: Any
+) -> None:
+    async with Engine(ScriptedModel(HARMONY, text)) as engine:
+        options: dict[str, Any] = {"tools": TOOLS, "reasoning_parser": reasoning}
+        answer = await engine.chat(ASK, required_tools=("weather",), **options).completion()
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", OSLO)]
+        assert (answer.content, answer.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize("reasoning", ["auto", "none"])
+async def test_a_form_beside_calls_in_channels_is_read_whatever_reads_reasoning(
+    reasoning: Any,
+) -> None:
+    form = SamplingParams(structured_output=StructuredOutput(json_object=True))
+    async with Engine(ScriptedModel(HARMONY, f"{FINAL}{OSLO}")) as engine:
+        stream = engine.chat(ASK, form, tools=TOOLS, reasoning_parser=reasoning)
+        answer = await stream.completion()
+        assert (answer.content, answer.tool_calls) == (OSLO, ())
 
 
 async def test_what_required_tools_do_not_go_with_is_refused_by_name() -> None:

@@ -22,8 +22,8 @@ class CompletionReader:
     `opened` is what the prompt has written of the completion (`opened_by` of the format of
     reasoning). A form that is None leaves its part in the content. Tool calls within reasoning are
     none. `types` are those of the arguments of calls. `alone`: behind the reasoning are calls
-    alone, or else a form (`FormOrCallsReader`). Those marks that are `exact` are special
-    tokens, and marks in these alone: what looks like one elsewhere is text.
+    alone, or else a form (`FormOrCallsReader`, but for harmony). Those marks that are `exact` are
+    special tokens, and marks in these alone: what looks like one elsewhere is text.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class CompletionReader:
         elif reasoning is not None:
             self._reasoning = reasoning.reader(opened)
         parser = None if tools is None else tools(types=types)
-        self._tools = FormOrCallsReader(parser) if parser is not None and alone else parser
+        # Harmony says of each message what it is, and may begin a call without a mark.
+        is_either = alone and tools is not HarmonyParser
+        self._tools = FormOrCallsReader(parser) if parser is not None and is_either else parser
 
     @property
     def may_reason(self) -> bool:
