@@ -327,7 +327,8 @@ class ChatFormat:
         if self._reasoning is None or model.tokenizer is None:
             raise InvariantError("a budget of reasoning that can't be told")
         reasoning = self._reasoning
-        if isinstance(reasoning, HarmonyChannels) and self.held is not None and self.held.required:
+        requires = self.held is not None and bool(self.held.required)
+        if self.has_channels and self._tools is HarmonyParser and requires:
             reasoning = HarmonyChannels(calls=True)
         return ThinkingBudget(
             num_tokens=num_tokens,

@@ -70,6 +70,22 @@ async def test_behind_the_budget_of_its_reasoning_an_answer_calls(most: int) -> 
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", OSLO)]
 
 
+@pytest.mark.parametrize("calls", ["required_tools", "strict_tools"])
+async def test_behind_the_budget_calls_are_in_the_answer_where_they_are_read_there(
+    calls: str,
+) -> None:
+    """The parser of another family reads calls in the channel `final`, which the budget opens."""
+    text = f"{ANALYSIS}hm{AGAIN}{FINAL}{call_in('hermes', 'weather', OSLO)}"
+    async with Engine(ScriptedModel(HARMONY, text)) as engine:
+        params = SamplingParams(seed=0, thinking_token_budget=2)
+        options: dict[str, Any] = {"tool_parser": "hermes", calls: ("weather",)}
+        answer = await engine.chat(ASK, params, tools=TOOLS, **options).completion()
+        assert (answer.reasoning, answer.content) == ("hm", "")
+        assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+            ("weather", {"city": "Oslo"})
+        ]
+
+
 @pytest.mark.parametrize("reasoning", ["auto", "none", "qwen3"])
 @pytest.mark.parametrize("text", [CALL, RECIPIENT_FIRST])
 async def test_a_call_in_its_channel_is_read_whatever_reads_reasoning(
