@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aioserve.models.families.common import MOST_LAYERS
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.file import short_decimal
 from aioserve.models.gguf.shared import (
@@ -83,7 +84,8 @@ def deepseek2(model: FileModel) -> dict[str, Any]:
     keys = model.keys
     rank, rotated = keys.integer("attention.kv_lora_rank"), keys.integer("rope.dimension_count")
     key, value = _latent_heads(keys, rank, rotated)
-    layers, heads = keys.integer("block_count"), each_layer(keys, "attention.head_count")
+    layers = keys.integer("block_count", most=MOST_LAYERS)
+    heads = each_layer(keys, "attention.head_count")
     # One where files have what is cached, of which all heads make their own keys and values.
     cached = each_layer(keys, "attention.head_count_kv", heads)
     if cached not in (1, heads):

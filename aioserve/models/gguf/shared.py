@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aioserve.models.families.common import MOST_LAYERS
 from aioserve.models.fields import Fields
 
 __all__ = [
@@ -38,7 +39,7 @@ class FileModel(NamedTuple):
 def sizes(model: FileModel) -> dict[str, Any]:
     """What Llama and its relatives have."""
     keys = model.keys
-    layers = keys.integer("block_count")
+    layers = keys.integer("block_count", most=MOST_LAYERS)
     hidden, heads = keys.integer("embedding_length"), each_layer(keys, "attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads or None)
     if (values := keys.integer("attention.value_length", head_dim)) != head_dim:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from aioserve.errors import AioserveError, ModelError, UnsupportedModelError, WeightsError
 from aioserve.models.files import model_files
+from aioserve.models.gguf.config import FAMILIES, read_config
 from aioserve.models.gguf.file import GGUFFile
 from aioserve.models.gguf.parts import open_parts
 from aioserve.testing.random_model import write_random_model
@@ -107,7 +108,7 @@ def test_what_cant_be_served_is_refused_by_name(
         ({"general.architecture": 5}, "general.architecture must be a string, got 5"),
         ({"llama.block_count": None}, "llama.block_count must be an integer"),
         ({"llama.block_count": 0}, "llama.block_count must be an integer in [1,"),
-        ({"llama.block_count": 10**6}, "num_hidden_layers must be an integer in [1, 1024]"),
+        ({"llama.block_count": 10**6}, "llama.block_count must be an integer in [1, 1024]"),
         ({"llama.block_count": "3"}, "llama.block_count must be an integer"),
         ({"llama.embedding_length": -1}, "llama.embedding_length must be an integer"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count must be an integer"),
@@ -128,6 +129,19 @@ def test_settings_that_make_no_sense_are_refused(
         model_files(path).config()
     assert says in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"gpt2"}))  # it lists no layers
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(name: str) -> None:
+    keys = {"block_count": 2**31 - 1}
+    if name == "deepseek2":
+        rank = {"attention.kv_lora_rank": 8, "rope.dimension_count": 4}
+        keys |= {"attention.key_length": 8, "attention.value_length": 8, **rank}
+    metadata = {f"{name}.{key}": value for key, value in keys.items()}
+    shapes = {"token_embd.weight": (8, 8)}
+    with pytest.raises(ModelError) as caught:
+        read_config({"general.architecture": name, **metadata}, shapes, lambda _: [], "x.gguf")
+    assert f"{name}.block_count must be an integer in [1, 1024]" in str(caught.value)
 
 
 def floats(*shape: int, form: str = "F32") -> Stored:
