@@ -136,6 +136,17 @@ async def test_what_required_tools_do_not_go_with_is_refused_by_name() -> None:
         check_invariants(engine)
 
 
+@pytest.mark.parametrize("reasoning", ["auto", "none"])
+async def test_a_head_that_was_cut_off_is_no_content(reasoning: Any) -> None:
+    """Its first words stand before a mark."""
+    async with Engine(ScriptedModel(HARMONY, RECIPIENT_FIRST)) as engine:
+        for most in range(1, RECIPIENT_FIRST.index("<") + 1):
+            params = SamplingParams(max_tokens=most)
+            options: dict[str, Any] = {"tools": TOOLS, "reasoning_parser": reasoning}
+            stream = engine.chat(ASK, params, required_tools=["weather"], **options)
+            assert (await stream.completion()).content == ""
+
+
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "harmony"])
 async def test_what_was_cut_off_is_no_content(parser: Any) -> None:
     text = CALL if parser == "harmony" else call_in(parser, "weather", OSLO)

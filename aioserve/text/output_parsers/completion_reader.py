@@ -40,14 +40,18 @@ class CompletionReader:
         self._reasoning: ReasoningReader | HarmonyParser | None = None
         if isinstance(reasoning, HarmonyChannels):
             tells_calls = tools is HarmonyParser
-            self._reasoning = reasoning.reader(opened, types, tells_calls=tells_calls)
+            self._reasoning = reasoning.reader(
+                opened, types, tells_calls=tells_calls, has_heads=alone
+            )
             tools = None if tells_calls else tools
         elif reasoning is not None:
             self._reasoning = reasoning.reader(opened)
-        parser = None if tools is None else tools(types=types)
-        # Harmony says of each message what it is, and may begin a call without a mark.
-        is_either = alone and tools is not HarmonyParser
-        self._tools = FormOrCallsReader(parser) if parser is not None and is_either else parser
+        self._tools: FormOrCallsReader | ToolParser | None = None
+        if tools is HarmonyParser:  # it says of each message what that is
+            self._tools = HarmonyParser(types=types, has_heads=alone)
+        elif tools is not None:
+            parser = tools(types=types)
+            self._tools = FormOrCallsReader(parser) if alone else parser
 
     @property
     def may_reason(self) -> bool:

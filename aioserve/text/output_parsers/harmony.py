@@ -81,7 +81,8 @@ class HarmonyParser(ToolParser):
     """Reads all of a completion: reasoning, content and tool calls.
 
     `opened` is what the prompt has written of the first message, behind its role. Where reasoning
-    or calls aren't told, their messages are content as the model wrote them, marks included.
+    or calls aren't told, their messages are content as the model wrote them, marks included. With
+    `has_heads` every message has a head, so that a start of one is no content.
     """
 
     name = "harmony"
@@ -100,8 +101,10 @@ class HarmonyParser(ToolParser):
         opened: str = "",
         tells_reasoning: bool = False,
         tells_calls: bool = True,
+        has_heads: bool = False,
     ) -> None:
         self._opened = opened
+        self._has_heads = has_heads
         self._tells_reasoning = tells_reasoning
         self._tells_calls = tells_calls
         self._said: set[int] = set()
@@ -143,7 +146,7 @@ class HarmonyParser(ToolParser):
                 text = ""
             if mark == MESSAGE:
                 return _Head(raw)
-        if not raw:
+        if not raw and not self._has_heads:
             self._put_back(_said(text, has_role=has_role, is_whole=True) or "")
         return _Head("")
 
@@ -238,11 +241,20 @@ class HarmonyChannels(msgspec.Struct, frozen=True):
         return head + mark
 
     def reader(
-        self, opened: str, types: ArgumentTypes | None = None, *, tells_calls: bool = False
+        self,
+        opened: str,
+        types: ArgumentTypes | None = None,
+        *,
+        tells_calls: bool = False,
+        has_heads: bool = False,
     ) -> HarmonyParser:
         """A reader of one completion."""
         return HarmonyParser(
-            types=types, opened=opened, tells_reasoning=True, tells_calls=tells_calls
+            types=types,
+            opened=opened,
+            tells_reasoning=True,
+            tells_calls=tells_calls,
+            has_heads=has_heads,
         )
 
 
