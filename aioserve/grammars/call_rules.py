@@ -63,7 +63,7 @@ class Rules:
         self.parameters = parameters
         """Schemas of the arguments of each function."""
         self.one = one
-        self.alone = alone or or_form
+        self.alone: bool = alone or or_form
         """Whether no text stands beside calls: behind the reasoning are calls and nothing else."""
         self.or_form = or_form
         """Whether `form`, a rule that the caller adds, may take the place of calls."""

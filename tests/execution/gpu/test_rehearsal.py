@@ -27,7 +27,8 @@ pytestmark = [
 
 
 def run(*words: str, wish: str | None, seconds: float = 170) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    dropped = (VARIABLE, "PYTEST_ADDOPTS")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
     if wish is not None:
         environment[VARIABLE] = wish
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", *words]
