@@ -10,8 +10,8 @@ makes it. Functions of the standard library and of other packages aren't counted
     decode step    a steady step of one stream: calls per step, over `--steps` steps
     first token    from the call of `stream` on to the first token of a short prompt
 
-The counts are the same on every machine; the least of `--repeats` is printed, since a step that the
-loop finds late may be told of by one call more.
+The least of `--repeats` is printed: on a busy machine the loop finds some steps late, which takes a
+few calls more.
 """
 
 from __future__ import annotations
