@@ -37,6 +37,7 @@ class TypedMarks:
         """End of the text so far, of which a mark may be the beginning."""
         self._real: set[int] = set()
         """Indices in it where special tokens begin."""
+        self._has_escaped = False
 
     def escaped(self, text: str, places: Sequence[int]) -> str:
         """The text that comes next, in which special tokens begin at the indices `places`."""
@@ -52,6 +53,9 @@ class TypedMarks:
         cut = max(len(whole) - self._num_kept, 0)
         self._before = whole[cut:]
         self._real = {place - cut for place in real if place >= cut}
+        if not ends:
+            return text
+        self._has_escaped = True
         pieces: list[str] = []
         for end in ends:
             pieces += (whole[start:end], _ESCAPE)
@@ -60,6 +64,8 @@ class TypedMarks:
 
     def unescaped(self, parts: Parts) -> Parts:
         """Parts of the text as the model typed them."""
+        if not self._has_escaped:
+            return parts
         calls = [
             ToolCallDelta(
                 call.index, call.id, call.name and _bare(call.name), _bare(call.arguments)
