@@ -337,8 +337,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     logprobs: Logprobs | None = None
     """Where `SamplingParams.logprobs` asks for them."""
     marks: tuple[int, ...] = ()
-    """Indices in `text`, rising, where marks begin that the model wrote as special tokens. Other
-    marks in it were typed. Always empty but in chats whose calls or reasoning have such marks."""
+    """In chats: where in `text` special tokens that are marks begin. Any other mark was typed."""
 
     @property
     def logprob(self) -> float | None:

@@ -26,9 +26,9 @@ class RooflineCost:
     attends to. Pages that are swapped go over the link to the host meanwhile, both ways at once.
 
     In a layer with a window a token attends to the last `window` tokens, and a chunk reads those of
-    its first token. Of a mixture's experts a token computes those that it is sent to, and a step
-    reads those that its tokens are sent to, as many as `ExpertsShape.num_read` says. Latents are
-    read once, and attended to as if each were a key and a value of all heads (absorbed).
+    its first token. A token computes the experts that it is sent to, and a step reads those that
+    its tokens are sent to, as many as `ExpertsShape.num_read` says. Latents are read once, and
+    attended to as if each were a key and a value of all heads (absorbed).
 
     `layers_per_page` is how many layers' keys and values a page that is copied has; None: all.
     Raises `ConfigError` for devices that can't share the model's KV heads evenly, and for more

@@ -94,7 +94,7 @@ def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
 
 @pytest.mark.timeout(300)
 def test_embeddings_make_no_launch_wait(card: Place, directory_of: Callable[[str], Path]) -> None:
-    """Of one token each, and of many."""
+    """They have one token each, or many."""
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
     async def main() -> None:

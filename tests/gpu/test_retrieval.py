@@ -21,7 +21,7 @@ from tests.gpu.place import Place
 from tests.gpu.test_models import prompt
 
 SPREAD = {"float32": 1e-4, "bfloat16": 0.06}
-"""Of the errors of hidden states, as a share of the states' own."""
+"""Root mean square of errors, as a share of the hidden states' standard deviation."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 

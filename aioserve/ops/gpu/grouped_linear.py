@@ -91,8 +91,8 @@ def multiplies_e4m3(device: torch.device) -> bool:
 
 
 class Numbers(NamedTuple):
-    """What `GroupedRows` says of rows, on the device. Of several experts, with an axis for them
-    before all others."""
+    """What `GroupedRows` says of rows, on the device. Several experts have an axis before all
+    others."""
 
     values: Tensor
     table: Tensor | None

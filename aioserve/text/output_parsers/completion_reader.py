@@ -22,7 +22,7 @@ class CompletionReader:
     `opened` is what the prompt has written of the completion (`opened_by` of the format of
     reasoning). A form that is None leaves its part in the content. Tool calls within reasoning are
     none. `types` are those of the arguments of calls. `alone`: behind the reasoning are calls
-    alone, or else a form (`FormOrCallsReader`, but for harmony). Those marks that are `exact` are
+    alone, or else a form (`FormOrCallsReader`, but for harmony). Marks among `exact` are
     special tokens, and marks in these alone: what looks like one elsewhere is text.
     """
 
