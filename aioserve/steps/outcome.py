@@ -30,6 +30,9 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_counts: dict[int, int] = {}
     """Index of a row -> how many tokens it has, where that isn't one: several, where guesses were
     right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
+    drafted: dict[int, int] = {}
+    """Index of a row of an item that verifies -> how many guesses were verified, if any were. Of
+    these, as many were right as it has tokens but one."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
     row_failures: dict[int, str] = {}
@@ -65,6 +68,7 @@ def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
         or (named and not named.issubset(range(rows)))
         or (outcome.logprobs and not {*outcome.logprobs}.issubset(range(num_ids)))
         or (counts and not _may_have(plan, counts))
+        or (outcome.drafted and not _may_have(plan, outcome.drafted, beyond=1))
     ):
         raise UnfitOutcomeError(
             f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts}, "
@@ -81,6 +85,7 @@ def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
         )
 
 
-def _may_have(plan: StepPlan, token_counts: Mapping[int, int]) -> bool:
+def _may_have(plan: StepPlan, counts: Mapping[int, int], beyond: int = 0) -> bool:
+    """Whether no row has a greater count than its tokens may be, less `beyond`."""
     most = dict(enumerate([item.most_tokens(row) for item in plan.items for row in item.rows]))
-    return all(0 <= count <= most.get(row, -1) for row, count in token_counts.items())
+    return all(0 <= count <= most.get(row, -1) - beyond for row, count in counts.items())

@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy, SlotPages
 
 __all__ = [
+    "DRAFT_TOKEN",
     "MAX_SCORED_TOKENS",
     "NO_TOKEN_LEFT",
     "PENDING_IDS",
@@ -39,6 +41,10 @@ __all__ = [
 PENDING_TOKEN = -1
 """Stands for the token that an earlier step samples for the item's slot. It never leaves the core:
 the runner replaces it on the device before the forward pass."""
+
+DRAFT_TOKEN = -2
+"""Stands for a token that the runner's drafter may guess behind those before it. Like the pending
+one it is replaced before the forward pass, or left out with all behind it."""
 
 PENDING_IDS: npt.NDArray[np.int32] = np.array([PENDING_TOKEN], np.int32)
 """`PENDING_TOKEN` alone, as most items have it."""
@@ -72,6 +78,8 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     logits_processors: tuple[int, ...] = ()
     """Numbers of `params.logits_processors` in what the runner makes them with."""
+    drafting: DraftedSequence | None = None
+    """What the drafter hears of the sequence, where guesses for it may be asked for."""
 
 
 TOTALS = (
@@ -95,7 +103,8 @@ class ItemKind(Enum):
     nothing is asked of it."""
     VERIFY = 2
     """The last token of a sequence and guesses of those behind it, of which the step keeps as many
-    as it would have sampled."""
+    as it would have sampled. While other items of the kind are in flight for its slot, nobody but
+    the runner knows where the last token is: `start` and `count` are the most that they can be."""
 
 
 DECODE = ItemKind.DECODE
@@ -147,7 +156,9 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     differ with the token that is sampled there.
 
     Items of a slot follow each other, but where a mask came late they go back: one computes again,
-    in the same places, what earlier ones did, which may be in flight.
+    in the same places, what earlier ones did, which may be in flight. And one that verifies guesses
+    begins behind the last token that its slot has by then: as much sooner as guesses before it
+    were wrong or weren't made.
 
     An item with a parent begins where that one ends, and what is before it is what is before and
     in the parent: a branch of a tree of guesses, or a sample of a prompt. It has a slot of its own,
@@ -162,7 +173,7 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     count: int
     """At least 1."""
     token_ids: npt.NDArray[np.int32]
-    """int32 `[count]`; one may be `PENDING_TOKEN`."""
+    """int32 `[count]`; one may be `PENDING_TOKEN`, and those from some place on `DRAFT_TOKEN`."""
     rows: tuple[SampleRow, ...] = ()
     """What is sampled; none while a prompt is only computed in part."""
     scored: ScoredTokens | None = None
