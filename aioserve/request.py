@@ -277,6 +277,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     told as they are after that."""
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
+    max_draft_tokens: int = 0
+    """Most guesses of each answer that a step may verify; 0: none."""
     namespace: bytes = b""
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0

@@ -346,6 +346,20 @@ class KVMemory:
         lease.shares_partial_page = tokens_in_part(num_tokens, self.page_size) > 0
         self.pool.release(rest, lease.last_step)
 
+    def retreat(self, lease: KVLease, num_tokens: int) -> None:
+        """Take note that of the last tokens of a lease `num_tokens` were computed in vain, as
+        guesses are that were wrong. The pages stay: what comes next is written over them.
+
+        Raises `InvariantError` for more than there are behind those published.
+        """
+        least = capacity_tokens(lease.published, self.page_size)
+        if not 0 <= num_tokens <= lease.computed - least:
+            raise InvariantError(
+                f"num_tokens must be in [0, {lease.computed - least}], computed and not published, "
+                f"got {num_tokens}"
+            )
+        lease.computed -= num_tokens
+
     def publish(self, lease: KVLease, token_ids: TokenIds, *, leaving: bool = False) -> None:
         """Let others find the pages that are full of known tokens, computed or being computed.
 

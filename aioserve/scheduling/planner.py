@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
+from aioserve.scheduling.guesses import launch_with_guesses, with_guesses
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
@@ -201,7 +202,14 @@ class StepPlanner:
         if begun := sorted([s for s in begun if s.phase is Phase.RUNNING], key=by_precedence):
             self._with_pages(begun, {s.lease for s in begun})
         chosen = room.one_token_each(ready)
-        self._launch(self._with_pages(chosen, set(growing)) if growing else chosen, 1)
+        if growing:
+            chosen = self._with_pages(chosen, set(growing))
+        if self.state.drafts:
+            chosen, drafting = with_guesses(self, chosen, prefilling)
+            self._launch(chosen, 1)
+            launch_with_guesses(self, drafting)
+        else:
+            self._launch(chosen, 1)
 
     def _with_pages(
         self, ready: Sequence[SequenceState], growing: set[KVLease]
@@ -433,10 +441,7 @@ class StepPlanner:
             page_ids = lease.page_table.page_ids
             token_ids = PENDING_IDS if pending else sequence.ids(start, count)
             if lease.carried != lease.covered:
-                windows, first = lease.windows, lease.carried
-                added = page_ids[first:] if windows is None else windows.beside(page_ids, first)
-                carry(sequence.slot, first, added)
-                lease.carried = lease.covered
+                carry(sequence.slot, lease)
             memory.advance(lease, count, step)
             is_full = publishes and known >= (lease.published + 1) * page_size <= start + count
             if is_full and not sequence.foretold:

@@ -227,6 +227,13 @@ class SchedulingPolicy:
         """
         return running
 
+    def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
+        """Guesses of a running request's next tokens that this step may verify, 0 to `limit`, which
+        is what measured times and the request's own acceptance make of it. Each is one more of the
+        step's tokens. Asked where the engine speculates and `limit` isn't 0. By default `limit`.
+        """
+        return limit
+
     def reserve(self, request: RequestView, view: SchedulerView) -> int | None:
         """Pages that have to be left for answers, its own and those of all that run, when `request`
         starts: where fewer would be, it waits. None, the default, is what the engine's

@@ -62,6 +62,7 @@ class PolicyCalls(PluginCalls):
         self.chooses_decodes: bool = _overrides(policy, "decode")
         self.sets_budgets: bool = _overrides(policy, "begin_step")
         self.reserves: bool = _overrides(policy, "reserve")
+        self.limits_drafts: bool = _overrides(policy, "draft")
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
@@ -187,6 +188,11 @@ class PolicyCalls(PluginCalls):
         running = tuple(running)
         named = self._ask("decode", partial(_some_of, running), running, view)
         return running if named is None else named
+
+    def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
+        """Guesses of a request in this step, 0 to `limit`; `limit` after a fault."""
+        answer = self._ask("draft", partial(_index, 0, limit), request, limit, view)
+        return limit if answer is None else answer
 
     def reserve(self, request: RequestView, most_pages: int, view: SchedulerView) -> int | None:
         """Pages to leave, at most `most_pages`; None, also after a fault, for the engine's own."""

@@ -37,8 +37,11 @@ from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.plan import ItemKind
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
+
+VERIFY = ItemKind.VERIFY
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -55,7 +58,10 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
     cut = memory.withdraw(step)
     for run, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
-        first, known_ids = full_pages(item.start, page_size), run.sequence.known_ids
+        known_ids = run.sequence.known_ids
+        # One that verifies guesses may have begun sooner than its plan says.
+        begin = min(item.start, len(known_ids) - 1) if item.kind is VERIFY else item.start
+        first = full_pages(begin, page_size)
         cut |= memory.forget(run.lease.namespace, known_ids, first)
     for run, *_ in chain.from_iterable(state.in_flight.values()):
         # So may a page that it should have copied to the host, and a later step copied back.

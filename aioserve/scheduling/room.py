@@ -121,6 +121,19 @@ class Room:
             return 0
         return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.computed)
 
+    def guesses_with_pages(self, sequence: SequenceState, count: int) -> int:
+        """How many of `count` guesses behind the next token of a sequence, which has its page, have
+        pages. Nothing is evicted for them, and nobody is preempted."""
+        memory, lease = self._memory, sequence.lease
+        left = sequence.max_length - sequence.num_known - sequence.pending - 1
+        count = min(count, left)
+        if count <= 0:
+            return 0
+        if memory.num_pages_to_reserve([lease], 1 + count) > memory.pool.num_free:
+            return capacity_tokens(lease.covered, memory.page_size) - lease.computed - 1
+        memory.reserve(lease, 1 + count, self._step)
+        return count
+
     # -- pages of a sequence that waits
 
     def pages_to_leave(self, sequence: SequenceState, kept: int | None) -> int:

@@ -17,6 +17,7 @@ from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
+from aioserve.scheduling.guesses import num_not_drafted, settle
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 from aioserve.scheduling.policy_calls import PolicyCalls
@@ -74,6 +75,7 @@ class Scheduler:
             output_reserve_tokens=output_reserve_tokens,
         )
         self._ended_unplanned: list[SequenceUpdate] = []
+        self._step_seconds = 0.0
         self._planning_failures = 0
         self._unexplained_failures = 0
 
@@ -245,6 +247,7 @@ class Scheduler:
         """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
         to be called once, before its `commit` or `fail`."""
         self.state.times.took(plan, step_seconds)
+        self._step_seconds = step_seconds
         token_seconds = step_seconds / plan.num_tokens
         for run, item, _ in self.state.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
@@ -317,6 +320,7 @@ class Scheduler:
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
+            first = at
             while True:
                 token_id = token_ids[at]
                 reason = sequence.append(token_id)
@@ -334,9 +338,13 @@ class Scheduler:
             sequence.proven_pages = page_ids
             if reason is not None:
                 ended.append(sequence)
-            if not decodes and item.kind is VERIFY:  # what was guessed behind that is gone
-                self.memory.truncate(run.lease, sequence.num_known - 1)
+            if not decodes and item.kind is VERIFY:
+                settle(self.memory, run, item, at - first, outcome.drafted.get(index, 0))
         state.counters.tokens_generated += num_tokens
+        if state.drafts:
+            computed = plan.num_tokens - num_not_drafted(plan, outcome)
+            state.draft_lengths.costs.took(computed, self._step_seconds)
+            self._step_seconds = 0.0
         state.end(ended)
         if broken:
             after_bad_rows(state, broken)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from aioserve.kv.lease import KVLease
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
+from aioserve.scheduling.draft_lengths import DraftRecord
 from aioserve.scheduling.pooling import PoolingState
 from aioserve.steps.plan import SampleRow
 
@@ -65,6 +66,7 @@ class SequenceState:
         "arrival_processed_tokens",
         "constrained",
         "decode_rows",
+        "drafts",
         "end_ids",
         "epoch",
         "first_token_seconds",
@@ -93,6 +95,7 @@ class SequenceState:
         "seed",
         "sequence_id",
         "slot",
+        "unsure",
         "view",
         "wants_output",
     )
@@ -138,6 +141,10 @@ class SequenceState:
         self.masked_to: int = -1
         """Where it is constrained: how many tokens were known when there last was a mask for the
         next one."""
+        self.drafts: DraftRecord | None = None
+        """Where steps may verify guesses for it."""
+        if request.max_draft_tokens:
+            self.drafts = DraftRecord(request.max_draft_tokens)
         self.lease: KVLease = KVLease(request.namespace)
         self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -162,7 +169,10 @@ class SequenceState:
 
     def _begin(self) -> None:
         self.pending: int = 0
-        """Tokens that launched steps sample and the host has not seen yet."""
+        """Tokens that launched steps sample and the host has not seen yet, or the most that there
+        may be of them."""
+        self.unsure: int = 0
+        """How many of these are guesses, of which some may be wrong."""
         self.foretold: int = 0
         """How many tokens launched steps sample that are known all the same: they were forced.
         While it isn't known that these steps had their masks, nothing more is published."""
@@ -277,7 +287,7 @@ class SequenceState:
         """Nothing counts that launched steps compute for it. Slot and pages stay its own."""
         self.run.slot = DROPPED
         self.run = Run(self)
-        self.pending = self.foretold = 0
+        self.pending = self.unsure = self.foretold = 0
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""

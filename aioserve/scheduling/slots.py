@@ -10,6 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.drafting.drafter import DraftedSequence
+from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.request import Request
 from aioserve.steps.pages import SlotPages
@@ -59,6 +61,7 @@ class SlotPool:
             end_ids=request.end_ids,
             bad_word_ids=request.bad_word_ids,
             logits_processors=request.logits_processors,
+            drafting=_drafting(request, known_ids) if request.max_draft_tokens else None,
         )
         return slot
 
@@ -73,10 +76,12 @@ class SlotPool:
         else:
             self._fenced.append((last_step, slot))
 
-    def carry(self, slot: int, first: int, page_ids: npt.NDArray[np.int32]) -> None:
-        """From its page number `first` on a slot has these, int32 `[n]`, which are never
-        changed."""
-        self.pages.append(SlotPages(slot, first, page_ids))
+    def carry(self, slot: int, lease: KVLease) -> None:
+        """Let the next plan tell of the pages of a slot's lease that no plan has told of."""
+        page_ids, windows, first = lease.page_table.page_ids, lease.windows, lease.carried
+        added = page_ids[first:] if windows is None else windows.beside(page_ids, first)
+        self.pages.append(SlotPages(slot, first, added))
+        lease.carried = lease.covered
 
     def clear_changes(self) -> None:
         """A plan carries what has `started`, has `ended` and has `pages`."""
@@ -102,3 +107,11 @@ class SlotPool:
         known = {*held, *self._free, *(slot for _, slot in self._fenced)}
         for slot in set(range(self.num_slots)) - known:
             self.release(slot, last_step)
+
+
+def _drafting(request: Request, known_ids: npt.NDArray[np.int32]) -> DraftedSequence:
+    return DraftedSequence(
+        known_ids=known_ids,
+        prompt_tokens=request.prompt_tokens,
+        namespace=request.namespace,
+    )

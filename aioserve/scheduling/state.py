@@ -27,6 +27,7 @@ from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
+from aioserve.scheduling.draft_lengths import DraftLengths
 from aioserve.scheduling.pins import PinnedPrefixes
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.reserve import OutputReserve
@@ -73,6 +74,9 @@ class SchedulerState:
             memory.page_size, output_reserve_tokens, memory.windows
         )
         self.times: StepTimes = StepTimes()
+        self.draft_lengths: DraftLengths = DraftLengths()
+        self.drafts: bool = False
+        """Some request has ever asked for guesses."""
         self.counters: SchedulerCounters = SchedulerCounters()
         self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
@@ -138,6 +142,7 @@ class SchedulerState:
             for sample in range(request.num_samples)
         ]
         self._last_id += len(family)
+        self.drafts |= request.max_draft_tokens > 0
         hints = msgspec.structs.asdict(request.hints)
         first.pending_samples = others
         for sequence in family:

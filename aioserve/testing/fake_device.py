@@ -25,6 +25,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.drafting.drafter import Drafter
+from aioserve.execution.guessing import Guessing, drafted
 from aioserve.kv.layout import first_seen
 from aioserve.kv.pages import (
     capacity_tokens,
@@ -120,9 +122,10 @@ class FakeDevice:
         *,
         num_window_groups: int = 0,
         window: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         """`num_window_groups` groups of layers keep the last `window` tokens, as in
-        `aioserve.kv.layout`."""
+        `aioserve.kv.layout`. `drafter` makes the guesses that plans ask for; None makes none."""
         self.page_size = page_size
         self.num_groups: int = 1 + num_window_groups
         self._windows = (0, *[window] * num_window_groups)
@@ -134,11 +137,13 @@ class FakeDevice:
         self.page_tables: SlotPageTables = SlotPageTables(num_slots, self.num_groups)
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = weights_of(FIRST_WEIGHTS)
+        self._guessing = Guessing(drafter)
 
     def execute(self, plan: StepPlan, masks: LateMasks | None = None) -> StepOutcome:
         """End and start slots, do the copies in order, write the KV of every item, then sample
         from what the pages hold: an item may read what an earlier item of the same step writes."""
         self._change_slots(plan)
+        plan = self._guessing.settled(plan)
         self._check(plan)
         for copy in plan.copies:
             self._copy(copy)
@@ -162,14 +167,17 @@ class FakeDevice:
             for at in range(first, len(token_ids) if top is not None else first):
                 total = self._total(plan, item, row.offset + at - first)
                 logprobs[at] = logprobs_of(total, token_ids[at], top or 0)
-        return StepOutcome(
+        outcome = StepOutcome(
             step=plan.step,
             token_ids=tuple(token_ids),
             token_counts=counts,
+            drafted=drafted(plan),
             logprobs=logprobs,
             scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
             pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
         )
+        self._guessing.note(plan, outcome)
+        return outcome
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
         """Do the first `parts` of the copies and writes of a step, as if it failed then."""
@@ -209,6 +217,7 @@ class FakeDevice:
         return pages_for(item.end, self.page_size) - full_pages(item.start, self.page_size)
 
     def _change_slots(self, plan: StepPlan) -> None:
+        self._guessing.take(plan)
         self.page_tables.take(plan)
         for slot in plan.ended_slots:
             self._slots[slot] = None

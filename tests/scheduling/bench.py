@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aioserve.config import Preemption
+from aioserve.drafting.drafter import Drafter
 from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
@@ -41,6 +42,7 @@ class Bench:
         preemption: Preemption = "auto",
         num_window_groups: int = 0,
         window: int = 0,
+        drafter: Drafter | None = None,
         **options: Any,
     ) -> None:
         groups = num_window_groups
@@ -66,6 +68,7 @@ class Bench:
             num_host_pages,
             num_window_groups=groups,
             window=window,
+            drafter=drafter,
         )
         self.page_tables = SlotPageTables(self.scheduler.num_slots, 1 + groups)
         self.pages: list[list[int]] = []

@@ -1,0 +1,127 @@
+"""Which sequences of a step have guesses behind their next token, and how many.
+
+Steps overlap, so where an item begins that follows guesses nobody knows but the runner. Here all is
+counted at the most that it can be: tokens in flight, those computed, and the pages for them. When a
+step is done, what was guessed in vain comes off again (`settle`).
+
+    known 10, in flight: the last token and 3 guesses      pending 4, computed 13
+    planned behind it:   the last of them and 3 guesses    pending 8, computed 17
+    first step: 2 of 3 right, 3 tokens                     known 13, pending 4, computed 16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aioserve.kv.memory import KVMemory
+from aioserve.scheduling.sequence import Run, SequenceState
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
+
+if TYPE_CHECKING:
+    from aioserve.scheduling.planner import StepPlanner
+
+__all__ = ["launch_with_guesses", "num_not_drafted", "settle", "with_guesses"]
+
+Guessed = tuple[SequenceState, int]
+"""A sequence with the number of guesses behind its next token, maybe none."""
+
+
+def with_guesses(
+    planner: StepPlanner,
+    chosen: Sequence[SequenceState],
+    prefilling: Sequence[SequenceState],
+) -> tuple[Sequence[SequenceState], list[Guessed]]:
+    """Split `chosen`, each of which has a page for its next token, into those whose next token is
+    computed alone, and those with guesses behind it or whose place nobody knows yet."""
+    able = [s for s in chosen if may_have_guesses(s)]
+    if not able:
+        return chosen, []
+    state, room, policy_calls = planner.state, planner.room, planner.policy_calls
+    left = room.tokens - len(chosen)
+    lengths = state.draft_lengths.choose(
+        [s.drafts for s in able if s.drafts is not None],
+        len(chosen) - len(able),
+        min(left, sum([s.remaining for s in prefilling])),
+        # Prompts that have begun, or wait, are not to wait longer for what may be wrong.
+        left // 2 if prefilling or len(state.queue) else left,
+    )
+    if policy_calls.limits_drafts:
+        view = planner.view()
+        asked = zip(able, lengths, strict=True)
+        lengths = [policy_calls.draft(s.view, n, view) if n else 0 for s, n in asked]
+    counts = zip(able, lengths, strict=True)
+    guessed = [(s, room.guesses_with_pages(s, count)) for s, count in counts]
+    guessed = [(s, count) for s, count in guessed if count or s.unsure]
+    named = {sequence for sequence, _ in guessed}
+    return [s for s in chosen if s not in named], guessed
+
+
+def may_have_guesses(sequence: SequenceState) -> bool:
+    """Whether its next token is one of the answer, so that no sample is to fork off it, and nothing
+    but the tokens before it decides what may come next."""
+    return (
+        sequence.drafts is not None
+        and not sequence.constrained
+        and sequence.lease.computed >= sequence.prompt_tokens
+    )
+
+
+def launch_with_guesses(planner: StepPlanner, guessed: Sequence[Guessed]) -> None:
+    """Add the next token of each sequence, and the guesses behind it, to the step."""
+    for sequence, count in guessed:
+        planner.working_on = sequence
+        lease, page_ids = sequence.lease, sequence.lease.page_table.page_ids
+        if lease.carried != lease.covered:
+            planner.state.slots.carry(sequence.slot, lease)
+        item = _item(sequence, count)
+        _advance(planner.memory, sequence, count, planner.step)
+        planner.entries.append((sequence.run, item, page_ids))
+        planner.room.take_tokens([sequence], 1 + count)
+    planner.working_on = None
+
+
+def _item(sequence: SequenceState, count: int) -> WorkItem:
+    start = sequence.lease.computed
+    token_ids = np.full(1 + count, DRAFT_TOKEN, np.int32)
+    token_ids[0] = PENDING_TOKEN if sequence.pending else sequence.ids(start, 1)[0]
+    return WorkItem(
+        ItemKind.VERIFY,
+        sequence.sequence_id,
+        sequence.slot,
+        start,
+        1 + count,
+        token_ids,
+        sequence.decode_rows,
+    )
+
+
+def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -> None:
+    lease = sequence.lease
+    memory.advance(lease, 1 + count, step)
+    if memory.tree is not None:
+        memory.publish(lease, sequence.final_ids)
+    sequence.pending += 1 + count
+    sequence.unsure += count
+
+
+def settle(memory: KVMemory, run: Run, item: WorkItem, taken: int, drafted: int) -> None:
+    """An item of a run that goes on has brought `taken` tokens, which are known now; the drafter
+    had made `drafted` guesses."""
+    sequence, guessed = run.sequence, item.count - 1
+    sequence.pending -= guessed  # the one behind them is off already
+    sequence.unsure -= guessed
+    memory.retreat(run.lease, item.count - taken)
+    if sequence.drafts is not None:
+        sequence.drafts.verified(guessed, drafted, min(taken - 1, drafted))
+
+
+def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:
+    """Tokens of a plan for guesses that the drafter didn't make: they weren't computed."""
+    if not plan.num_verified:
+        return 0
+    guessed = sum([item.count - 1 for item in plan.items if item.kind is ItemKind.VERIFY])
+    return guessed - sum(outcome.drafted.values())

@@ -1,0 +1,116 @@
+"""How many guesses are verified: as many as bring the most tokens a second."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.scheduling.draft_lengths import PROBE_STEPS, DraftLengths, DraftRecord, StepCosts
+
+
+def lengths_with(seconds: dict[int, float]) -> DraftLengths:
+    lengths = DraftLengths()
+    for num_tokens, one in seconds.items():
+        lengths.costs.took(num_tokens, one)
+    return lengths
+
+
+def record_of(limit: int, acceptance: float) -> DraftRecord:
+    record = DraftRecord(limit)
+    source = np.random.default_rng(5)
+    for _ in range(200):
+        record.verified(1, 1, int(source.random() < acceptance))
+    return record
+
+
+FREE = {1: 1.0, 512: 1.0}
+"""A row more costs nothing."""
+BY_ROW = {1: 1.0, 512: 512.0}
+"""A row more costs as much as the first."""
+
+
+def test_rows_that_cost_nothing_are_all_taken() -> None:
+    records = [record_of(8, 0.5), record_of(3, 0.9), DraftRecord(0)]
+    assert lengths_with(FREE).choose(records, 4, 0, 100) == [8, 3, 0]
+
+
+def test_rows_that_cost_as_much_as_a_sequence_are_none() -> None:
+    records = [record_of(8, 0.9) for _ in range(8)]
+    assert lengths_with(BY_ROW).choose(records, 0, 0, 100) == [0] * 8
+
+
+def test_the_likeliest_guesses_come_first() -> None:
+    sure, unsure = record_of(8, 0.95), record_of(8, 0.4)
+    some = lengths_with({1: 1.0, 2: 1.0, 10: 2.0, 64: 30.0}).choose([unsure, sure], 0, 0, 100)
+    assert some[1] > some[0]
+    assert lengths_with(FREE).choose([unsure, sure], 0, 0, 5) == [0, 5]
+
+
+def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
+    costs = {1: 1.0, 16: 1.0, 64: 4.0, 512: 32.0}
+    records = [record_of(4, 0.8)]
+    assert lengths_with(costs).choose(records, 0, 0, 100) == [4]
+    assert lengths_with(costs).choose([record_of(4, 0.5)] * 8, 0, 256, 100) == [0] * 8
+
+
+def test_one_without_guesses_has_one_now_and_again() -> None:
+    lengths, record = lengths_with(BY_ROW), record_of(8, 0.0)
+    given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(3 * PROBE_STEPS)]
+    assert sum(given) == 3
+    assert max(given) == 1
+
+
+def test_guesses_pay_again_when_they_are_right_again() -> None:
+    record = record_of(8, 0.0)
+    for _ in range(100):
+        record.verified(1, 1, 1)
+    assert record.acceptance > 0.9
+
+
+def test_guesses_that_the_drafter_seldom_makes_cost_little() -> None:
+    costs = {8: 1.0, 9: 1.2, 16: 2.0, 72: 9.0}
+    seldom = [record_of(8, 0.95) for _ in range(8)]
+    often = [record_of(8, 0.95) for _ in range(8)]
+    for record in seldom:
+        for _ in range(400):
+            record.verified(8, 0, 0)
+    assert lengths_with(costs).choose(often, 0, 0, 100) == [0] * 8
+    costs |= {9: 1.02, 10: 1.2}
+    assert sum(lengths_with(costs).choose(often, 0, 0, 100)) <= 2
+    assert sum(lengths_with(costs).choose(seldom, 0, 0, 100)) > 8
+
+
+@given(
+    seconds=st.dictionaries(st.integers(1, 600), st.floats(1e-6, 1.0), max_size=9),
+    records=st.lists(st.tuples(st.integers(0, 64), st.floats(0, 1)), max_size=9),
+    others=st.integers(0, 64),
+    prefilled=st.integers(0, 512),
+    most=st.integers(-3, 200),
+)
+def test_limits_are_kept_whatever_was_measured(
+    seconds: dict[int, float],
+    records: list[tuple[int, float]],
+    others: int,
+    prefilled: int,
+    most: int,
+) -> None:
+    lengths = lengths_with(seconds)
+    all_records = [record_of(limit, chance) for limit, chance in records]
+    chosen = lengths.choose(all_records, others, prefilled, most)
+    assert len(chosen) == len(records)
+    assert all(0 <= n <= limit for n, (limit, _) in zip(chosen, records, strict=True))
+    assert sum(chosen) <= max(most, 0)
+
+
+def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
+    costs = StepCosts()
+    assert costs.of(np.array([1.0, 9.0])).tolist() == [1.0, 1.0]
+    costs.took(4, 0.0)
+    assert costs.of(np.array([4.0])).tolist() == [1.0]
+    for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)):
+        costs.took(num_tokens, seconds)
+    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [2.0, 2.0, 3.0, 4.0, 4.0]
+    costs.took(1, 1000.0)
+    assert costs.of(np.array([1.0]))[0] == pytest.approx(2.4)
