@@ -80,11 +80,9 @@ from aioserve.request import (
     Beam,
     Completion,
     FinishReason,
-    InterTokenLatency,
     Logprobs,
     Sample,
     SamplingParams,
-    Timings,
     Token,
     TopLogprob,
     Usage,
@@ -104,6 +102,7 @@ from aioserve.structured_output import StructuredOutput
 from aioserve.text.messages import Message
 from aioserve.text.output_parsers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
+from aioserve.timings import InterTokenLatency, Timings
 
 __version__ = "0.1.0"
 

@@ -30,17 +30,16 @@ from aioserve.arguments import (
 from aioserve.errors import InvalidSamplingError
 from aioserve.hints import SchedulingHints
 from aioserve.structured_output import StructuredOutput, structured_output
+from aioserve.timings import Timings
 
 __all__ = [
     "Beam",
     "Completion",
     "FinishReason",
-    "InterTokenLatency",
     "Logprobs",
     "Request",
     "Sample",
     "SamplingParams",
-    "Timings",
     "Token",
     "TopLogprob",
     "Usage",
@@ -361,73 +360,6 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
-
-
-class InterTokenLatency(msgspec.Struct, frozen=True, gc=False):
-    """Times between tokens of the same sample, from one's delivery to its stream until the next
-    one's: how late the reader takes them doesn't count. Tokens that come with one step have no time
-    between them."""
-
-    count: int
-    """Gaps between two tokens, of all samples together; at least one."""
-    mean_seconds: float
-    p50_seconds: float
-    """Half of the gaps are no longer. Off by at most 1 % or 1 µs, as gaps aren't kept; above two
-    weeks by more."""
-    p99_seconds: float
-    """99 % of the gaps are no longer; likewise."""
-    max_seconds: float
-
-
-class Timings(msgspec.Struct, frozen=True, gc=False):
-    """What took how long in one request, in seconds; times begin when it was submitted.
-
-        submitted ─► encoded ─► started ─────► first token ─► .. ─► last token, end
-        ├ encoding ┤          │              │
-        ├──── queued ─────────┼── prefill ───┤
-        ├──────────── first token ───────────┤
-        ├──────────────────────────── total ──────────────────────────────────────┤
-
-    While the request goes on, everything is as far as it has come.
-    """
-
-    first_token_seconds: float | None
-    """Time to first token (TTFT), of whichever sample; None when there was none."""
-    total_seconds: float
-    """Until the end; while there is none, until now."""
-    completion_tokens: int
-    """Generated tokens of all samples together."""
-    encoding_seconds: float | None = None
-    """Until the prompt was token ids and plugins had let the request in: the wait for a thread
-    that encodes is in it. None where it came to no such moment."""
-    queued_seconds: float | None = None
-    """Until the first step with the request was planned, encoding included; None where none was."""
-    inter_token_latency: InterTokenLatency | None = None
-    """None while no sample has two tokens."""
-    preemptions: int = 0
-    """Times that it gave its memory to others and began again later; of all samples together."""
-    device_seconds: float = 0.0
-    """Its share of the steps that it was in: the time of a step, as the event loop hears of its
-    end and `EngineStats.step_seconds_total` counts it, is shared out by tokens, one of a prompt as
-    much as one that is decoded. Over all requests this is the time of all steps, less the shares
-    of requests that had ended before a step in flight did. Steps that failed count too."""
-
-    @property
-    def prefill_seconds(self) -> float | None:
-        """From the moment at which the first step was planned to the first token: computing the
-        prompt, with the waits between its chunks and after a preemption. None when there was no
-        token."""
-        if self.first_token_seconds is None or self.queued_seconds is None:
-            return None
-        return self.first_token_seconds - self.queued_seconds
-
-    @property
-    def seconds_per_output_token(self) -> float | None:
-        """Mean time between output tokens after the first (TPOT), whichever samples they belong
-        to; None below two tokens."""
-        if self.first_token_seconds is None or self.completion_tokens < 2:
-            return None
-        return (self.total_seconds - self.first_token_seconds) / (self.completion_tokens - 1)
 
 
 class Sample(msgspec.Struct, frozen=True):

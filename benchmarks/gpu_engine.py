@@ -25,8 +25,9 @@ from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.runner import LoadedModel, ModelSource, Runner
 from aioserve.execution.timed_runner import TimedRunner, TimedStep
-from aioserve.request import Timings, Usage
+from aioserve.request import Usage
 from aioserve.simulation.roofline import RooflineCost
+from aioserve.timings import Timings
 
 __all__ = ["WatchedEngine", "WatchedModel", "served", "watched_engine"]
 

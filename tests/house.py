@@ -45,6 +45,7 @@ FOR_ALL = (
     "aioserve.errors",
     "aioserve.config",
     "aioserve.request",
+    "aioserve.timings",
     "aioserve.structured_output",
     "aioserve.isolation",
     "aioserve.hints",

@@ -27,7 +27,8 @@ from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.request import SamplingParams, Timings, Usage
+from aioserve.request import SamplingParams, Usage
+from aioserve.timings import Timings
 
 if TYPE_CHECKING:
     from aioserve import Engine, SchedulingPolicy

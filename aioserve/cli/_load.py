@@ -22,7 +22,8 @@ from aioserve.cli._engine import DeviceOptions, Start, frozen_heap, open_engine
 from aioserve.cli._streams import check_output
 from aioserve.cli.doctor import compute_facts
 from aioserve.errors import ConfigError
-from aioserve.request import SamplingParams, Timings, Usage
+from aioserve.request import SamplingParams, Usage
+from aioserve.timings import Timings
 
 if TYPE_CHECKING:
     from aioserve import Engine, EngineStats, SchedulingPolicy

@@ -31,7 +31,7 @@ from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.grammars.channels import ChannelOutput, channel_frame
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
-from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.request import FinishReason, Token, Usage
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF, MAX_MESSAGES
@@ -53,6 +53,7 @@ from aioserve.text.output_parsers.registry import (
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
+from aioserve.timings import Timings
 
 __all__ = [
     "MAX_MESSAGES",

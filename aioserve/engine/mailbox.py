@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from aioserve.engine.measures import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
-from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
+from aioserve.request import FinishReason, Logprobs, Token, Usage
 from aioserve.scheduling.account import RequestAccount
+from aioserve.timings import Timings
 
 __all__ = ["Mailbox", "ReaderEvent"]
 

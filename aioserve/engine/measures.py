@@ -12,7 +12,7 @@ from math import ceil, exp, log2
 
 import msgspec
 
-from aioserve.request import InterTokenLatency
+from aioserve.timings import InterTokenLatency
 
 __all__ = ["HostTimes", "TokenGaps", "Waiting"]
 

@@ -43,7 +43,8 @@ from aioserve.errors import (
 )
 from aioserve.execution.loop_callbacks import settle
 from aioserve.models.retrieval import Retrieval
-from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Timings, Usage
+from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Usage
+from aioserve.timings import Timings
 
 __all__ = ["Pooling", "Score", "embeddings_of", "scores_of", "token_ids_of"]
 

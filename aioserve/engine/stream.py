@@ -21,10 +21,10 @@ from aioserve.request import (
     Logprobs,
     Sample,
     SamplingParams,
-    Timings,
     Token,
     Usage,
 )
+from aioserve.timings import Timings
 
 __all__ = ["RequestStream", "TokenStream", "collect", "with_best_of"]
 

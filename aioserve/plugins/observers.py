@@ -15,8 +15,9 @@ import msgspec
 from aioserve.errors import RequestRejectedError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
-from aioserve.request import FinishReason, InterTokenLatency, Request
+from aioserve.request import FinishReason, Request
 from aioserve.scheduling.policy import Refusal
+from aioserve.timings import InterTokenLatency
 
 __all__ = [
     "MAX_FAILURES",

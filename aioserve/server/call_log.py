@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from aioserve.request import FinishReason, Timings, Usage
+from aioserve.request import FinishReason, Usage
+from aioserve.timings import Timings
 
 __all__ = ["CALL_LOG", "CallLog", "Counted", "sum_of"]
 

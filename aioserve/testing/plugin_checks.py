@@ -14,8 +14,9 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo, StepPart
 from aioserve.plugins.observers import refusal_of
-from aioserve.request import FinishReason, InterTokenLatency
+from aioserve.request import FinishReason
 from aioserve.sampling.processors import LogitsProcessor, changed_by
+from aioserve.timings import InterTokenLatency
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
