@@ -29,6 +29,13 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     tokens_cached_total: int
     """Prompt tokens taken from the prefix tree instead."""
     tokens_generated_total: int
+    tokens_drafted_total: tuple[int, ...]
+    """Guesses of the drafter that steps verified, by their place: entry 0 counts those that came
+    right behind a sequence's last token. Has `Speculation.max_tokens` entries; empty without
+    speculation."""
+    tokens_accepted_total: tuple[int, ...]
+    """Guesses among them that were what the step itself drew, and so are tokens of a completion;
+    likewise."""
     preemptions_total: int
     steps_total: int
     step_seconds_total: float
@@ -58,6 +65,8 @@ def stats_of(engine: EngineLifecycle) -> EngineStats:
         tokens_prefilled_total=counters.tokens_prefilled,
         tokens_cached_total=counters.tokens_cached,
         tokens_generated_total=counters.tokens_generated,
+        tokens_drafted_total=tuple(counters.drafted),
+        tokens_accepted_total=tuple(counters.accepted),
         preemptions_total=counters.preemptions,
         steps_total=counters.steps,
         step_seconds_total=times.step_seconds,

@@ -49,3 +49,9 @@ class SchedulerCounters(msgspec.Struct):
     tokens_generated: int = 0
     preemptions: int = 0
     """Times that a sequence gave its pages to others, to begin again later."""
+    drafted: list[int] = []
+    """Guesses that steps verified, by their place: entry 0 counts those that came right behind a
+    sequence's last token. As long as the most guesses that a step may verify of a sequence; empty
+    without a drafter."""
+    accepted: list[int] = []
+    """Guesses among them that were right, likewise."""
