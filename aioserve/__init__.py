@@ -16,6 +16,7 @@ from aioserve.config import (
     EngineOptions,
     Preemption,
     Quantization,
+    Speculation,
 )
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
@@ -176,6 +177,7 @@ __all__ = [
     "SchedulerView",
     "SchedulingPolicy",
     "Score",
+    "Speculation",
     "StepBudget",
     "StepError",
     "StepInfo",

@@ -24,7 +24,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import ConfigError
-from aioserve.request import MAX_SEED
+from aioserve.request import MAX_DRAFT_TOKENS, MAX_SEED
 
 __all__ = [
     "ENGINE_DEFAULTS",
@@ -38,6 +38,7 @@ __all__ = [
     "Quantization",
     "ReasoningParserName",
     "RerankerName",
+    "Speculation",
     "ToolParserName",
     "names_cpu_backend",
     "used_backend",
@@ -75,6 +76,7 @@ MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_GRAPH_SIZES = 1024
 MAX_PATH_CHARS = 4096
+MAX_DRAFTER_CHARS = 1000
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -102,6 +104,25 @@ def names_cpu_backend(name: str) -> bool:
     """
     used_backend(name)
     return name != "auto" or os.environ.get("AIOSERVE_OPS", "") not in ("", "auto")
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Guesses of what comes next, which a step verifies together: it keeps those that it would have
+    drawn itself, so that the tokens are the same without any.
+
+    Raises `ConfigError` for a value outside its range.
+    """
+
+    drafter: str
+    """What guesses: the name of a drafter that a plugin offers, options behind it as in
+    "suffix:max_depth=32". That there is one of the name shows when the engine is entered."""
+    max_tokens: int = 8
+    """Most guesses for a sequence in one step, in [1, 64]."""
+
+    def __post_init__(self) -> None:
+        for option, rule in _SPECULATION_RULES.items():
+            value = check(ConfigError, option, getattr(self, option), rule)
+            msgspec.structs.force_setattr(self, option, value)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +227,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the model tells the relevance of a document to a query: "qwen3", as Qwen3-Reranker, by
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
+    speculation: Speculation | None = None
+    """Which drafter guesses tokens of completions, and how many. The tokens are the same with any.
+    None: each step computes one token of a completion."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -326,6 +350,7 @@ class EngineOptions(TypedDict, total=False):
     tool_parser: ToolParserName
     reasoning_parser: ReasoningParserName
     reranker: RerankerName
+    speculation: Speculation | None
     seed: int
     max_waiting: int
     max_waiting_tokens: int
@@ -337,6 +362,22 @@ class EngineOptions(TypedDict, total=False):
 ENGINE_DEFAULTS: dict[str, Any] = {
     field.name: field.default for field in msgspec.structs.fields(EngineConfig)
 }
+
+_SPECULATION_RULES: dict[str, Rule[Any]] = {
+    "drafter": text(1, MAX_DRAFTER_CHARS),
+    "max_tokens": integer(1, MAX_DRAFT_TOKENS),
+}
+
+
+def _speculation(value: object) -> Speculation:
+    if issubclass(type(value), Speculation):
+        return value  # pyright: ignore[reportReturnType]
+    raise ConfigError(
+        f"speculation must be a Speculation, got {shown(value)}",
+        argument="speculation",
+        value=value,
+    )
+
 
 _RULES: dict[str, Rule[Any]] = {
     **{
@@ -360,6 +401,7 @@ _RULES: dict[str, Rule[Any]] = {
     "output_reserve_tokens": integer(0, MAX_COUNT),
     "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
     "chat_template": optional(text(1, MAX_PATH_CHARS)),
+    "speculation": optional(_speculation),
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),
     "max_waiting_tokens": integer(1, MAX_INT),

@@ -27,6 +27,7 @@ from aioserve.arguments import (
     text,
     unknown_argument,
 )
+from aioserve.drafting.drafter import NO_IDS
 from aioserve.errors import InvalidSamplingError
 from aioserve.hints import SchedulingHints
 from aioserve.structured_output import StructuredOutput, structured_output
@@ -57,6 +58,8 @@ MAX_PROCESSORS = 8
 MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 64
 MAX_SEED = 2**64 - 1
+MAX_DRAFT_TOKENS = 64
+"""Most guesses for one sequence that a step verifies."""
 
 
 class FinishReason(StrEnum):
@@ -157,6 +160,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
     """Draw so many answers, from `n` to the engine's `max_num_seqs`, and return the `n` with the
     highest mean log-probability per token, best first. Above `n` for `Engine.generate` alone: a
     stream can't take tokens back. None: as many as `n`."""
+    max_draft_tokens: int | None = None
+    """Most tokens that the engine's drafter may guess for an answer in one step, in [0, 64]: 0
+    guesses none. None: as many as the engine's `speculation` allows, which is the limit. It changes
+    no token."""
+    prediction: str | None = None
+    """What the answer will be, or much of it, such as the text that it is to edit: the drafter
+    guesses by it. It changes no token. For an engine with `speculation`, and a model with a
+    tokenizer."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -238,6 +249,8 @@ _RULES: dict[str, Rule[Any]] = {
     "thinking_token_budget": optional(integer(0)),
     "n": integer(1),
     "best_of": optional(integer(1)),
+    "max_draft_tokens": optional(integer(0, MAX_DRAFT_TOKENS)),
+    "prediction": optional(text(1)),
 }
 
 
@@ -274,6 +287,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The prompt's tokens from this position on, maybe none, are a beam: they are the answer's to
     what changes its logits. This changes log-probabilities then, and those of the next token are
     told as they are after that."""
+    predicted_ids: npt.NDArray[np.int32] = NO_IDS
+    """int32 `[predicted tokens]`: `params.prediction` as the tokenizer writes it; empty without."""
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
     max_draft_tokens: int = 0
@@ -356,6 +371,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens that were found in the prefix cache when the request started, and so not
     computed; `prompt_tokens_details.cached_tokens` of the OpenAI API. What a preempted request
     finds when it begins again doesn't count."""
+    drafted_tokens: int = 0
+    """Guesses of the engine's drafter that steps verified; 0 without `speculation`."""
+    accepted_draft_tokens: int = 0
+    """Guesses among them that were right, and so are tokens of a sample, but for those behind its
+    end: `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API."""
 
     @property
     def total_tokens(self) -> int:
