@@ -18,6 +18,7 @@ from aioserve.config import (
     Quantization,
     Speculation,
 )
+from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.engine.llm import LLM
@@ -66,6 +67,7 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
 from aioserve.plugins import (
+    DrafterSpec,
     EvictionSpec,
     LogitsProcessorSpec,
     Observer,
@@ -122,6 +124,9 @@ __all__ = [
     "DType",
     "DeadlineExceededError",
     "Device",
+    "DraftedSequence",
+    "Drafter",
+    "DrafterSpec",
     "DuplicateRequestError",
     "EmbedOptions",
     "EncodeOptions",

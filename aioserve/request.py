@@ -195,6 +195,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
                 value=self.best_of,
                 limit=self.n,
             )
+        if self.prediction is not None and self.max_draft_tokens == 0:
+            raise InvalidSamplingError(
+                "prediction has no effect with max_draft_tokens=0: leave one of them out",
+                argument="prediction",
+                value=self.prediction,
+            )
 
     @property
     def needs_history(self) -> bool:
@@ -287,12 +293,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The prompt's tokens from this position on, maybe none, are a beam: they are the answer's to
     what changes its logits. This changes log-probabilities then, and those of the next token are
     told as they are after that."""
-    predicted_ids: npt.NDArray[np.int32] = NO_IDS
-    """int32 `[predicted tokens]`: `params.prediction` as the tokenizer writes it; empty without."""
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
     max_draft_tokens: int = 0
     """Most guesses of each answer that a step may verify; 0: none."""
+    predicted_ids: npt.NDArray[np.int32] = NO_IDS
+    """int32 `[predicted tokens]`: what the caller expects an answer to be; drafters read it."""
     namespace: bytes = b""
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0

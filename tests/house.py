@@ -51,20 +51,20 @@ FOR_ALL = (
     "aioserve.hints",
     "aioserve.json_file",
     "aioserve.progress_bar",
+    "aioserve.drafting.drafter",
     "aioserve._native",
 )
 """Modules that every place may import. The last is compiled."""
 
 VALUES = (
-    "aioserve.drafting.drafter",
     "aioserve.kv.layout",
     "aioserve.kv.pages",
     "aioserve.models.computed",
     "aioserve.models.routing",
 )
-"""The contract of drafters, which layers share a page, the one place for page arithmetic, what
-backends say that they compute, and how routers choose: these import nothing of the package but what
-all may import, so all may import them."""
+"""Which layers share a page, the one place for page arithmetic, what backends say that they
+compute, and how routers choose: these import nothing of the package but what all may import, so all
+may import them."""
 
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.prompts import ContinuedPrompt, too_long
+from aioserve.engine.prompts import ContinuedPrompt, PredictedPrompt, too_long
 from aioserve.engine.truncation import TruncatedPrompt
 from aioserve.errors import (
     EngineClosedError,
@@ -150,26 +150,34 @@ class Encoder:
         self.tokenizer_for(argument)
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one.
-        On any thread, for as long as it takes."""
-        if isinstance(prompt, BareText):
-            return self._encode(prompt.text, add_special_tokens=False)
+        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one;
+        ids are their own. On any thread, for as long as it takes."""
+        if isinstance(prompt, np.ndarray):
+            return prompt
+        if isinstance(prompt, PredictedPrompt):
+            prompt.predicted_ids = self._prediction_ids(prompt.prediction)
+            return self.encode(prompt.prompt)
         if isinstance(prompt, ContinuedPrompt):
             return prompt.encode(self._encode, self._model.limits.max_model_len - 1)
         if isinstance(prompt, TruncatedPrompt):
             whole, most = prompt.prompt, prompt.truncation.max_whole_tokens
-            if isinstance(whole, BareText):
-                ids = self._ids_of(whole.text, most, add_special_tokens=False)
-                return prompt.truncation.cut(ids)
             framed = isinstance(whole, str)
             frame = self.tokenizer_for("prompt").frame if framed else (0, 0)
             return prompt.truncation.cut(self._ids_of(whole, most), frame)
         return self._encode(prompt)
 
+    def _prediction_ids(self, prediction: str) -> npt.NDArray[np.int32]:
+        """Ids that the model has logits of, int32. A tokenizer may know others, which no completion
+        has."""
+        ids = np.array(self._encode(BareText(prediction), "prediction"), np.int32)
+        return ids[ids < self._model.limits.vocab_size]
+
     def _ids_of(
         self, prompt: Any, max_tokens: int, *, add_special_tokens: bool = True
     ) -> list[int]:
         template, tokenizer = self._model.chat_template, self.tokenizer_for("prompt")
+        if isinstance(prompt, BareText):
+            prompt, add_special_tokens = prompt.text, False
         if isinstance(prompt, Framed):
             prompt, template = prompt.conversation, prompt.template
         if isinstance(prompt, str) or template is None:
@@ -184,13 +192,15 @@ class Encoder:
             max_tokens=max_tokens,
         )
 
-    def _encode(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
+    def _encode(
+        self, prompt: Any, argument: str = "prompt", *, add_special_tokens: bool = True
+    ) -> list[int]:
         max_model_len = self._model.limits.max_model_len
         try:
             return self._ids_of(prompt, max_model_len - 1, add_special_tokens=add_special_tokens)
         except PromptTooLongError as error:
             if error.unit == "tokens" and error.value is not None:
-                raise too_long(error.value, max_model_len) from None
+                raise too_long(error.value, max_model_len, argument) from None
             raise
 
     # -- those that wait

@@ -25,7 +25,13 @@ from aioserve.engine.encoding import Encoded, Encoder
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.options import MESSAGE_DEFAULTS, TRUNCATION_DEFAULTS
 from aioserve.engine.params_intake import ParamsIntake
-from aioserve.engine.prompts import ContinuedPrompt, Prompt, checked_ids, kind_of
+from aioserve.engine.prompts import (
+    ContinuedPrompt,
+    PredictedPrompt,
+    Prompt,
+    checked_ids,
+    kind_of,
+)
 from aioserve.engine.requests import LiveRequest
 from aioserve.engine.truncation import TruncatedPrompt, Truncation, checked_truncation
 from aioserve.errors import (
@@ -79,6 +85,8 @@ class _Checked(msgspec.Struct, frozen=True):
     truncation: Truncation | None = None
     thinks_in: ChatFormat | None = None
     """The format of reasoning that has a budget."""
+    predicted: PredictedPrompt | None = None
+    """The prompt, where the answer is predicted."""
 
 
 class Intake:
@@ -96,7 +104,7 @@ class Intake:
         self._model = model
         self._core = core
         self._admission = admission
-        self._params = ParamsIntake(model, config.max_num_seqs, logits_processor)
+        self._params = ParamsIntake(model, config, logits_processor)
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
         )
@@ -148,6 +156,9 @@ class Intake:
             self._check_answers(chat_format, text_or_ids, params)
         thinks_in = self._thinks_in(params, chat_format)
         num_chars, num_tokens = _size(text_or_ids)
+        if params.prediction is not None:
+            self.encoder.check_text("prediction", params.prediction)
+            num_chars += len(params.prediction)
         self.encoder.check_room(num_chars)
         self._check_tokens_waiting(num_tokens, hints.deadline_seconds)
         live = LiveRequest(
@@ -156,7 +167,9 @@ class Intake:
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )
+        drafts = 0 if prompt_fields is not None else self._params.max_draft_tokens(params)
         fields = {
+            "max_draft_tokens": drafts,
             "seed": self._seed_of(params),
             "namespace": namespace_key(salt=salt),
             "logits_processors": processors,
@@ -321,14 +334,18 @@ class Intake:
         prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt,
         num_chars: int,
     ) -> None:
-        if isinstance(prompt, np.ndarray):
+        prediction = checked.params.prediction
+        if isinstance(prompt, np.ndarray) and prediction is None:
             self._queue(checked, prompt)
             return
         with self._failing(checked.live):
             is_quick = _has_no_messages(prompt) and num_chars <= INLINE_CHARS
             whole: Any = prompt
-            if checked.truncation is not None:
+            if checked.truncation is not None and not isinstance(prompt, np.ndarray):
                 whole = TruncatedPrompt(prompt, checked.truncation)
+            if prediction is not None:
+                whole = PredictedPrompt(whole, prediction)
+                checked = msgspec.structs.replace(checked, predicted=whole)
             if is_quick:
                 self._queue_encoded(checked, self.encoder.encode(whole))
             else:
@@ -388,7 +405,9 @@ class Intake:
         fields: dict[str, Any] = {"max_length": most, **checked.fields}
         if checked.prompt_fields is not None:
             fields |= checked.prompt_fields(len(ids))
-        elif params.prompt_logprobs is not None:
+        if checked.predicted is not None:
+            fields["predicted_ids"] = checked.predicted.predicted_ids
+        if checked.prompt_fields is None and params.prompt_logprobs is not None:
             fields["score_from"] = 1
             live.mailbox.prompt_logprobs = [None]
         request = Request(

@@ -22,6 +22,8 @@ import msgspec
 
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
+from aioserve.drafting.guarded import GuardedDrafter
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.engine_arguments import EngineArguments
 from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
@@ -60,6 +62,9 @@ class Plugins(msgspec.Struct, frozen=True):
     """Name for logs and errors, with its distribution; None for an object, which goes by its
     class."""
     eviction: Eviction
+    drafter: Drafter | None
+    """What guesses tokens, where `speculation` says so."""
+    drafter_label: str
     observers: Observers
     admission: Admission
 
@@ -74,6 +79,8 @@ class EngineLifecycle:
     core: CoreLoop
     intake: Intake
     turns: SubmissionTurns
+    drafter: GuardedDrafter | None
+    """What guesses tokens."""
 
     def __init__(self, config: EngineConfig, arguments: EngineArguments) -> None:
         self.config: EngineConfig = config
@@ -157,7 +164,12 @@ class EngineLifecycle:
         if isinstance(policy, str):
             policy, name = registry.policy(policy), registry.policy_label(policy)
         eviction = registry.eviction(self.config.eviction)
-        return Plugins(registry, policy, name, eviction, observers, registry.admission())
+        drafter, label = None, ""
+        if self.config.speculation is not None:
+            drafter = registry.drafter(self.config.speculation.drafter)
+            label = registry.drafter_label(self.config.speculation.drafter)
+        admission = registry.admission()
+        return Plugins(registry, policy, name, eviction, drafter, label, observers, admission)
 
     async def _load(self) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
@@ -194,6 +206,7 @@ class EngineLifecycle:
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
         model.processors[:] = plugins.registry.processor_makers
+        self.drafter = _given_drafter(config, plugins, model)
         self.intake = Intake(
             config, model, self.core, plugins.admission, plugins.registry.logits_processor
         )
@@ -351,6 +364,26 @@ def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVM
             f"{memory.capacity_tokens}"
         )
     return memory
+
+
+def _given_drafter(
+    config: EngineConfig, plugins: Plugins, model: LoadedModel
+) -> GuardedDrafter | None:
+    """Give the model's runner the drafter, if there is one. Raises `ConfigError` where it verifies
+    no guesses."""
+    if plugins.drafter is None:
+        return None
+    if model.take_drafter is None:
+        device = model.description.get("device")
+        raise ConfigError(
+            f"speculation isn't supported on {device}, where {model.name} runs: its runner "
+            "verifies no guesses, so leave speculation out",
+            argument="speculation",
+            value=config.speculation,
+        )
+    drafter = GuardedDrafter(plugins.drafter, model.limits.vocab_size, plugins.drafter_label)
+    model.take_drafter(drafter)
+    return drafter
 
 
 def _registry(plugins: tuple[object, ...]) -> PluginRegistry:

@@ -133,8 +133,14 @@ class Mailbox:
     @property
     def usage(self) -> Usage:
         """Prompt tokens (0 until the prompt is encoded) and tokens generated so far."""
-        cached = self.account.cached_tokens or 0
-        return Usage(self.prompt_tokens, self.completion_tokens, cached)
+        account = self.account
+        return Usage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            account.cached_tokens or 0,
+            account.drafted_tokens,
+            account.accepted_tokens,
+        )
 
     @property
     def timings(self) -> Timings:

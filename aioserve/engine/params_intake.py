@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from aioserve.arguments import shown
+from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.grammars.gbnf import is_gbnf
@@ -20,6 +21,8 @@ __all__ = ["ParamsIntake", "end_ids_of", "no_token_left"]
 NUM_PREPARED = 32
 """Lists of stop strings, and of bad words, that are kept prepared for the next request with the
 same ones: the prompts of one call have one list, and so do the calls of one application."""
+
+WITHOUT_SPECULATION = "the engine has no speculation, so nothing guesses tokens"
 
 FORBIDDING = (
     "structured_output",
@@ -53,10 +56,11 @@ class ParamsIntake:
     processor of a name; it raises `ConfigError` or `PluginError`."""
 
     def __init__(
-        self, model: LoadedModel, max_num_seqs: int, logits_processor: Callable[[str], int]
+        self, model: LoadedModel, config: EngineConfig, logits_processor: Callable[[str], int]
     ) -> None:
         self._model = model
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = config.max_num_seqs
+        self._max_draft_tokens = 0 if config.speculation is None else config.speculation.max_tokens
         self._logits_processor = logits_processor
         self._automaton = lru_cache(NUM_PREPARED)(StopAutomaton)
         self._spelled = lru_cache(NUM_PREPARED)(self._spellings)
@@ -77,6 +81,7 @@ class ParamsIntake:
                 self._tokenizer_for(argument, texts)
         self._check_structured_output(params)
         self._check_vocabulary(params)
+        self._check_drafting(params)
         return params
 
     def _check_samples(self, params: SamplingParams) -> None:
@@ -151,7 +156,42 @@ class ParamsIntake:
                     limit=vocab_size,
                 )
 
+    def _check_drafting(self, params: SamplingParams) -> None:
+        most, wanted, prediction = (
+            self._max_draft_tokens,
+            params.max_draft_tokens,
+            params.prediction,
+        )
+        if wanted is not None and wanted > most:
+            limit = f"the engine's speculation allows {most}" if most else WITHOUT_SPECULATION
+            raise InvalidSamplingError(
+                f"max_draft_tokens must be at most {most}, got {wanted}: {limit}",
+                argument="max_draft_tokens",
+                value=wanted,
+                limit=most,
+            )
+        if prediction is None:
+            return
+        if not most:
+            raise InvalidSamplingError(
+                f"prediction must be None, got {shown(prediction)}: {WITHOUT_SPECULATION}",
+                argument="prediction",
+                value=prediction,
+            )
+        if self._model.tokenizer is None:
+            raise InvalidSamplingError(
+                f"prediction must be None without a tokenizer, got {shown(prediction)}; "
+                f"{self._model.why_no_tokenizer}",
+                argument="prediction",
+                value=prediction,
+            )
+
     # -- what a request has of them
+
+    def max_draft_tokens(self, params: SamplingParams) -> int:
+        """Most guesses of an answer that a step may verify; 0: none."""
+        wanted = params.max_draft_tokens
+        return self._max_draft_tokens if wanted is None else wanted
 
     def processors(self, params: SamplingParams) -> tuple[int, ...]:
         """Numbers of the logits processors that they name. Raises `InvalidSamplingError`."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import counted, plain_int, plain_str, shown
+from aioserve.drafting.drafter import NO_IDS
 from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
 from aioserve.execution.runner import ModelLimits
 from aioserve.text.messages import Message
@@ -183,6 +184,17 @@ def _one_by_one(items: Any, start: int, vocab_size: int, argument: str) -> list[
             )
         ids.append(number)
     return ids
+
+
+class PredictedPrompt:
+    """A prompt, and a text that its answer will be much like."""
+
+    def __init__(self, prompt: Any, prediction: str) -> None:
+        self.prompt: Any = prompt
+        """What an `Encoder` encodes, or ids as an int32 array."""
+        self.prediction: str = prediction
+        self.predicted_ids: npt.NDArray[np.int32] = NO_IDS
+        """Once it is encoded, without special tokens."""
 
 
 class ContinuedPrompt:

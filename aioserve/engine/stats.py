@@ -49,6 +49,8 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     their readers then do with it isn't counted."""
     policy_faults_total: int
     """Steps in which the scheduling policy raised or gave an answer that isn't one."""
+    drafter_faults_total: int
+    """Calls in which the drafter raised or gave an answer that isn't one; 0 without speculation."""
     step_age_seconds: float
     """While work is pending, since the last completed step (or since the work came): the engine's
     health. 0 when idle."""
@@ -74,6 +76,7 @@ def stats_of(engine: EngineLifecycle) -> EngineStats:
         commit_seconds_total=times.commit_seconds,
         delivery_seconds_total=times.delivery_seconds,
         policy_faults_total=scheduler.policy_calls.faults_total,
+        drafter_faults_total=0 if engine.drafter is None else engine.drafter.faults_total,
         step_age_seconds=engine.core.step_age_seconds,
         loop_lag_seconds=max(engine.model.runner.wake_delays_seconds, default=0.0),
     )
@@ -84,7 +87,7 @@ def dump_of(engine: EngineLifecycle) -> dict[str, Any]:
     return {
         "model": {"name": engine.model.name, **engine.model.description},
         "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
-        "config": msgspec.structs.asdict(engine.config),
+        "config": msgspec.to_builtins(engine.config),
         "policy": engine.scheduler.policy_calls.name,
         "observers": list(engine.core.observer_events.observers.labels),
         "stats": msgspec.structs.asdict(stats_of(engine)),

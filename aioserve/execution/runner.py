@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
 from aioserve.errors import AioserveError
 from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
@@ -88,6 +89,9 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Message about a model that has none, and what to do about it."""
     processors: list[Callable[[str], Any]] = []
     """What the runner makes logits processors with, by number: filled by the engine."""
+    take_drafter: Callable[[Drafter], None] | None = None
+    """Gives its runner what guesses for the items that verify, before the first step; None: its
+    runner verifies none."""
     pools: bool = True
     """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
     generates: bool = True

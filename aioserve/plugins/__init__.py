@@ -27,6 +27,7 @@ from aioserve.plugins.registry import (
 )
 from aioserve.plugins.specs import (
     API_VERSION,
+    DrafterSpec,
     EvictionSpec,
     LogitsProcessorSpec,
     ObserverSpec,
@@ -38,6 +39,7 @@ __all__ = [
     "API_VERSION",
     "Admission",
     "BrokenPlugin",
+    "DrafterSpec",
     "EvictionSpec",
     "LogitsProcessorSpec",
     "Observer",

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
 from aioserve.isolation import blamed, shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
@@ -22,6 +23,7 @@ from aioserve.plugins.observers import Admission, Observer, Observers, RequestIn
 from aioserve.plugins.options import made, split_name
 from aioserve.plugins.specs import (
     Contents,
+    DrafterSpec,
     EvictionSpec,
     LogitsProcessorSpec,
     ObserverSpec,
@@ -98,11 +100,13 @@ class PluginRegistry:
         """Offers of eviction strategies, without the native ones."""
         self.observers: dict[str, Offer[Observer]] = {}
         self.logits_processors: dict[str, Offer[LogitsProcessor]] = {}
+        self.drafters: dict[str, Offer[Drafter]] = {}
         self._offers: dict[str, dict[str, Offer[Any]]] = {
             PolicySpec.kind: self.policies,
             EvictionSpec.kind: self.evictions,
             ObserverSpec.kind: self.observers,
             LogitsProcessorSpec.kind: self.logits_processors,
+            DrafterSpec.kind: self.drafters,
         }
         self.admissions: list[AdmissionOffer] = []
         """Offers in the order in which they are asked."""
@@ -169,6 +173,23 @@ class PluginRegistry:
             known = self._known(name, [*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {shown(name)}; {known}")
         return StrategyCalls(_made(offer, options), offer.label)
+
+    def drafter(self, text: str) -> Drafter:
+        """Make a drafter of a name, with options like those of a policy.
+
+        Raises `ConfigError` listing the names there are, and `PluginError` for a drafter whose
+        plugin is broken.
+        """
+        name, options = split_name(text)
+        offer = self._offer(DrafterSpec, name)
+        if offer is None:
+            known = self._known(name, self.drafters)
+            raise ConfigError(f"speculation: no drafter {shown(name)}; {known}")
+        return _made(offer, options)
+
+    def drafter_label(self, text: str) -> str:
+        """Name and distribution of a drafter that `drafter` makes, for logs and errors."""
+        return self.drafters[split_name(text)[0]].label
 
     # -- what a request chooses
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 import pluggy
 
+from aioserve.drafting.drafter import Drafter
 from aioserve.errors import PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
@@ -26,6 +27,7 @@ __all__ = [
     "API_VERSION",
     "GROUP",
     "Contents",
+    "DrafterSpec",
     "EvictionSpec",
     "HookSpecs",
     "LogitsProcessorSpec",
@@ -97,6 +99,13 @@ class LogitsProcessorSpec(Spec[LogitsProcessor], frozen=True):
     makes = LogitsProcessor
 
 
+class DrafterSpec(Spec[Drafter], frozen=True):
+    """A drafter that a plugin offers."""
+
+    kind = "drafter"
+    makes = Drafter
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
@@ -115,6 +124,10 @@ class HookSpecs:
     @hookspec
     def aioserve_logits_processors(self) -> Sequence[LogitsProcessorSpec]:  # pyright: ignore[reportReturnType]
         """Logits processors that requests may name."""
+
+    @hookspec
+    def aioserve_drafters(self) -> Sequence[DrafterSpec]:  # pyright: ignore[reportReturnType]
+        """Drafters that an engine may guess tokens with."""
 
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
@@ -162,6 +175,7 @@ def contents_of(plugin: object) -> Contents:
             *_specs(hook.aioserve_eviction_strategies, EvictionSpec),
             *_specs(hook.aioserve_observers, ObserverSpec),
             *_specs(hook.aioserve_logits_processors, LogitsProcessorSpec),
+            *_specs(hook.aioserve_drafters, DrafterSpec),
         ),
         admit=None if admit is None else lambda info: hook.aioserve_admit(request=info),
         admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec.structs import astuple
+
 from aioserve.request import FinishReason, Usage
 from aioserve.timings import Timings
 
@@ -49,11 +51,7 @@ class Counted(Protocol):
 def sum_of(usages: Sequence[Usage]) -> Usage:
     if len(usages) == 1:
         return usages[0]
-    return Usage(
-        sum([each.prompt_tokens for each in usages]),
-        sum([each.completion_tokens for each in usages]),
-        sum([each.cached_tokens for each in usages]),
-    )
+    return Usage(*[sum(counts) for counts in zip(*map(astuple, usages), strict=True)])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

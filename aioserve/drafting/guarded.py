@@ -1,0 +1,164 @@
+"""A drafter that does no harm, whatever the one inside it does.
+
+A fault ends the guessing for the slots that the drafter was called for, until they start again. It
+never ends a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from aioserve.arguments import counted, plain_int
+from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
+
+__all__ = ["GuardedDrafter", "checked_guesses"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+NO_GUESSES: tuple[int, ...] = ()
+
+
+class GuardedDrafter(Drafter):
+    """Passes calls on to `drafter`, and raises nothing that it raises.
+
+    A slot for which it raised, or answered something else than at most `limit` ids in
+    [0, `vocab_size`), has no guesses from then on, and the drafter hears nothing of it but its end,
+    until it starts again. Faults are counted and logged as those of any plugin. `label` names the
+    drafter in the log; None: its class.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, label: str | None = None) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        kind = type(drafter)
+        self._extends_at_once = kind.extend_all is not Drafter.extend_all
+        self._drafts_at_once = kind.draft_all is not Drafter.draft_all
+        self._guesses: dict[int, bool] = {}
+        """Slots that have started: whether the drafter is still asked about them."""
+        self._calls = PluginCalls(
+            f"drafter {label or kind.__name__}",
+            "it is no longer asked about the sequences that it was called for",
+            logger,
+        )
+
+    @property
+    def faults_total(self) -> int:
+        """Calls in which the drafter raised, or gave an answer that isn't one."""
+        return self._calls.faults_total
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        # One that fails to start has not started, and need not end.
+        if self._passed_on((), "start", self._drafter.start, slot, _for_reading(sequence)):
+            self._guesses[slot] = True
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        self.extend_all((slot,), (token_ids,))
+
+    def draft(self, slot: int, limit: int) -> Sequence[int]:
+        return self.draft_all((slot,), (limit,))[0]
+
+    def end(self, slot: int) -> None:
+        if self._guesses.pop(slot, None) is not None:
+            self._passed_on((), "end", self._drafter.end, slot)
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        asked = [
+            (slot, tuple(ids))
+            for slot, ids in zip(slots, token_ids, strict=True)
+            if self._guesses.get(slot)
+        ]
+        if not self._extends_at_once:
+            for slot, ids in asked:
+                self._passed_on((slot,), "extend", self._drafter.extend, slot, ids)
+        elif asked:
+            named, ids = zip(*asked, strict=True)
+            self._passed_on(named, "extend_all", self._drafter.extend_all, named, ids)
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        found: dict[int, Sequence[int]] = {}
+        asked = [
+            (slot, limit)
+            for slot, limit in zip(slots, limits, strict=True)
+            if self._guesses.get(slot)
+        ]
+        if asked and self._drafts_at_once:
+            self._draft_at_once(asked, found)
+        else:
+            for slot, limit in asked:
+                self._passed_on((slot,), "draft", self._draft_one, slot, limit, found)
+        return [found.get(slot, NO_GUESSES) for slot in slots]
+
+    def _draft_one(self, slot: int, limit: int, found: dict[int, Sequence[int]]) -> None:
+        found[slot] = checked_guesses(self._drafter.draft(slot, limit), limit, self._vocab_size)
+
+    def _draft_at_once(
+        self, asked: Sequence[tuple[int, int]], found: dict[int, Sequence[int]]
+    ) -> None:
+        slots, limits = zip(*asked, strict=True)
+        answers: list[object] = []
+        if not self._passed_on(slots, "draft_all", self._answers, slots, limits, answers):
+            return
+        for (slot, limit), answer in zip(asked, answers, strict=True):
+            self._passed_on((slot,), "draft_all", self._take, slot, limit, answer, found)
+
+    def _answers(self, slots: Sequence[int], limits: Sequence[int], answers: list[object]) -> None:
+        answer = self._drafter.draft_all(slots, limits)
+        if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+            raise NotAnAnswer(answer, "which is no sequence")
+        answers.extend(islice(answer, len(slots) + 1))
+        if len(answers) != len(slots):
+            raise NotAnAnswer(answer, f"which has no entry for each of {len(slots)} slots")
+
+    def _take(self, slot: int, limit: int, answer: object, found: dict[int, Sequence[int]]) -> None:
+        found[slot] = checked_guesses(answer, limit, self._vocab_size)
+
+    def _passed_on(
+        self, slots: Sequence[int], what: str, ask: Callable[..., object], *args: Any
+    ) -> bool:
+        """Whether a call came back well. Where it didn't, `slots` have no guesses any more."""
+        try:
+            self._calls.call(what, ask, *args)
+        except PluginFault:
+            self._guesses.update(dict.fromkeys(slots, False))
+            return False
+        return True
+
+
+def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
+    """Plain ids of a drafter's answer. Raises `NotAnAnswer` for what isn't a sequence of at most
+    `limit` ints in [0, `vocab_size`), and whatever its methods raise."""
+    if isinstance(answer, np.ndarray):
+        answer = answer.tolist()
+    if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+        raise NotAnAnswer(answer, "which is no sequence of token ids")
+    guesses: list[int] = []
+    for guess in islice(answer, limit + 1):
+        token_id = plain_int(guess)
+        if token_id is None or not 0 <= token_id < vocab_size:
+            raise NotAnAnswer(answer, f"with {shown(guess)}, no id in [0, {vocab_size})")
+        guesses.append(token_id)
+    if len(guesses) > limit:
+        raise NotAnAnswer(answer, f"which is more than {counted(limit, 'guess', 'guesses')}")
+    return guesses
+
+
+def _for_reading(sequence: DraftedSequence) -> DraftedSequence:
+    """A copy whose ids can't be written to by mistake: others read them too."""
+    return msgspec.structs.replace(
+        sequence,
+        known_ids=_read_only(sequence.known_ids),
+        predicted_ids=_read_only(sequence.predicted_ids),
+    )
+
+
+def _read_only(token_ids: TokenIds) -> TokenIds:
+    view = token_ids.view()
+    view.flags.writeable = False
+    return view
