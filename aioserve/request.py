@@ -293,8 +293,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The prompt's tokens from this position on, maybe none, are a beam: they are the answer's to
     what changes its logits. This changes log-probabilities then, and those of the next token are
     told as they are after that."""
-    predicted_ids: npt.NDArray[np.int32] = NO_IDS
-    """int32 `[predicted tokens]`: `params.prediction` as the tokenizer writes it; empty without."""
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
     max_draft_tokens: int = 0
