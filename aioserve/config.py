@@ -119,6 +119,24 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 8
     """Most guesses for a sequence in one step, in [1, 64]."""
 
+    @staticmethod
+    def of(drafter: str | None = None, **others: Any) -> Speculation | None:
+        """Speculation by that drafter, with those of the other fields that aren't None; None
+        without a drafter. Raises `ConfigError`, also for a field that asks for something then."""
+        given = {name: value for name, value in others.items() if value is not None}
+        if drafter is not None:
+            return Speculation(drafter=drafter, **given)
+        for option, value in given.items():
+            if value == _SPECULATION_DEFAULTS[option]:
+                continue
+            raise ConfigError(
+                f"{option}={shown(value)} of speculation has no effect without a drafter: leave it "
+                "out, or name one",
+                argument=option,
+                value=value,
+            )
+        return None
+
     def __post_init__(self) -> None:
         for option, rule in _SPECULATION_RULES.items():
             value = check(ConfigError, option, getattr(self, option), rule)
@@ -363,6 +381,9 @@ ENGINE_DEFAULTS: dict[str, Any] = {
     field.name: field.default for field in msgspec.structs.fields(EngineConfig)
 }
 
+_SPECULATION_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in msgspec.structs.fields(Speculation)
+}
 _SPECULATION_RULES: dict[str, Rule[Any]] = {
     "drafter": text(1, MAX_DRAFTER_CHARS),
     "max_tokens": integer(1, MAX_DRAFT_TOKENS),

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from aioserve.arguments import counted
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
+from aioserve.config import Speculation
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import SamplingParams, Usage
@@ -37,6 +38,7 @@ __all__ = [
     "DeviceOptions",
     "Listeners",
     "Opening",
+    "RunOptions",
     "Start",
     "chosen_policy",
     "frozen_heap",
@@ -83,6 +85,25 @@ class DeviceOptions:
             "graph_sizes": _sizes(self.graph_sizes),
             "capture_graphs": self.capture_graphs,
         }
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(DeviceOptions):
+    """Where the model runs, and what guesses its tokens."""
+
+    speculation: str | None = None
+    """The drafter that guesses tokens, or one with options: NAME:OPTION=VALUE,OPTION=VALUE. The
+    tokens are the same with any."""
+    speculation_max_tokens: int | None = None
+    """Most guesses for a sequence in one step; 8 when not given."""
+
+    def of_engine(self) -> dict[str, Any]:
+        """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of guesses that is none,
+        or that nothing makes."""
+        speculation = Speculation.of(self.speculation, max_tokens=self.speculation_max_tokens)
+        # A dataclass with slots is made anew, and `super()` knows the old one.
+        return DeviceOptions.of_engine(self) | {"speculation": speculation}
 
 
 def _sizes(text: str | None) -> tuple[int, ...] | None:
@@ -209,7 +230,7 @@ def given_params(**params: Any) -> dict[str, Any]:
 def opening(
     model: str,
     given: dict[str, Any],
-    on: DeviceOptions | None,
+    on: RunOptions | None,
     chat_template: str | None,
     verbose: bool,
 ) -> Opening:
@@ -217,7 +238,7 @@ def opening(
         model,
         on_start=print_start if verbose else None,
         chat_template=chat_template,
-        **(on or DeviceOptions()).of_engine(),
+        **(on or RunOptions()).of_engine(),
     )
     return Opening(model, engine, given)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from aioserve.cli._engine import DeviceOptions, Start, frozen_heap, open_engine
+from aioserve.cli._engine import RunOptions, Start, frozen_heap, open_engine
 from aioserve.cli._streams import check_output
 from aioserve.cli.doctor import compute_facts
 from aioserve.errors import ConfigError
@@ -46,7 +46,7 @@ MAX_PROMPT_TOKENS = 10_000_000
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions(DeviceOptions):
+class BenchOptions(RunOptions):
     """What to run."""
 
     num_prompts: int = 32

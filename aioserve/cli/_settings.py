@@ -24,7 +24,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -73,6 +73,16 @@ TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A field of a struct that a field of another struct may hold."""
+
+    of: str
+    """That field."""
+    kind: Any
+    """The struct that it holds. Its `of` makes one, or None, of what its fields are."""
+    name: str
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One field of one struct, as it can be given from outside."""
 
@@ -89,6 +99,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Not a flag, but the word behind the verb."""
     is_repeated: bool = False
     """Its flag is given once for each entry, which may hold commas."""
+    part: Part | None = None
+    """What it is a part of, where it is no field of the struct itself."""
 
     @property
     def flag(self) -> str:
@@ -124,12 +136,16 @@ def settings_of(
     secrets: Iterable[str] = (),
     leave_out: Iterable[str] = (),
 ) -> tuple[Setting, ...]:
-    """One for each field of a struct. Raises `TypeError` for a field whose type has no text."""
+    """One for each field of a struct, or, for a field that may hold a struct, one for each of the
+    fields of that. Raises `TypeError` for a field whose type has no text."""
     hints = typing.get_type_hints(kind)
     texts = docstrings(kind)
     found = []
     for field in msgspec.structs.fields(kind):
         if field.name in leave_out:
+            continue
+        if (inner := _struct_of(hints[field.name])) is not None:
+            found += _parts_of(table, field.name, texts.get(field.name, ""), inner)
             continue
         found.append(
             Setting(
@@ -145,6 +161,30 @@ def settings_of(
         )
         _reader(hints[field.name])
     return tuple(found)
+
+
+def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field of this type may hold beside None."""
+    inner = get_args(kind)
+    is_struct = len(inner) == 2 and inner[1] is type(None) and isinstance(inner[0], type)
+    return inner[0] if is_struct and issubclass(inner[0], msgspec.Struct) else None
+
+
+def _parts_of(table: str, field: str, help: str, kind: type[msgspec.Struct]) -> Iterator[Setting]:
+    """Settings for the fields of a struct that `field` may hold. The first, without which there is
+    no such struct, goes by the name of `field`, the others have it before their own."""
+    first, *others = settings_of(table, kind)
+    yield msgspec.structs.replace(
+        first,
+        name=field,
+        kind=first.kind | None,
+        default=None,
+        help=f"{help} {first.help}",
+        part=Part(field, kind, first.name),
+    )
+    for one in others:
+        name = f"{field}_{one.name}"
+        yield msgspec.structs.replace(one, name=name, part=Part(field, kind, one.name))
 
 
 def docstrings(kind: type) -> dict[str, str]:
@@ -347,13 +387,29 @@ def _typed(setting: Setting, value: Any, where: str) -> Any:
 # -- to what they are for
 
 
-def made(kind: Callable[..., T], values: Mapping[str, Value], names: Iterable[str]) -> T:
+def made(kind: Callable[..., T], values: Mapping[str, Value], settings: Iterable[Setting]) -> T:
     """A `kind` of those values that somebody gave. What it refuses is told with its origin."""
-    given = {name: values[name] for name in names if values[name].origin != DEFAULT}
+    given: dict[str, Value] = {}
+    parts: dict[tuple[str, Any], dict[str, Value]] = {}
+    for setting in settings:
+        value = values[setting.name]
+        if value.origin == DEFAULT:
+            continue
+        if (part := setting.part) is None:
+            given[setting.name] = value
+        else:
+            parts.setdefault((part.of, part.kind), {})[part.name] = value
+    for (field, inner), fields in parts.items():
+        origins = ", ".join([value.origin for value in fields.values()])
+        given[field] = Value(_made(inner.of, fields), origins)
+    return _made(kind, given)
+
+
+def _made(kind: Callable[..., T], given: Mapping[str, Value]) -> T:
     try:
         return kind(**{name: value.value for name, value in given.items()})
     except ConfigError as error:
-        if error.argument not in given:
+        if error.argument is None or error.argument not in given:
             raise
         message = f"{given[error.argument].origin}: {error}"
         raise ConfigError(

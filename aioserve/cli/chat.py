@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aioserve.cli._engine import DeviceOptions, Opening, given_params, opening, summary_line
+from aioserve.cli._engine import Opening, RunOptions, given_params, opening, summary_line
 from aioserve.cli._streams import decoded
 from aioserve.errors import AioserveError, InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
@@ -58,7 +58,7 @@ def chat(
     top_p: float | None = None,
     top_k: int | None = None,
     seed: int | None = None,
-    on: DeviceOptions | None = None,
+    on: RunOptions | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Talk to a model in turns; /help lists the commands.

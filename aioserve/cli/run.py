@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from aioserve.cli._engine import DeviceOptions, Opening, given_params, opening, summary_line
+from aioserve.cli._engine import Opening, RunOptions, given_params, opening, summary_line
 from aioserve.cli._models import check_model
 from aioserve.cli._streams import read_prompt
 from aioserve.cli.chat import converse
@@ -36,7 +36,7 @@ def run(
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
     system: str | None = None,
     chat_template: str | None = None,
-    on: DeviceOptions | None = None,
+    on: RunOptions | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Stream one completion to stdout; without a prompt, talk to the model in turns.

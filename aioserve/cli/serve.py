@@ -106,10 +106,10 @@ def serve(
     environment = dict(os.environ)
     file = config if config is not None else environment.get("AIOSERVE_CONFIG") or None
     values = gather(SETTINGS, flags=flags, environment=environment, file=file)
-    listening = made(Listening, values, [one.name for one in _LISTENING])
-    engine = made(EngineConfig, values, [one.name for one in _ENGINE])
-    keys = keys_of(made(Keys, values, [one.name for one in _KEYS]))
-    server = made(ServerSettings, values, [one.name for one in _SERVER])
+    listening = made(Listening, values, _LISTENING)
+    engine = made(EngineConfig, values, _ENGINE)
+    keys = keys_of(made(Keys, values, _KEYS))
+    server = made(ServerSettings, values, _SERVER)
     if show_config:
         print(shown_settings(SETTINGS, values), end="")
         return
@@ -119,7 +119,7 @@ def serve(
     check_reach(listening, has_keys=bool(keys))
     check_tls(listening)
     operators_of(server.keys, server.operators)
-    what = made(Served, values, [one.name for one in _WHAT])
+    what = made(Served, values, _WHAT)
     with (
         # Until it serves. A container's first process ignores what it has no handler for.
         leaving_at_once(signal.SIGTERM),

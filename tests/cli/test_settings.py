@@ -22,7 +22,7 @@ from aioserve.cli._settings import (
     shown_settings,
 )
 from aioserve.cli.serve import SETTINGS, Keys, keys_of, serve
-from aioserve.config import EngineConfig
+from aioserve.config import EngineConfig, Speculation
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
 from aioserve.server.listening import Listening
@@ -46,6 +46,7 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KINDS = settings_of("engine", Kinds)
+ENGINE = settings_of("engine", EngineConfig)
 TEXTS = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=","), min_size=1
 ).filter(lambda text: text == text.strip() and text != "none")
@@ -226,7 +227,69 @@ def test_what_is_wrong_in_a_file_is_told_with_the_file(
 def test_what_a_struct_refuses_is_told_with_its_origin() -> None:
     values = gather(SETTINGS, flags={}, environment={"AIOSERVE_PAGE_SIZE": "3"}, file=None)
     with pytest.raises(ConfigError, match=r"^AIOSERVE_PAGE_SIZE: page_size must be one of .* 3$"):
-        made(EngineConfig, values, EngineConfig.__struct_fields__)
+        made(EngineConfig, values, ENGINE)
+
+
+# -- structs in structs
+
+
+SPECULATING: list[tuple[dict[str, str], dict[str, str], str, Speculation | None]] = [
+    ({}, {}, "", None),
+    ({"speculation": "suffix"}, {}, "", Speculation(drafter="suffix")),
+    ({"speculation": "none"}, {"AIOSERVE_SPECULATION": "suffix"}, "", None),
+    (
+        {"speculation": "suffix:max_depth=32"},
+        {"AIOSERVE_SPECULATION_MAX_TOKENS": "4"},
+        "speculation_max_tokens = 5",
+        Speculation(drafter="suffix:max_depth=32", max_tokens=4),
+    ),
+    (
+        {},
+        {},
+        'speculation = "ngram"\nspeculation_max_tokens = 5',
+        Speculation(drafter="ngram", max_tokens=5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "environment", "keys", "expected"), SPECULATING)
+def test_fields_of_a_struct_in_a_struct_come_from_any_source(
+    flags: dict[str, str],
+    environment: dict[str, str],
+    keys: str,
+    expected: Speculation | None,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f"[engine]\n{keys}")
+    values = gather(SETTINGS, flags=flags, environment=environment, file=str(file))
+    assert made(EngineConfig, values, ENGINE).speculation == expected
+    again = tmp_path / "again.toml"
+    again.write_text(shown_settings(SETTINGS, values))
+    values = gather(SETTINGS, flags={}, environment={}, file=str(again))
+    assert made(EngineConfig, values, ENGINE).speculation == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (
+            {"AIOSERVE_SPECULATION_MAX_TOKENS": "65", "AIOSERVE_SPECULATION": "suffix"},
+            r"^AIOSERVE_SPECULATION_MAX_TOKENS: max_tokens must be an int in \[1, 64\], got 65$",
+        ),
+        (
+            {"AIOSERVE_SPECULATION_MAX_TOKENS": "4"},
+            "^AIOSERVE_SPECULATION_MAX_TOKENS: max_tokens=4 of speculation has no effect without",
+        ),
+        ({"AIOSERVE_SPECULATION": ""}, "^AIOSERVE_SPECULATION: drafter must be a str of 1 to"),
+    ],
+)
+def test_what_a_struct_in_a_struct_refuses_is_told_with_its_origin(
+    environment: dict[str, str], told: str
+) -> None:
+    values = gather(SETTINGS, flags={}, environment=environment, file=None)
+    with pytest.raises(ConfigError, match=told):
+        made(EngineConfig, values, ENGINE)
 
 
 # -- one source of truth
