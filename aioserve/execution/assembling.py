@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
@@ -87,6 +88,7 @@ async def loaded_model(
         max_model_len=max_model_len,
         processors=processors,
         seconds=seconds,
+        take_drafter=runner.take_drafter,
     )
 
 
@@ -129,6 +131,7 @@ def described(
     max_model_len: int,
     processors: list[Callable[[str], Any]],
     seconds: dict[str, float],
+    take_drafter: Callable[[Drafter], None] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
@@ -164,6 +167,7 @@ def described(
         },
         why_no_tokenizer=text.why_no_tokenizer,
         processors=processors,
+        take_drafter=take_drafter,
         generates=decoder.config.has_head,
         retrieval=text.retrieval,
         reranker=text.reranker,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
+from aioserve.execution.verified_rows import DrawnRows, VerifiedRows
 from aioserve.kv.pages import token_locations
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.ops.batch import NOTHING_LEFT
 from aioserve.request import Logprobs
+from aioserve.sampling.asks import RowAsks
 from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.masks import LateMasks
@@ -27,17 +30,53 @@ from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import (
     NO_TOKEN_LEFT,
     PENDING_TOKEN,
-    ItemKind,
     SlotStart,
     StepPlan,
     WorkItem,
 )
 
-__all__ = ["NO_COPIES", "HostStep", "PlanReader"]
+__all__ = ["NO_COPIES", "HostStep", "OpenStep", "PlanReader"]
 
 NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
 _CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step of which it isn't known yet where its items begin that verify guesses, nor what they
+    guess: what can be said of it before. Arrays have a row for each item, in the plan's order."""
+
+    copies: npt.NDArray[np.int32]
+    page_table: npt.NDArray[np.int32]
+    page_size: int
+    samples: SampleRows
+    asks: RowAsks
+    scored: Sequence[tuple[int, npt.NDArray[np.int32]]]
+    masks: LateMasks | None
+    pooled: tuple[int, ...]
+
+    def settled(self, plan: StepPlan) -> HostStep:
+        """The step as `Guessing.settled` has left its plan."""
+        slots = np.array([item.slot for item in plan.items], np.int64)
+        batch = _batch_of(plan.items, slots, self.page_table, self.page_size)
+        rows = [(item, row) for item in plan.items for row in item.rows]
+        counts = [item.most_tokens(row) for item, row in rows]
+        firsts = list(accumulate(counts, initial=0))
+        positions = [
+            item.start + row.offset + 1 + place
+            for (item, row), count in zip(rows, counts, strict=True)
+            for place in range(count)
+        ]
+        guesses = {
+            first: item.token_ids[row.offset + 1 :].tolist()
+            for first, (item, row), count in zip(firsts, rows, counts, strict=False)
+            if count > 1
+        }
+        extras = self.asks.repeated(counts).extras(positions, self.scored, self.masks, guesses)
+        samples = self.samples.repeated(counts, np.array(positions, np.uint64))
+        verified = VerifiedRows([*samples.slots[firsts[:-1]].tolist()], firsts[:-1], guesses)
+        return HostStep(plan.step, self.copies, batch, samples, extras, self.pooled, verified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +96,8 @@ class HostStep:
     pooled: tuple[int, ...] = ()
     """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
+    verified: VerifiedRows | None = None
+    """Where items verify guesses: the plan's rows among those of `samples`."""
 
     @property
     def masks(self) -> LateMasks | None:
@@ -85,17 +126,19 @@ class HostStep:
         if extras is not None and extras.logprobs is not None and most_likely is not None:
             logprobs, scored = extras.logprobs.read(*most_likely)
         late = frozenset() if edits is None else edits.late - errors.keys() - failures.keys()
-        if late:
-            token_ids = [token_id for row, token_id in enumerate(token_ids) if row not in late]
-            shifted = {row: row - sum([other < row for other in late]) for row in logprobs}
-            logprobs = {shifted[row]: logprobs[row] for row in logprobs if row not in late}
+        drawn = DrawnRows(token_ids, errors, failures, late, logprobs)
+        if self.verified is not None:
+            drawn = self.verified.kept(drawn)
+        elif late:
+            drawn = drawn.without_late()
         return StepOutcome(
             step=self.step,
-            token_ids=tuple(token_ids),
-            token_counts=dict.fromkeys(late, 0),
-            row_errors=errors,
-            row_failures=failures,
-            logprobs=logprobs,
+            token_ids=tuple(drawn.token_ids),
+            token_counts=drawn.token_counts,
+            drafted={} if self.verified is None else self.verified.drafted,
+            row_errors=drawn.errors,
+            row_failures=drawn.failures,
+            logprobs=drawn.logprobs,
             scored=scored,
             pooled=tuple(pooled),
         )
@@ -130,6 +173,15 @@ class PlanReader:
         """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
         without pages for its tokens, and for one that no such runner can compute. Slots have ended,
         started and changed all the same."""
+        step = self.read_open(plan, masks)
+        if isinstance(step, OpenStep):
+            raise InvariantError(
+                f"step {plan.step} verifies guesses, which this runner can't compute"
+            )
+        return step
+
+    def read_open(self, plan: StepPlan, masks: LateMasks | None = None) -> HostStep | OpenStep:
+        """An open step where items verify guesses; raises as `read` does."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
@@ -146,7 +198,7 @@ class PlanReader:
             slots = [row.slot for item in items for row in item.rows]
             positions = [item.start + row.offset + 1 for item in items for row in item.rows]
         samples = self._slots.rows(slots, positions)
-        batch = self._batch(plan, samples.slots if slots is item_slots else np.array(item_slots))
+        places = samples.slots if slots is item_slots else np.array(item_slots)
         scored, pooled = [], ()
         if plan.num_scored or plan.num_pooled:
             scored = [
@@ -155,6 +207,14 @@ class PlanReader:
                 if item.scored is not None
             ]
             pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
+        if plan.num_verified:
+            ends = np.array([item.end for item in items], np.int64)
+            page_table = self._tables.rows(places, ends, self._page_size)
+            asks = self._slots.asks(slots)
+            return OpenStep(
+                copies, page_table, self._page_size, samples, asks, scored, masks, pooled
+            )
+        batch = self._batch(plan, places)
         extras = self._slots.extras(slots, positions, scored, masks)
         return HostStep(plan.step, copies, batch, samples, extras, pooled)
 
@@ -180,34 +240,62 @@ class PlanReader:
 
     def _batch(self, plan: StepPlan, slots: npt.NDArray[np.int64]) -> HostBatch:
         """The items one after the other; `slots` are theirs."""
-        items, size, num_tokens = plan.items, len(plan.items), plan.num_tokens
+        items, size = plan.items, len(plan.items)
+        if plan.num_decodes != size:
+            ends = np.array([item.end for item in items], np.int64)
+            page_table = self._tables.rows(slots, ends, self._page_size)
+            return _batch_of(items, slots, page_table, self._page_size)
         starts = np.array([item.start for item in items], np.int64)
         if size != len(self._rows):
             self._rows = np.arange(size)
             self._query_start = np.arange(size + 1, dtype=np.int32)
-        query_start, rows, positions, logit_rows = self._query_start, self._rows, starts, self._rows
-        ends = starts + 1
-        if plan.num_decodes != size:
-            counts = np.array([item.count for item in items], np.int64)
-            query_start = np.zeros(size + 1, np.int32)
-            np.cumsum(counts, out=query_start[1:])
-            rows, ends = np.repeat(self._rows, counts), starts + counts
-            positions = np.arange(num_tokens) + (starts - query_start[:-1])[rows]
-            logit_rows = _logit_rows(items, query_start)
-        page_table = self._tables.rows(slots, ends, self._page_size)
-        token_ids = np.concatenate([item.token_ids for item in items]).astype(np.int64)
-        pending = np.flatnonzero(token_ids == PENDING_TOKEN)
-        return HostBatch(
-            token_ids=token_ids,
-            query_start=query_start,
-            context_lens=ends.astype(np.int32),
-            page_table=page_table,
-            token_locations=token_locations(page_table, rows, positions, self._page_size),
-            positions=positions.astype(np.int32),
-            logit_rows=logit_rows,
-            pending_rows=pending,
-            pending_slots=slots[rows[pending]],
-        )
+        page_table = self._tables.rows(slots, starts + 1, self._page_size)
+        arranged = self._query_start, self._rows, starts, starts + 1, self._rows
+        return _arranged(items, slots, page_table, self._page_size, *arranged)
+
+
+def _batch_of(
+    items: Sequence[WorkItem],
+    slots: npt.NDArray[np.int64],
+    page_table: npt.NDArray[np.int32],
+    page_size: int,
+) -> HostBatch:
+    """Items one after the other, of these slots, whose pages the table has."""
+    starts = np.array([item.start for item in items], np.int64)
+    counts = np.array([item.count for item in items], np.int64)
+    query_start = np.zeros(len(items) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    rows = np.repeat(np.arange(len(items)), counts)
+    positions = np.arange(len(rows)) + (starts - query_start[:-1])[rows]
+    logit_rows = _logit_rows(items, query_start)
+    arranged = query_start, rows, positions, starts + counts, logit_rows
+    return _arranged(items, slots, page_table, page_size, *arranged)
+
+
+def _arranged(
+    items: Sequence[WorkItem],
+    slots: npt.NDArray[np.int64],
+    page_table: npt.NDArray[np.int32],
+    page_size: int,
+    query_start: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    logit_rows: npt.NDArray[np.int64],
+) -> HostBatch:
+    token_ids = np.concatenate([item.token_ids for item in items]).astype(np.int64)
+    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
+    return HostBatch(
+        token_ids=token_ids,
+        query_start=query_start,
+        context_lens=ends.astype(np.int32),
+        page_table=page_table,
+        token_locations=token_locations(page_table, rows, positions, page_size),
+        positions=positions.astype(np.int32),
+        logit_rows=logit_rows,
+        pending_rows=pending,
+        pending_slots=slots[rows[pending]],
+    )
 
 
 def _logit_rows(
@@ -219,12 +307,14 @@ def _logit_rows(
     """
     sampled, scored_rows, pooled_rows = [], [], []
     for first, item in zip(query_start.tolist(), items, strict=False):
-        if item.kind is ItemKind.VERIFY or item.parent is not None:
-            what = "verifies guesses" if item.parent is None else "continues another of its step"
+        if item.parent is not None:
             raise InvariantError(
-                f"the item of sequence {item.sequence_id} {what}, which this runner can't compute"
+                f"the item of sequence {item.sequence_id} continues another of its step, which "
+                "this runner can't compute"
             )
-        sampled += [first + row.offset for row in item.rows]
+        for row in item.rows:
+            begin = first + row.offset
+            sampled += range(begin, begin + item.most_tokens(row))
         if (scored := item.scored) is not None:
             begin = first + scored.offset
             scored_rows += range(begin, begin + len(scored))

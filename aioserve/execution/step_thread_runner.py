@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from aioserve.execution.batch import HostStep, PlanReader
+from aioserve.drafting.drafter import Drafter
+from aioserve.execution.batch import HostStep, OpenStep, PlanReader
+from aioserve.execution.guessing import Guessing
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
@@ -49,6 +51,7 @@ class StepThreadRunner:
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)
         self._prefault = Prefault(cache, prefault_pages)
+        self._guessing = Guessing(None)
         self._thread: StepThread[StepOutcome] = StepThread(
             f"aioserve-{name}", torch.inference_mode, idle=self._prefault.advance
         )
@@ -60,19 +63,48 @@ class StepThreadRunner:
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         """Its arrays are made here, while the step before is computed."""
         try:
-            step = self._reader.read(plan, masks)
+            step = self._reader.read_open(plan, masks)
         except Exception as error:
-            return self._thread.submit(functools.partial(_raise, error))
-        return self._thread.submit(functools.partial(self._step, step))
+            return self._thread.submit(functools.partial(self._fail, plan, error))
+        return self._thread.submit(functools.partial(self._step, plan, step))
+
+    def take_drafter(self, drafter: Drafter) -> None:
+        """Let a drafter make the guesses that plans ask for. To be called before the first."""
+        self._guessing = Guessing(drafter)
 
     async def aclose(self) -> None:
         await self._thread.aclose()
 
-    def _step(self, step: HostStep) -> StepOutcome:
-        backend = self._model.backend
-        if len(step.copies):
+    def _fail(self, plan: StepPlan, error: Exception) -> NoReturn:
+        self._guessing.take(plan)
+        raise error
+
+    def _step(self, plan: StepPlan, read: HostStep | OpenStep) -> StepOutcome:
+        self._guessing.take(plan)
+        if len(read.copies):
             self._thread.tell_loop()
-            backend.copy_pages(self._caches, step.copies)
+            self._model.backend.copy_pages(self._caches, read.copies)
+        if not plan.items:
+            return StepOutcome(step=plan.step, token_ids=())
+        plan = self._guessing.settled(plan)
+        step = read.settled(plan) if isinstance(read, OpenStep) else read
+        outcome = self._computed(step)
+        if step.verified is not None:
+            self._keep_last(step.verified.slots, outcome)
+        self._guessing.note(plan, outcome)
+        return outcome
+
+    def _keep_last(self, slots: Sequence[int], outcome: StepOutcome) -> None:
+        """A slot's last token is the last one that counts of its rows."""
+        last, end = self._last_tokens.numpy(), 0
+        for row, slot in enumerate(slots):
+            count = outcome.token_counts.get(row, 1)
+            end += count
+            if count:
+                last[slot] = outcome.token_ids[end - 1]
+
+    def _computed(self, step: HostStep) -> StepOutcome:
+        backend = self._model.backend
         if step.batch is None:
             return StepOutcome(step=step.step, token_ids=())
         self._prefault.note_writes(step.batch.token_locations)
@@ -99,7 +131,3 @@ class StepThreadRunner:
         top = asked.most_likely
         most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())
         return step.outcome(drawn.token_ids.tolist(), drawn.row_errors, most_likely, pooled)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error

@@ -171,6 +171,13 @@ class SampleRows:
         object.__setattr__(rows, "positions", positions)
         return rows
 
+    def repeated(self, counts: Sequence[int], positions: npt.NDArray[np.uint64]) -> SampleRows:
+        """Each row so many times, for the tokens at these positions, uint64, one for each. Raises
+        as the class does."""
+        at = np.repeat(np.arange(len(self)), counts)
+        fields = {name: getattr(self, name)[at] for name in SampleRows.__slots__}
+        return SampleRows(**fields | {"positions": positions})
+
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raise ValueError unless `logits` have a row for each."""
         rows = logits.shape[0] if logits.dim() == 2 else -1

@@ -79,10 +79,8 @@ class SlotEdits:
         become log-probabilities first where these are changed. Return what went wrong in a
         processor, if anything did."""
         params, on = self._params, self._placed(row.device)
-        if params.needs_history and position >= len(on.history):
-            longer = on.history.new_zeros(position + SPARE_IDS)
-            longer[: len(on.history)] = on.history
-            on.history = longer
+        if params.needs_history:
+            self._lengthen(on, position)
         if self.of_logprobs:
             row.copy_(torch.log_softmax(row, dim=0))
         if on.bias_ids is not None:
@@ -114,6 +112,20 @@ class SlotEdits:
             row.fill_(-math.inf)
             row[on.allowed_ids] = allowed
         return failure
+
+    def suppose(self, token_ids: Sequence[int], position: int, device: torch.device) -> None:
+        """Take guesses for the tokens from `position` on, until others are noted in their place."""
+        if self._params.needs_history:
+            on, end = self._placed(device), position + len(token_ids)
+            self._lengthen(on, end)
+            on.history[position:end] = upload(token_ids, np.int64, device)
+
+    def _lengthen(self, on: _Placed, position: int) -> None:
+        """Let the history have room for a token at `position`."""
+        if position >= len(on.history):
+            longer = on.history.new_zeros(position + SPARE_IDS)
+            longer[: len(on.history)] = on.history
+            on.history = longer
 
     def note(self, token_id: Tensor, position: int) -> None:
         """Take note of the token at `position`, an int64 scalar, drawn from the row that `apply`
@@ -175,8 +187,11 @@ class RowEdits:
         self,
         rows: Sequence[tuple[int, SlotEdits, int]],
         masks: LateMasks | None = None,
+        guesses: Sequence[tuple[SlotEdits, Sequence[int], int]] = (),
     ) -> None:
+        """`guesses` are the ids that each of these takes to stand from a position on."""
         self._rows = rows
+        self._guesses = guesses
         self.masks: LateMasks | None = masks
         self.failures: dict[int, str] = {}
         """Failures of processors, by index of a row."""
@@ -208,6 +223,8 @@ class RowEdits:
             logits[row].masked_fill_(left_out, -math.inf)
 
     def _apply(self, logits: Tensor, *, of_logprobs: bool) -> None:
+        for edits, token_ids, position in self._guesses:
+            edits.suppose(token_ids, position, logits.device)
         for row, edits, position in self._rows:
             if edits.of_logprobs is not of_logprobs:
                 continue

@@ -31,9 +31,9 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.ops import SampleRows
 from aioserve.request import SamplingParams
-from aioserve.sampling.edits import RowEdits, SlotEdits
+from aioserve.sampling.asks import RowAsks
+from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
-from aioserve.sampling.logprobs import LogprobRows
 from aioserve.sampling.masks import LateMasks
 
 __all__ = ["SlotTable"]
@@ -107,6 +107,14 @@ class SlotTable:
         self._last = (slots, rows)
         return rows
 
+    def asks(self, slots: Sequence[int]) -> RowAsks:
+        """What a row of each of these slots asks for, as it is now."""
+        edits, wanted = self._edits, self._logprobs
+        return RowAsks(
+            [edits.get(slot) for slot in slots] if edits else (),
+            [wanted.get(slot) for slot in slots] if wanted else (),
+        )
+
     def extras(
         self,
         slots: Sequence[int],
@@ -119,28 +127,6 @@ class SlotTable:
         `scored`: number of most likely tokens beside each of these targets, int32 `[N]`, with rows
         of logits behind all that are sampled. `masks` are of the same rows.
         """
-        edits = None
-        if self._edits or masks is not None:
-            found = [
-                (row, self._edits[slot], position)
-                for row, (slot, position) in enumerate(zip(slots, positions, strict=True))
-                if slot in self._edits
-            ]
-            edits = RowEdits(found, masks) if found or masks is not None else None
-        wanted = self._logprobs
-        sampled = [row for row, slot in enumerate(slots) if slot in wanted] if wanted else []
-        logprobs = None
-        if sampled or scored:
-            tops = [wanted[slots[row]] for row in sampled]
-            targets = [np.empty(0, np.int64)]
-            for top, target_ids in scored:
-                tops += [top] * len(target_ids)
-                targets.append(target_ids.astype(np.int64))
-            logprobs = LogprobRows(
-                sampled,
-                tops,
-                first_scored=len(slots),
-                target_ids=np.concatenate(targets),
-                edited=() if edits is None else edits.of_logprobs,
-            )
-        return None if edits is None and logprobs is None else RowExtras(edits, logprobs)
+        if not (self._edits or self._logprobs or scored or masks is not None):
+            return None
+        return self.asks(slots).extras(positions, scored, masks)

@@ -12,26 +12,40 @@ step is done, what was guessed in vain comes off again (`settle`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from aioserve.kv.memory import KVMemory
+from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Run, SequenceState
+from aioserve.scheduling.state import Entry, SchedulerState
+from aioserve.scheduling.updates import SchedulerCounters
+from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-if TYPE_CHECKING:
-    from aioserve.scheduling.planner import StepPlanner
-
 __all__ = ["launch_with_guesses", "num_not_drafted", "settle", "with_guesses"]
+
+
+class Planning(Protocol):
+    """What is needed here of the planner of a step."""
+
+    state: SchedulerState
+    step: int
+    room: Room
+    entries: list[Entry]
+    working_on: SequenceState | None
+
+    def view(self) -> SchedulerView: ...
+
 
 Guessed = tuple[SequenceState, int]
 """A sequence with the number of guesses behind its next token, maybe none."""
 
 
 def with_guesses(
-    planner: StepPlanner,
+    planner: Planning,
     chosen: Sequence[SequenceState],
     prefilling: Sequence[SequenceState],
 ) -> tuple[Sequence[SequenceState], list[Guessed]]:
@@ -40,7 +54,7 @@ def with_guesses(
     able = [s for s in chosen if may_have_guesses(s)]
     if not able:
         return chosen, []
-    state, room, policy_calls = planner.state, planner.room, planner.policy_calls
+    state, room, policy_calls = planner.state, planner.room, planner.state.policy_calls
     left = room.tokens - len(chosen)
     lengths = state.draft_lengths.choose(
         [s.drafts for s in able if s.drafts is not None],
@@ -70,7 +84,7 @@ def may_have_guesses(sequence: SequenceState) -> bool:
     )
 
 
-def launch_with_guesses(planner: StepPlanner, guessed: Sequence[Guessed]) -> None:
+def launch_with_guesses(planner: Planning, guessed: Sequence[Guessed]) -> None:
     """Add the next token of each sequence, and the guesses behind it, to the step."""
     for sequence, count in guessed:
         planner.working_on = sequence
@@ -78,7 +92,7 @@ def launch_with_guesses(planner: StepPlanner, guessed: Sequence[Guessed]) -> Non
         if lease.carried != lease.covered:
             planner.state.slots.carry(sequence.slot, lease)
         item = _item(sequence, count)
-        _advance(planner.memory, sequence, count, planner.step)
+        _advance(planner.state.memory, sequence, count, planner.step)
         planner.entries.append((sequence.run, item, page_ids))
         planner.room.take_tokens([sequence], 1 + count)
     planner.working_on = None
@@ -108,15 +122,29 @@ def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -
     sequence.unsure += count
 
 
-def settle(memory: KVMemory, run: Run, item: WorkItem, taken: int, drafted: int) -> None:
+def settle(
+    memory: KVMemory,
+    counters: SchedulerCounters,
+    run: Run,
+    item: WorkItem,
+    taken: int,
+    drafted: int,
+) -> None:
     """An item of a run that goes on has brought `taken` tokens, which are known now; the drafter
     had made `drafted` guesses."""
     sequence, guessed = run.sequence, item.count - 1
     sequence.pending -= guessed  # the one behind them is off already
     sequence.unsure -= guessed
     memory.retreat(run.lease, item.count - taken)
+    accepted = min(taken - 1, drafted)
     if sequence.drafts is not None:
-        sequence.drafts.verified(guessed, drafted, min(taken - 1, drafted))
+        sequence.drafts.verified(guessed, drafted, accepted)
+    sequence.account.drafted_tokens += drafted
+    sequence.account.accepted_tokens += accepted
+    for totals, count in ((counters.drafted, drafted), (counters.accepted, accepted)):
+        totals += [0] * (drafted - len(totals))
+        for place in range(count):
+            totals[place] += 1
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:

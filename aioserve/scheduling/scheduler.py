@@ -339,7 +339,8 @@ class Scheduler:
             if reason is not None:
                 ended.append(sequence)
             if not decodes and item.kind is VERIFY:
-                settle(self.memory, run, item, at - first, outcome.drafted.get(index, 0))
+                drafted = outcome.drafted.get(index, 0)
+                settle(self.memory, state.counters, run, item, at - first, drafted)
         state.counters.tokens_generated += num_tokens
         if state.drafts:
             computed = plan.num_tokens - num_not_drafted(plan, outcome)

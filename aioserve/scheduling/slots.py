@@ -114,4 +114,5 @@ def _drafting(request: Request, known_ids: npt.NDArray[np.int32]) -> DraftedSequ
         known_ids=known_ids,
         prompt_tokens=request.prompt_tokens,
         namespace=request.namespace,
+        predicted_ids=request.predicted_ids,
     )

@@ -51,7 +51,6 @@ class SchedulerCounters(msgspec.Struct):
     """Times that a sequence gave its pages to others, to begin again later."""
     drafted: list[int] = []
     """Guesses that steps verified, by their place: entry 0 counts those that came right behind a
-    sequence's last token. As long as the most guesses that a step may verify of a sequence; empty
-    without a drafter."""
+    sequence's last token. As long as the most guesses of a sequence that a step has verified."""
     accepted: list[int] = []
     """Guesses among them that were right, likewise."""

@@ -139,6 +139,10 @@ class FakeDevice:
         self._weights = weights_of(FIRST_WEIGHTS)
         self._guessing = Guessing(drafter)
 
+    def take_drafter(self, drafter: Drafter) -> None:
+        """As `LoadedModel.take_drafter`."""
+        self._guessing = Guessing(drafter)
+
     def execute(self, plan: StepPlan, masks: LateMasks | None = None) -> StepOutcome:
         """End and start slots, do the copies in order, write the KV of every item, then sample
         from what the pages hold: an item may read what an earlier item of the same step writes."""

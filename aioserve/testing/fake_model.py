@@ -215,8 +215,22 @@ def _check_fence(earlier: _Launched, plan: StepPlan, pages: ItemPages, device: F
 def _with_a_bad_row(plan: StepPlan, outcome: StepOutcome, source: random.Random) -> StepOutcome:
     if not plan.num_rows:
         return outcome
-    bad = {source.randrange(plan.num_rows): "the logits are NaN"}
-    return msgspec.structs.replace(outcome, row_errors=bad)
+    row = source.randrange(plan.num_rows)
+    counts = [outcome.token_counts.get(index, 1) for index in range(plan.num_rows)]
+    first, count = sum(counts[:row]), counts[row]
+    ids = outcome.token_ids  # of its tokens none counts, and one stands there
+    logprobs = {
+        at if at < first else at + 1 - count: told
+        for at, told in outcome.logprobs.items()
+        if not first <= at < first + count
+    }
+    return msgspec.structs.replace(
+        outcome,
+        token_ids=(*ids[:first], 0, *ids[first + count :]),
+        token_counts={other: n for other, n in outcome.token_counts.items() if other != row},
+        row_errors={row: "the logits are NaN"},
+        logprobs=logprobs,
+    )
 
 
 def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
@@ -261,7 +275,14 @@ class FakeModel:
         """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence."""
         num_pages = config.num_pages or self.num_pages
         groups = {"num_window_groups": self.num_window_groups, "window": self.window}
-        device = FakeDevice(num_pages, config.page_size, num_slots, config.num_host_pages, **groups)
+        device = FakeDevice(
+            num_pages,
+            config.page_size,
+            num_slots,
+            config.num_host_pages,
+            num_window_groups=self.num_window_groups,
+            window=self.window,
+        )
         return LoadedModel(
             name="fake",
             runner=FakeRunner(device, self),
@@ -279,6 +300,7 @@ class FakeModel:
             tokenizer=byte_tokenizer(),
             chat_template=None,
             description={"architecture": "fake"},
+            take_drafter=device.take_drafter,
         )
 
 

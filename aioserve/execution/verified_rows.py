@@ -1,0 +1,94 @@
+"""Which rows of logits count, where several were drawn from for one row of a plan.
+
+plan's rows      0               1    2
+guesses          7 9 4           -    5 5
+drawn            7 9 1 8         3    2 6 0
+kept             7 9 1           3    2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aioserve.request import Logprobs
+
+__all__ = ["DrawnRows", "VerifiedRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """Tokens in order, and what is to be said of them. While each row has one, an index of a token
+    is that of its row."""
+
+    token_ids: list[int]
+    errors: dict[int, str]
+    """By index of a row, as `failures` and `token_counts` are."""
+    failures: dict[int, str]
+    late: Collection[int]
+    """Rows whose mask came too late."""
+    logprobs: dict[int, Logprobs]
+    """By index of a token."""
+    token_counts: dict[int, int] = field(default_factory=dict)
+    """Tokens of rows that haven't one."""
+
+    def without_late(self) -> DrawnRows:
+        """Rows whose mask came late have no token."""
+        return _picked(
+            self, [(() if row in self.late else (row,)) for row in range(len(self.token_ids))]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRows:
+    """The rows of a plan among those drawn from."""
+
+    slots: Sequence[int]
+    firsts: Sequence[int]
+    """Index of the first of each, in rising order."""
+    guesses: Mapping[int, Sequence[int]]
+    """Ids guessed behind it, of which each has a row more, by that index."""
+
+    @property
+    def drafted(self) -> dict[int, int]:
+        """`StepOutcome.drafted`."""
+        numbers = {first: number for number, first in enumerate(self.firsts)}
+        return {numbers[first]: len(ids) for first, ids in self.guesses.items()}
+
+    def kept(self, drawn: DrawnRows) -> DrawnRows:
+        """Those that count: up to the first that is no guess, or of which something is wrong."""
+        return _picked(drawn, [self._kept(first, drawn) for first in self.firsts])
+
+    def _kept(self, first: int, drawn: DrawnRows) -> Sequence[int]:
+        if first in drawn.late:
+            return ()
+        rows = [first]
+        for guess in self.guesses.get(first, ()):
+            row = rows[-1]
+            behind = row + 1
+            wrong = drawn.token_ids[row] != guess or row in drawn.errors or row in drawn.failures
+            if wrong or behind in drawn.errors or behind in drawn.failures:
+                break
+            rows.append(behind)
+        return rows
+
+
+def _picked(drawn: DrawnRows, rows: Sequence[Sequence[int]]) -> DrawnRows:
+    """Some of the rows that were drawn from, as tokens of the rows of a plan: each has its own."""
+    token_ids: list[int] = []
+    token_counts: dict[int, int] = {}
+    logprobs: dict[int, Logprobs] = {}
+    for number, own in enumerate(rows):
+        if len(own) != 1:
+            token_counts[number] = len(own)
+        for row in own:
+            if row in drawn.logprobs:
+                logprobs[len(token_ids)] = drawn.logprobs[row]
+            token_ids.append(drawn.token_ids[row])
+    numbers = {own[0]: number for number, own in enumerate(rows) if own}
+
+    def of_plan(said: Mapping[int, str]) -> dict[int, str]:
+        return {numbers[row]: why for row, why in said.items() if row in numbers}
+
+    errors, failures = of_plan(drawn.errors), of_plan(drawn.failures)
+    return DrawnRows(token_ids, errors, failures, (), logprobs, token_counts)
