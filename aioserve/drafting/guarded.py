@@ -140,7 +140,7 @@ def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
         raise NotAnAnswer(answer, "which is no sequence of token ids")
     guesses: list[int] = []
     for guess in islice(answer, limit + 1):
-        token_id = plain_int(guess)
+        token_id = guess if type(guess) is int else plain_int(guess)
         if token_id is None or not 0 <= token_id < vocab_size:
             raise NotAnAnswer(answer, f"with {shown(guess)}, no id in [0, {vocab_size})")
         guesses.append(token_id)
