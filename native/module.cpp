@@ -13,6 +13,7 @@ void bind_weights(nb::module_& m);
 void bind_measure(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_drafting(nb::module_& m);
 void bind_wake(nb::module_& m);
 void bind_cuda(nb::module_& m);
 
@@ -21,7 +22,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     m.doc() =
         "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers, "
-        "experts, step programs, draws, reading weights, measuring, waking an event loop, texts of CUDA kernels.";
+        "experts, step programs, draws, drafters, reading weights, measuring, waking an event loop, texts of CUDA kernels.";
     bind_pool(m);
     bind_tree(m);
     bind_ops(m);
@@ -31,6 +32,7 @@ NB_MODULE(_native, m) {
     bind_measure(m);
     bind_program(m);
     bind_sampling(m);
+    bind_drafting(m);
     bind_wake(m);
     bind_cuda(m);
 }

@@ -1,0 +1,61 @@
+"""Prompt lookup: what followed the last few tokens where they stood last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve import _native
+from aioserve.arguments import check, integer
+from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.errors import ConfigError
+
+__all__ = ["MAX_NGRAM", "NgramDrafter"]
+
+MAX_NGRAM = 8
+"""Largest length of a run: there is an index for each length, which takes its time."""
+
+
+class NgramDrafter(Drafter):
+    """Guesses that a sequence goes on as it did where its last tokens stood last.
+
+    Prompt lookup decoding (Saxena 2023, "Prompt Lookup Decoding"), with an index in place of a
+    search: the longest run of at most `max_ngram` last tokens, and at least `min_ngram`, that stood
+    before is followed by what followed it there the last time. A guess that gets to the end of the
+    sequence goes on into itself, as a loop does. Before that, where two last tokens of the answer
+    or all of it stand in what the caller predicts, the prediction is followed.
+
+    Memory is 4 bytes for each token known, at most 16 more for each length from `min_ngram` to
+    `max_ngram`, and at most 272 for each token predicted. Not thread-safe.
+    """
+
+    def __init__(self, *, min_ngram: int = 2, max_ngram: int = 4) -> None:
+        """Raises `ConfigError` unless `1 <= min_ngram <= max_ngram <= MAX_NGRAM`."""
+        longest = check(ConfigError, "max_ngram", max_ngram, integer(1, MAX_NGRAM))
+        shortest = check(ConfigError, "min_ngram", min_ngram, integer(1, longest))
+        self._native = _native.NgramDrafter(shortest, longest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is taken for all slots."""
+        return self._native.num_bytes
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        """Raises `InvariantError` where the slot has not ended, `ValueError` for ids below 0."""
+        self._native.start(
+            slot, sequence.known_ids, sequence.prompt_tokens, sequence.predicted_ids
+        )
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._native.extend((slot,), (token_ids,))
+
+    def draft(self, slot: int, limit: int) -> Sequence[int]:
+        return self._native.draft((slot,), (limit,))[0]
+
+    def end(self, slot: int) -> None:
+        self._native.end(slot)
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        self._native.extend(slots, token_ids)
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        return self._native.draft(slots, limits)
