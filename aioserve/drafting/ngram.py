@@ -24,8 +24,8 @@ class NgramDrafter(Drafter):
     sequence goes on into itself, as a loop does. Before that, where two last tokens of the answer
     or all of it stand in what the caller predicts, the prediction is followed.
 
-    Memory is 4 bytes for each token known, at most 16 more for each length from `min_ngram` to
-    `max_ngram`, and at most 272 for each token predicted. Not thread-safe.
+    Memory is at most 8 bytes for each token of a sequence, 16 more for each length from `min_ngram`
+    to `max_ngram`, and 264 for each token of a prediction. Not thread-safe.
     """
 
     def __init__(self, *, min_ngram: int = 2, max_ngram: int = 4) -> None:
