@@ -41,9 +41,7 @@ class NgramDrafter(Drafter):
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         """Raises `InvariantError` where the slot has not ended, `ValueError` for ids below 0."""
-        self._native.start(
-            slot, sequence.known_ids, sequence.prompt_tokens, sequence.predicted_ids
-        )
+        self._native.start(slot, sequence.known_ids, sequence.prompt_tokens, sequence.predicted_ids)
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._native.extend((slot,), (token_ids,))

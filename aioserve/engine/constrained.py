@@ -41,10 +41,10 @@ class ConstrainedCompletion:
         self._waiting.append((position, masks, row))
         self._bring()
 
-    def told(self, guide: Guide) -> None:
-        """What is known once the token before these is."""
+    def told(self, guide: Guide, num_tokens: int = 1) -> None:
+        """What is known once the tokens before these are: so many since it was told before."""
         if self._guide is not None:
-            self._first = self._position + 1
+            self._first = self._position + num_tokens
         self._guide, self._position = guide, self._first + len(guide.forced)
         self._bring()
 

@@ -10,7 +10,7 @@ Completions of one step are asked about together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from aioserve.engine.constrained import ConstrainedCompletion, Guide
@@ -43,8 +43,8 @@ class GrammarGuides:
         self.is_used: bool = False
         """Whether there has been a constrained completion."""
         self._thread: StepThread[list[Guide]] | None = None
-        self._asked: list[tuple[LiveSample, int]] = []
-        """Samples, with tokens of theirs, that are asked about next."""
+        self._asked: dict[LiveSample, list[int]] = {}
+        """Samples that are asked about next, with tokens of theirs."""
         self._running: asyncio.Future[list[Guide]] | None = None
         """The last call."""
         self._launched: dict[int, LateMasks] = {}
@@ -58,18 +58,18 @@ class GrammarGuides:
         if request is None:
             return
         sample.constrained = ConstrainedCompletion(request.prompt_tokens)
-        self._call([sample], partial(_begin, sample, grammar, request.end_ids))
+        self._call({sample: 0}, partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
         """A token was sampled for a completion that goes on. `ask` asks about all."""
-        self._asked.append((sample, token_id))
+        self._asked.setdefault(sample, []).append(token_id)
 
     def ask(self) -> None:
-        asked, self._asked = self._asked, []
+        asked, self._asked = self._asked, {}
         if asked:
             jumps = self._jump_forward
-            steps = [(s.matcher, token_id, jumps and _may_jump(s)) for s, token_id in asked]
-            self._call([sample for sample, _ in asked], partial(_advance, steps))
+            steps = [(s.matcher, ids, jumps and _may_jump(s)) for s, ids in asked.items()]
+            self._call({s: len(ids) for s, ids in asked.items()}, partial(_advance, steps))
 
     @property
     def is_busy(self) -> bool:
@@ -80,6 +80,7 @@ class GrammarGuides:
         """The masks of a step that is about to be launched: of the row with this index, which
         samples that completion's token at that position."""
         masks = self._launched[step] = LateMasks([row for row, *_ in rows])
+        masks.ask = partial(self._ask_behind, masks, {row: sample for row, sample, _ in rows})
         for row, sample, position in rows:
             if sample is None or sample.constrained is None:
                 masks.bring(row, None)
@@ -108,14 +109,30 @@ class GrammarGuides:
         if self._thread is not None:
             await self._thread.aclose()
 
-    def _call(self, samples: list[LiveSample], call: Callable[[], list[Guide]]) -> None:
+    def _ask_behind(
+        self,
+        masks: LateMasks,
+        samples: Mapping[int, LiveSample | None],
+        row: int,
+        guesses: Sequence[int],
+    ) -> None:
+        """On the thread of the steps. No token of the completion is known that its matcher hasn't
+        taken, and none comes before the step is done."""
+        sample, count = samples[row], len(guesses)
+        if self._thread is None or sample is None or sample.matcher is None:
+            masks.bring_behind(row, count, ())
+        else:
+            self._thread.post(partial(_bring_behind, masks, row, sample.matcher, guesses))
+
+    def _call(self, samples: Mapping[LiveSample, int], call: Callable[[], list[Guide]]) -> None:
+        """`samples`: how many tokens of theirs are new."""
         if self._thread is None:
             self._thread = StepThread(f"aioserve-grammar-{self._name}")
             self.is_used = True
         self._running = asyncio.ensure_future(self._thread.submit(call))
         self._running.add_done_callback(partial(self._done, samples))
 
-    def _done(self, samples: list[LiveSample], future: asyncio.Future[list[Guide]]) -> None:
+    def _done(self, samples: Mapping[LiveSample, int], future: asyncio.Future[list[Guide]]) -> None:
         if future.cancelled():
             return
         error = future.exception()
@@ -124,10 +141,10 @@ class GrammarGuides:
         else:
             failed = RequestFailedError("structured_output can't be followed")
             guides = [Guide((), None, failed.with_cause(error))] * len(samples)
-        for sample, guide in zip(samples, guides, strict=True):
+        for (sample, num_tokens), guide in zip(samples.items(), guides, strict=True):
             self._tell(sample, guide)  # before a step can bring what follows from it
             if sample.constrained is not None:
-                sample.constrained.told(guide)
+                sample.constrained.told(guide, num_tokens)
 
 
 def _may_jump(sample: LiveSample) -> bool:
@@ -145,15 +162,28 @@ def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> lis
     return [_next(sample.matcher, jumps=False)]
 
 
-def _advance(steps: Sequence[tuple[Matcher | None, int, bool]]) -> list[Guide]:
+def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequence[int]) -> None:
+    try:
+        found = matcher.behind(guesses)
+    except BaseException:  # of the guesses alone: what goes wrong with a token itself ends it
+        found = []
+    masks.bring_behind(row, len(guesses), found)
+
+
+def _advance(steps: Sequence[tuple[Matcher | None, Sequence[int], bool]]) -> list[Guide]:
     return [_after(*step) for step in steps]
 
 
-def _after(matcher: Matcher | None, token_id: int, jumps: bool) -> Guide:
+def _after(matcher: Matcher | None, token_ids: Sequence[int], jumps: bool) -> Guide:
     """An error in one completion leaves the others that are asked about with it alone."""
+    token_id = token_ids[0]
     try:
-        if matcher is not None and matcher.accept(token_id):
-            return _next(matcher, jumps=jumps)
+        for token_id in token_ids:
+            if matcher is None or not matcher.accept(token_id):
+                break
+        else:
+            if matcher is not None:
+                return _next(matcher, jumps=jumps)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
         failed = RequestFailedError("structured_output can't be followed")
         return Guide((), None, failed.with_cause(error))

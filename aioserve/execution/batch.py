@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -60,22 +59,19 @@ class OpenStep:
         """The step as `Guessing.settled` has left its plan."""
         slots = np.array([item.slot for item in plan.items], np.int64)
         batch = _batch_of(plan.items, slots, self.page_table, self.page_size)
-        rows = [(item, row) for item in plan.items for row in item.rows]
-        counts = [item.most_tokens(row) for item, row in rows]
-        firsts = list(accumulate(counts, initial=0))
+        verified = VerifiedRows.of(plan)
+        firsts, counts, guesses = verified.firsts, verified.counts, verified.guesses
         positions = [
             item.start + row.offset + 1 + place
-            for (item, row), count in zip(rows, counts, strict=True)
-            for place in range(count)
+            for item in plan.items
+            for row in item.rows
+            for place in range(item.most_tokens(row))
         ]
-        guesses = {
-            first: item.token_ids[row.offset + 1 :].tolist()
-            for first, (item, row), count in zip(firsts, rows, counts, strict=False)
-            if count > 1
-        }
-        extras = self.asks.repeated(counts).extras(positions, self.scored, self.masks, guesses)
+        if self.masks is not None:
+            self.masks.spread(firsts, guesses)
+        asks = self.asks.repeated(counts)
+        extras = asks.extras(positions, self.scored, self.masks, guesses)
         samples = self.samples.repeated(counts, np.array(positions, np.uint64))
-        verified = VerifiedRows([*samples.slots[firsts[:-1]].tolist()], firsts[:-1], guesses)
         return HostStep(plan.step, self.copies, batch, samples, extras, self.pooled, verified)
 
 

@@ -21,7 +21,7 @@ from aioserve.errors import InvariantError
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["Guessing", "drafted"]
+__all__ = ["Guessing"]
 
 VERIFY = ItemKind.VERIFY
 
@@ -101,18 +101,6 @@ class Guessing:
             at += count
         if slots and self._drafter is not None:
             self._drafter.extend_all(slots, sampled)
-
-
-def drafted(plan: StepPlan) -> dict[int, int]:
-    """`StepOutcome.drafted` of a plan that is settled."""
-    if not plan.num_verified:
-        return {}
-    items = [item for item in plan.items for _ in item.rows]
-    return {
-        row: item.count - 1
-        for row, item in enumerate(items)
-        if item.kind is VERIFY and item.count > 1
-    }
 
 
 def _asks(item: WorkItem) -> bool:

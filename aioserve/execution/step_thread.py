@@ -19,7 +19,7 @@ __all__ = ["StepThread"]
 
 Result = TypeVar("Result")
 
-Call = tuple[Callable[[], Any], asyncio.Future[Any]]
+Call = tuple[Callable[[], Any], asyncio.Future[Any] | None]
 
 
 class StepThread(Generic[Result]):
@@ -68,6 +68,10 @@ class StepThread(Generic[Result]):
         self._calls.put((call, future))
         return future
 
+    def post(self, call: Callable[[], object]) -> None:
+        """Queue `call`, of which nobody hears; from any thread. It raises nothing."""
+        self._calls.put((call, None))
+
     def tell_loop(self) -> None:
         """For a call that has done its part in Python, and goes on in compiled code: the loop may
         hear of the call before it, and does so at the end of this one at the latest."""
@@ -86,6 +90,8 @@ def _compute(calls: queue.SimpleQueue[Any], callbacks: LoopCallbacks, entry: Cal
         result: Any = call()
     except BaseException as error:
         result = error
+    if future is None:
+        return
     callbacks.put(functools.partial(settle, future, result))
     if calls.empty() or len(callbacks) > 1:
         callbacks.wake()

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from aioserve.request import Logprobs
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["DrawnRows", "VerifiedRows"]
 
@@ -32,6 +34,10 @@ class DrawnRows:
     token_counts: dict[int, int] = field(default_factory=dict)
     """Tokens of rows that haven't one."""
 
+    def is_bad(self, row: int) -> bool:
+        """Whether what was drawn from a row is nothing."""
+        return row in self.errors or row in self.failures or row in self.late
+
     def without_late(self) -> DrawnRows:
         """Rows whose mask came late have no token."""
         return _picked(
@@ -46,8 +52,23 @@ class VerifiedRows:
     slots: Sequence[int]
     firsts: Sequence[int]
     """Index of the first of each, in rising order."""
+    counts: Sequence[int]
+    """Rows drawn from for each."""
     guesses: Mapping[int, Sequence[int]]
     """Ids guessed behind it, of which each has a row more, by that index."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> VerifiedRows:
+        """Rows of a plan that is settled (`aioserve.execution.guessing`)."""
+        rows = [(item, row) for item in plan.items for row in item.rows]
+        counts = [item.most_tokens(row) for item, row in rows]
+        firsts = [0, *accumulate(counts)][: len(rows)]
+        guesses = {
+            first: item.token_ids[row.offset + 1 :].tolist()
+            for first, count, (item, row) in zip(firsts, counts, rows, strict=True)
+            if count > 1
+        }
+        return cls([row.slot for _, row in rows], firsts, counts, guesses)
 
     @property
     def drafted(self) -> dict[int, int]:
@@ -66,8 +87,7 @@ class VerifiedRows:
         for guess in self.guesses.get(first, ()):
             row = rows[-1]
             behind = row + 1
-            wrong = drawn.token_ids[row] != guess or row in drawn.errors or row in drawn.failures
-            if wrong or behind in drawn.errors or behind in drawn.failures:
+            if drawn.token_ids[row] != guess or drawn.is_bad(row) or drawn.is_bad(behind):
                 break
             rows.append(behind)
         return rows

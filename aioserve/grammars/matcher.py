@@ -7,7 +7,7 @@ a caller that takes such tokens without asking a model gets the same completion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ class Matcher(Protocol):
     def accept_all(self, token_ids: Iterable[int]) -> bool: ...
     def forced(self, at_most: int | None = None) -> tuple[int, ...]: ...
     def allowed(self) -> npt.NDArray[np.int32]: ...
+    def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]: ...
 
 
 class GrammarMatcher:
@@ -142,6 +143,21 @@ class GrammarMatcher:
             mask &= ~self._not_first
         (set_bits if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
         return mask
+
+    def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]:
+        """What `allowed` would say behind the first of `token_ids`, behind the first two and so on,
+        up to one that isn't allowed or ends the completion. The matcher stays as it is."""
+        other = GrammarMatcher(
+            self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
+        )
+        other._num_accepted, other.has_ended = self._num_accepted, self.has_ended
+        other._forced, other._num_followed = self._forced, self._num_followed
+        masks: list[npt.NDArray[np.int32]] = []
+        for token_id in token_ids:
+            if not other.accept(token_id) or other.has_ended:
+                break
+            masks.append(other.allowed())
+        return masks
 
     def _differs_here(self, token_id: int) -> bool:
         not_first = self._not_first

@@ -7,7 +7,7 @@ the completion. Must not know tools.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 import numpy as np
@@ -117,6 +117,19 @@ class ThinkingMatcher:
         mask = np.full(self._num_words, 0 if self._closing or self._has_ended else -1, np.int32)
         set_bits(mask, self._closing[:1])
         return mask
+
+    def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]:
+        """As `GrammarMatcher.behind`; while there is reasoning for as many of `token_ids` as can't
+        end it by its budget."""
+        if self._closing or self.has_ended:
+            return []
+        if self._reader is not None:
+            token_ids = token_ids[: max(0, self._num_left - 1)]
+        if self._inner is not None:
+            return self._inner.behind(token_ids)
+        ends = [place for place, token_id in enumerate(token_ids) if token_id in self._end_ids]
+        count = ends[0] if ends else len(token_ids)
+        return [np.full(self._num_words, -1, np.int32) for _ in range(count)]
 
     def _look(self, reader: ReasoningReader | HarmonyParser) -> None:
         """Whether it is time to end the reasoning, or that has ended by itself."""

@@ -51,7 +51,7 @@ def with_guesses(
 ) -> tuple[Sequence[SequenceState], list[Guessed]]:
     """Split `chosen`, each of which has a page for its next token, into those whose next token is
     computed alone, and those with guesses behind it or whose place nobody knows yet."""
-    able = [s for s in chosen if may_have_guesses(s)]
+    able = [s for s in chosen if _may_have_guesses(s)]
     if not able:
         return chosen, []
     state, room, policy_calls = planner.state, planner.room, planner.state.policy_calls
@@ -67,21 +67,37 @@ def with_guesses(
         view = planner.view()
         asked = zip(able, lengths, strict=True)
         lengths = [policy_calls.draft(s.view, n, view) if n else 0 for s, n in asked]
-    counts = zip(able, lengths, strict=True)
-    guessed = [(s, room.guesses_with_pages(s, count)) for s, count in counts]
-    guessed = [(s, count) for s, count in guessed if count or s.unsure]
-    named = {sequence for sequence, _ in guessed}
+    guessed: list[Guessed] = []
+    named: set[SequenceState] = set()
+    for sequence, length in zip(able, lengths, strict=True):
+        if sequence.constrained and (length or sequence.unsure) and not _is_told(sequence):
+            if _sits_out(sequence):
+                named.add(sequence)
+            continue
+        count = room.guesses_with_pages(sequence, length)
+        if count or sequence.unsure:
+            named.add(sequence)
+            guessed.append((sequence, count))
     return [s for s in chosen if s not in named], guessed
 
 
-def may_have_guesses(sequence: SequenceState) -> bool:
-    """Whether its next token is one of the answer, so that no sample is to fork off it, and nothing
-    but the tokens before it decides what may come next."""
-    return (
-        sequence.drafts is not None
-        and not sequence.constrained
-        and sequence.lease.computed >= sequence.prompt_tokens
-    )
+def _may_have_guesses(sequence: SequenceState) -> bool:
+    """Whether its next token is one of the answer, so that no sample is to fork off it."""
+    return sequence.drafts is not None and sequence.lease.computed >= sequence.prompt_tokens
+
+
+def _is_told(sequence: SequenceState) -> bool:
+    """Whether all tokens of a constrained sequence are known, and what may come next: guesses need
+    masks as well, which are made from that."""
+    return not sequence.pending and sequence.masked_to == sequence.num_known
+
+
+def _sits_out(sequence: SequenceState) -> bool:
+    """Whether one that isn't told waits for it: until its steps in flight are done, and then for
+    a step. Where a grammar takes longer, its next token is computed as if there were no guesses."""
+    waits = bool(sequence.pending) or not sequence.sat_out
+    sequence.sat_out = not sequence.pending and waits
+    return waits
 
 
 def launch_with_guesses(planner: Planning, guessed: Sequence[Guessed]) -> None:
@@ -120,6 +136,7 @@ def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -
         memory.publish(lease, sequence.final_ids)
     sequence.pending += 1 + count
     sequence.unsure += count
+    sequence.sat_out = False
 
 
 def settle(

@@ -169,7 +169,7 @@ class Scheduler:
         """Rows of a step in flight that are drawn from under a mask: index, sequence, and position
         of the token."""
         return [
-            (row, run.sequence.sequence_id, item.end)
+            (row, run.sequence.sequence_id, item.start + 1 if item.kind is VERIFY else item.end)
             for row, (run, item) in enumerate(self._rows_in_flight(plan))
             if run.sequence.constrained
         ]

@@ -90,6 +90,7 @@ class SequenceState:
         "proven_pages",
         "request",
         "run",
+        "sat_out",
         "score_at",
         "scored",
         "seed",
@@ -171,6 +172,8 @@ class SequenceState:
         self.pending: int = 0
         """Tokens that launched steps sample and the host has not seen yet, or the most that there
         may be of them."""
+        self.sat_out: bool = False
+        """It sat the last step out, since it wasn't known what may come next in it."""
         self.unsure: int = 0
         """How many of these are guesses, of which some may be wrong."""
         self.foretold: int = 0

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.guessing import Guessing, drafted
+from aioserve.execution.guessing import Guessing
+from aioserve.execution.verified_rows import VerifiedRows
 from aioserve.kv.layout import first_seen
 from aioserve.kv.pages import (
     capacity_tokens,
@@ -159,13 +160,19 @@ class FakeDevice:
         token_ids: list[int] = []
         counts: dict[int, int] = {}
         logprobs: dict[int, Logprobs] = {}
+        rows = [(item, row) for item in plan.items for row in item.rows]
+        verified = VerifiedRows.of(plan)
+        if masks is not None and plan.num_verified:
+            masks.spread(verified.firsts, verified.guesses)
         found = {} if masks is None else dict(masks.found(0))
         late = frozenset() if masks is None else masks.late or frozenset()
-        rows = [(item, row) for item in plan.items for row in item.rows]
         for index, (item, row) in enumerate(rows):
             first, top = len(token_ids), self._start_of(row.slot).params.logprobs
-            if index not in late:
-                token_ids += self._sample(plan, item, row, found.get(index))
+            place = verified.firsts[index]
+            drawn = range(place, place + verified.counts[index])
+            token_ids += self._sample(
+                plan, item, row, [found.get(at) for at in drawn if at not in late]
+            )
             if len(token_ids) != first + 1:
                 counts[index] = len(token_ids) - first
             for at in range(first, len(token_ids) if top is not None else first):
@@ -175,7 +182,7 @@ class FakeDevice:
             step=plan.step,
             token_ids=tuple(token_ids),
             token_counts=counts,
-            drafted=drafted(plan),
+            drafted=verified.drafted,
             logprobs=logprobs,
             scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
             pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
@@ -301,21 +308,23 @@ class FakeDevice:
         return self._entries.item(page * self.page_size + offset)
 
     def _sample(
-        self, plan: StepPlan, item: WorkItem, row: SampleRow, mask: Mask | None
+        self, plan: StepPlan, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]
     ) -> list[int]:
-        """One token; of guesses, as many as are what is sampled, and one behind them."""
+        """One token; of guesses, as many as are what is sampled, and one behind them. `masks` are
+        of each in turn, up to one that is late."""
         start = self._start_of(row.slot)
-        if mask is not None and not start.params.is_guided:
-            raise ValueError(f"a row of slot {row.slot} has a mask {mask}")
         token_ids: list[int] = []
-        for offset in range(row.offset, row.offset + item.most_tokens(row)):
+        for offset, mask in enumerate(masks, row.offset):
+            if mask is not None and not start.params.is_guided:
+                raise ValueError(f"a row of slot {row.slot} has a mask {mask}")
             token_id = self._drawn(self._total(plan, item, offset), item, row, start)
             if mask is not None and not mask[token_id // 32] >> token_id % 32 & 1:
                 self.stray(row, token_id)
             token_ids.append(token_id)
             if offset + 1 < item.count and item.token_ids[offset + 1] != token_id:
                 break
-        self._last_tokens[row.slot] = token_ids[-1]
+        if token_ids:
+            self._last_tokens[row.slot] = token_ids[-1]
         return token_ids
 
     def stray(self, row: SampleRow, token_id: int) -> None:
