@@ -62,10 +62,12 @@ class ConstrainedCompletion:
         for position, masks, row in waiting:
             if position > self._position:
                 self._waiting.append((position, masks, row))
+            elif position < self._first:
+                masks.bring(row, None)  # of a run that is over: the token is known
             elif position == self._position or guide.mask is None:
                 masks.bring(row, guide.mask)
             else:
                 only = np.zeros_like(guide.mask)
-                token_id = guide.forced[max(0, position - self._first)]
+                token_id = guide.forced[position - self._first]
                 only.view(np.uint32)[token_id // 32] = np.uint32(1 << token_id % 32)
                 masks.bring(row, only)

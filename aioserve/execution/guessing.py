@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from aioserve.drafting.drafter import Drafter
+from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import InvariantError
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, StepPlan, WorkItem
+from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
 __all__ = ["Guessing"]
 
@@ -27,13 +27,15 @@ VERIFY = ItemKind.VERIFY
 
 
 class Guessing:
-    """Progress of the slots whose sequences may have guesses verified. `drafter` makes them; None
-    makes none."""
+    """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
+    None makes none."""
 
     def __init__(self, drafter: Drafter | None) -> None:
         self._drafter = drafter
-        self._reached: dict[int, int] = {}
-        """Known tokens by slot, the one sampled last included."""
+        self._started: dict[int, DraftedSequence] = {}
+        """What each slot started with."""
+        self._known: dict[int, list[int]] = {}
+        """All its known ids, the one sampled last included."""
 
     def take(self, plan: StepPlan) -> None:
         """Slots end and start, as a plan says."""
@@ -42,13 +44,26 @@ class Guessing:
         for start in plan.started_slots:
             self._end(start.slot)
             if start.drafting is not None:
-                self._reached[start.slot] = len(start.drafting.known_ids)
-                if self._drafter is not None:
-                    self._drafter.start(start.slot, start.drafting)
+                self._start(start.slot, start.drafting)
+
+    def _start(self, slot: int, sequence: DraftedSequence) -> None:
+        self._started[slot], self._known[slot] = sequence, sequence.known_ids.tolist()
+        if self._drafter is not None:
+            self._drafter.start(slot, sequence)
 
     def _end(self, slot: int) -> None:
-        if self._reached.pop(slot, None) is not None and self._drafter is not None:
-            self._drafter.end(slot)
+        if self._started.pop(slot, None) is not None:
+            del self._known[slot]
+            if self._drafter is not None:
+                self._drafter.end(slot)
+
+    def _go_back(self, slot: int, num_known: int) -> None:
+        """Only so many tokens of a slot are known after all: a mask came late, and what was drawn
+        behind it is nothing. The drafter begins again."""
+        known_ids = np.array(self._known[slot][:num_known], np.int32)
+        sequence = msgspec.structs.replace(self._started[slot], known_ids=known_ids)
+        self._end(slot)
+        self._start(slot, sequence)
 
     def settled(self, plan: StepPlan) -> StepPlan:
         """The plan with its guesses made and its items where they begin. Raises `InvariantError`
@@ -69,38 +84,52 @@ class Guessing:
         return msgspec.structs.replace(plan, items=tuple(items))
 
     def _settled(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:
-        reached = self._reached.get(item.slot)
-        if reached is None and not _asks(item):
+        known = self._known.get(item.slot)
+        if known is None and not _asks(item):
             return item
-        if reached is None or reached - 1 > item.start:
+        if known is None or len(known) - 1 > item.start:
             raise InvariantError(
                 f"sequence {item.sequence_id} goes on from position {item.start} at most, and slot "
-                f"{item.slot} has {reached} known tokens"
+                f"{item.slot} has {known and len(known)} known tokens"
             )
         token_ids = item.token_ids
         if _asks(item):
             token_ids = np.array([token_ids[0], *guesses], np.int32)
         return msgspec.structs.replace(
-            item, start=reached - 1, count=len(token_ids), token_ids=token_ids
+            item, start=len(known) - 1, count=len(token_ids), token_ids=token_ids
         )
 
     def note(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Take note of what a step, whose plan was settled, sampled row by row."""
-        if not self._reached:
+        """Take note of what a step, whose plan was settled, computed and sampled row by row."""
+        if not self._known:
             return
-        slots: list[int] = []
-        sampled: list[Sequence[int]] = []
-        at, counts, errors = 0, outcome.token_counts, outcome.row_errors
-        rows = [row.slot for item in plan.items for row in item.rows]
-        for index, slot in enumerate(rows):
-            count = counts.get(index, 1)
-            if count and slot in self._reached and index not in errors:
-                slots.append(slot)
-                sampled.append(outcome.token_ids[at : at + count])
-                self._reached[slot] += count
-            at += count
-        if slots and self._drafter is not None:
-            self._drafter.extend_all(slots, sampled)
+        extended: dict[int, list[int]] = {}
+        at, index, counts, errors = 0, 0, outcome.token_counts, outcome.row_errors
+        for item in plan.items:
+            for row in item.rows:
+                count = counts.get(index, 1)
+                if count and row.slot in self._known and index not in errors:
+                    sampled = outcome.token_ids[at : at + count]
+                    extended[row.slot] = self._come_to_know(item, row.slot, sampled)
+                at, index = at + count, index + 1
+        extended = {slot: ids for slot, ids in extended.items() if ids}
+        for slot, ids in extended.items():
+            self._known[slot] += ids
+        if extended and self._drafter is not None:
+            self._drafter.extend_all(list(extended), list(extended.values()))
+
+    def _come_to_know(self, item: WorkItem, slot: int, sampled: Sequence[int]) -> list[int]:
+        """Ids of a slot that weren't known: those that its item brought, where a grammar forced
+        them, and what was sampled behind them. None where the item went on from a token that wasn't
+        sampled: its own count for nothing."""
+        begin = len(self._known[slot])
+        if item.kind is VERIFY:
+            return [*sampled]
+        if item.end < begin:
+            self._go_back(slot, item.end)
+            begin = item.end
+        brought = item.token_ids[item.count - (item.end - begin) :].tolist()
+        return [] if PENDING_TOKEN in brought else [*brought, *sampled]
 
 
 def _asks(item: WorkItem) -> bool:
