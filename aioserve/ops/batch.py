@@ -17,7 +17,6 @@ import torch
 from aioserve.kv.pages import token_locations
 
 __all__ = [
-    "LINES",
     "NOTHING_LEFT",
     "STATUS_ERRORS",
     "Batch",
@@ -27,9 +26,6 @@ __all__ = [
     "row_error",
 ]
 
-LINES = 32
-"""Lines of the matrix that a row of logits is taken as where nothing is left out of a draw. Its
-columns are walked one after the other."""
 NOTHING_LEFT = "all logits are -inf"
 
 

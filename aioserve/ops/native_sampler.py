@@ -15,7 +15,6 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops.batch import Drawn, SampleRows, row_error
-from aioserve.ops.philox import uniforms
 
 __all__ = ["Largest", "NativeSampler"]
 
@@ -96,6 +95,7 @@ def _draw(
         rows.top_ps,
         rows.min_ps,
         rows.typical_ps,
+        rows.seeds,
+        rows.positions,
         drawn,
-        uniforms(rows.seeds[drawn], rows.positions[drawn]),
     )

@@ -1,7 +1,8 @@
-"""Counter-based noise: a random number as a pure function of (seed, position).
+"""Counter-based noise: a random number as a pure function of (seed, position, token id).
 
 There is no state to carry, so a draw doesn't depend on the batch, on the order of rows, or on how
-often a sequence was preempted and computed again. Knows numbers alone.
+often a sequence was preempted and computed again. A token's noise doesn't depend on the other
+tokens that may be drawn, either. Knows numbers alone.
 
 Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
 (SC 2011).
@@ -9,20 +10,20 @@ Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["philox4x32", "uniforms"]
+__all__ = ["exponentials", "philox4x32"]
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
-_11 = np.uint64(11)
-_UNIT = 2.0**-53
+_TOKENS, _CALLS = np.int64(64), np.int64(16)
+_UPPER, _LOWER = 1, 2
+_HALF = np.uint64(1 << 63)
+_UNIT = 2.0**-64
 
 Words = npt.NDArray[np.uint64]
 
@@ -48,17 +49,29 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return np.stack((c0, c1, c2, c3), axis=1)
 
 
-def uniforms(
-    seeds: Sequence[int] | npt.NDArray[np.uint64], positions: Sequence[int] | npt.NDArray[np.uint64]
+def exponentials(
+    seed: int, position: int, token_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, with 53 random bits: float64 `[N]`.
+    """A number for each of `token_ids`, int64 `[N]`: float64 `[N]`, from 2**-65 to 45.1.
 
-    The key is the seed, the counter is the position; both are below 2**64. The upper half of the
-    counter is 0 here, free for further draws at the same position.
+    They are exponentially distributed with a mean of 1. `seed` and `position` are below 2**64, ids
+    below 2**34.
+
+    The key is the seed. The counter is the position, in its lower half, the number of a call, and
+    1 where its words are upper halves of 64 random bits or 2 where they are lower halves. Call
+    16 b + l gives its four words to the tokens 64 b + l, 64 b + 16 + l, 64 b + 32 + l and
+    64 b + 48 + l: as many calls as a vector has lanes give words to neighbouring tokens.
     """
-    seed = np.array(seeds, dtype=np.uint64)
-    position = np.array(positions, dtype=np.uint64)
-    zero = np.zeros_like(position)
-    counter = np.stack((position & _LOW, position >> _32, zero, zero), axis=1)
-    words = philox4x32(counter, np.stack((seed & _LOW, seed >> _32), axis=1))
-    return ((words[:, 1] << _32 | words[:, 0]) >> _11).astype(np.float64) * _UNIT
+    calls = (token_ids // _TOKENS * _CALLS + token_ids % _CALLS).astype(np.uint64)
+    own = (token_ids // _CALLS % 4)[:, None]
+    counter = np.empty((len(token_ids), 4), np.uint64)
+    counter[:, 0], counter[:, 1], counter[:, 2] = position & 0xFFFFFFFF, position >> 32, calls
+    key = np.broadcast_to(np.array((seed & 0xFFFFFFFF, seed >> 32), np.uint64), (len(calls), 2))
+    words = []
+    for half in (_UPPER, _LOWER):
+        counter[:, 3] = half
+        words.append(np.take_along_axis(philox4x32(counter, key), own, axis=1)[:, 0])
+    bits = words[0] << _32 | words[1]
+    # The nearer end of the unit interval keeps its distance to the last bit.
+    distance = (np.minimum(bits, ~bits).astype(np.float64) + 0.5) * _UNIT
+    return np.where(bits >= _HALF, -np.log(distance), -np.log1p(-distance))

@@ -21,7 +21,7 @@ from torch.nn import functional
 from aioserve.kv.layout import first_seen
 from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
-from aioserve.ops.batch import LINES, Batch, Drawn, HostBatch, SampleRows, row_error
+from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
     check_attention,
     check_batch,
@@ -37,7 +37,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
 from aioserve.ops.linear import HeldWeight, Linear, plain
-from aioserve.ops.philox import uniforms
+from aioserve.ops.philox import exponentials
 
 __all__ = ["ReferenceBackend"]
 
@@ -168,7 +168,6 @@ class ReferenceBackend(Backend):
 
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         rows.check_logits(logits)
-        noise = uniforms(rows.seeds, rows.positions).tolist()
         token_ids = [0] * len(rows)
         errors = {}
         for i in range(len(rows)):
@@ -186,7 +185,7 @@ class ReferenceBackend(Backend):
                     float(rows.min_ps[i]),
                     float(rows.typical_ps[i]),
                 )
-                token_ids[i] = _invert(row, kept, noise[i])
+                token_ids[i] = _race(row, kept, int(rows.seeds[i]), int(rows.positions[i]))
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         last_tokens[self._upload(rows.slots)] = tokens
         return Drawn(tokens, errors)
@@ -375,17 +374,9 @@ def _kept(
     return order
 
 
-def _invert(scores: Tensor, kept: Tensor | None, uniform: float) -> int:
-    """The id at `uniform` of the cumulative distribution of one row of scaled logits."""
-    order = kept
-    if order is None:
-        # The order of the columns of a matrix of LINES lines, in which fast draws sum them.
-        vocab = len(scores)
-        width = -(-vocab // LINES)
-        order = torch.arange(LINES * width, device=scores.device).view(LINES, width).T.flatten()
-        order = order[order < vocab]
-    weights = scores[order].exp()
-    ends = weights.cumsum(0)
-    index = int((ends <= uniform * ends[-1]).sum())
-    # Where rounding left the target at the end: the last entry with a weight.
-    return int(order[min(index, int(weights.nonzero().max()))])
+def _race(scores: Tensor, kept: Tensor | None, seed: int, position: int) -> int:
+    """The id whose exponential, divided by its probability, is least: one of `kept`, or of all; of
+    one row of scaled logits."""
+    ids = torch.arange(len(scores)) if kept is None else kept.sort().values.cpu()
+    noise = exponentials(seed, position, ids.numpy())
+    return int(ids[int(np.argmin(np.log(noise) - scores.cpu()[ids].numpy()))])

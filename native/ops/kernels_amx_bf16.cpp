@@ -2,6 +2,7 @@
 
 #include "simd/amx.h"
 #include "simd/avx512_bf16.h"
+#include "simd/avx512_words.h"
 
 namespace aioserve::ops {
 namespace {

@@ -1,5 +1,6 @@
 #include "simd/amx_emulated.h"
 #include "simd/common.inl"
+#include "simd/portable_words.h"
 
 namespace aioserve {
 namespace {

@@ -2,6 +2,7 @@
 
 #include "ops/no_tiles.h"
 #include "simd/avx2.h"
+#include "simd/avx2_words.h"
 
 namespace aioserve::ops {
 namespace {

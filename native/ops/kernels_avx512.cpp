@@ -2,6 +2,7 @@
 
 #include "ops/no_tiles.h"
 #include "simd/avx512.h"
+#include "simd/avx512_words.h"
 
 namespace aioserve::ops {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "ops/no_tiles.h"
 #include "simd/avx512_bf16_emulated.h"
+#include "simd/avx512_words.h"
 
 namespace aioserve::ops {
 namespace {

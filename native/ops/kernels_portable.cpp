@@ -1,5 +1,6 @@
 #include "ops/no_tiles.h"
 #include "simd/portable.h"
+#include "simd/portable_words.h"
 
 namespace aioserve::ops {
 namespace {

@@ -180,22 +180,45 @@ struct RowScale {
 };
 constexpr float kWidestGap = 127.0f;
 
+// What a row's random words depend on beside a token's id: the position, and each round's key of
+// Philox4x32-10, which come from the seed.
+struct Noise {
+    uint32_t position[2];
+    uint32_t keys[10][2];
+};
+// Each call of Philox gives a word to each of four tokens: call 16 b + l to those at 64 b + 16 j + l,
+// with j the word's number. Its counter is the position, the call, and whether the words are the upper
+// or the lower half of 64 random bits.
+constexpr int64_t kRaceBlock = 64;  // tokens whose words come from neighbouring calls
+constexpr int64_t kRaceCalls = kRaceBlock / 4;
+constexpr uint32_t kUpperWords = 1, kLowerWords = 2;
+
+// Places of entries that may have the least score of a race.
+struct Contenders {
+    int64_t next;  // where to look further
+    int64_t count;
+    int64_t at[kRaceBlock];
+};
+
+static constexpr int64_t most_parts(int64_t size) { return size / 32 + 16; }
+
 // The kernels of draws. Logits are float32, and finite or -inf.
 struct SamplingKernels {
     double (*sum_weights)(const float* row, int64_t size, const RowScale&);
     void (*weigh)(const float* logits, int64_t size, const RowScale&, float* gaps, float* weights);
-    // The row as a matrix of kLines lines, `width` entries each: what its columns weigh.
-    void (*sum_columns)(const float* row, int64_t size, int64_t width, const RowScale&,
-                        float* sums);
-    // The largest of each of some parts, whose number it returns: at most size / 32 + 16. Which
-    // entries a part has is the instruction set's affair.
+    // The largest of each of some parts, whose number it returns: at most `most_parts`. Which entries
+    // a part has is the instruction set's affair.
     int64_t (*part_maxima)(const float* row, int64_t size, float* maxima);
     // Appends the entries of [begin, end) that are at least `floor`, by rising id, and returns how
     // many. There is room for all, and for one more.
     int64_t (*gather)(const float* row, int64_t begin, int64_t end, float floor, int32_t* ids,
                       float* logits);
+    // Looks at blocks of entries from `begin`, a multiple of kRaceBlock, on until one has entries
+    // whose gap plus log2 of their exponential may be at most `limit`. All that are are found, and
+    // some that aren't. `ids` are null where they are the places.
+    void (*find_contenders)(const float* logits, const int32_t* ids, int64_t begin, int64_t size,
+                            const RowScale&, const Noise&, float limit, Contenders&);
 };
-constexpr int64_t kLines = 32;  // as LINES in aioserve/ops/batch.py
 
 // Floats that a partial result of an attention unit takes: of each row the maximum score, the sum of
 // the weights and the weighted values, in whole vectors or tiles of any instruction set.

@@ -19,11 +19,12 @@ using Address = uintptr_t;
 
 void bind_draw(Address logits, int64_t vocab, Address largest, Address token_ids,
                Array<double, 1> temperatures, Array<int64_t, 1> top_ks, Array<double, 1> top_ps,
-               Array<double, 1> min_ps, Array<double, 1> typical_ps, Array<int64_t, 1> drawn,
-               Array<double, 1> uniforms) {
+               Array<double, 1> min_ps, Array<double, 1> typical_ps, Array<uint64_t, 1> seeds,
+               Array<uint64_t, 1> positions, Array<int64_t, 1> drawn) {
     const std::size_t rows = temperatures.shape(0);
     if (top_ks.shape(0) != rows || top_ps.shape(0) != rows || min_ps.shape(0) != rows ||
-        typical_ps.shape(0) != rows || uniforms.shape(0) != drawn.shape(0))
+        typical_ps.shape(0) != rows || seeds.shape(0) != rows ||
+        positions.shape(0) != rows)
         throw std::invalid_argument("the arrays of a draw have different lengths");
     for (std::size_t i = 0; i < drawn.shape(0); ++i)
         if (drawn.data()[i] < 0 || drawn.data()[i] >= static_cast<int64_t>(rows))
@@ -37,8 +38,9 @@ void bind_draw(Address logits, int64_t vocab, Address largest, Address token_ids
           .top_ps = top_ps.data(),
           .min_ps = min_ps.data(),
           .typical_ps = typical_ps.data(),
+          .seeds = seeds.data(),
+          .positions = positions.data(),
           .drawn = drawn.data(),
-          .uniforms = uniforms.data(),
           .num_drawn = static_cast<int64_t>(drawn.shape(0)),
           .token_ids = reinterpret_cast<int64_t*>(token_ids)});
 }
@@ -48,6 +50,6 @@ void bind_draw(Address logits, int64_t vocab, Address largest, Address token_ids
 void bind_sampling(nb::module_& m) {
     m.def("draw", &bind_draw, "logits"_a, "vocab"_a, "largest"_a, "token_ids"_a,
           "temperatures"_a.noconvert(), "top_ks"_a.noconvert(), "top_ps"_a.noconvert(),
-          "min_ps"_a.noconvert(), "typical_ps"_a.noconvert(), "drawn"_a.noconvert(),
-          "uniforms"_a.noconvert());
+          "min_ps"_a.noconvert(), "typical_ps"_a.noconvert(), "seeds"_a.noconvert(),
+          "positions"_a.noconvert(), "drawn"_a.noconvert());
 }

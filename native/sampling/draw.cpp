@@ -9,12 +9,14 @@
 #include "common/thread_pool.h"
 #include "dispatch.h"
 #include "ops/types.h"
+#include "sampling/noise.h"
 #include "sampling/ranked.h"
 
 namespace aioserve::sampling {
 namespace {
 
-using ops::kLines;
+using ops::Contenders;
+using ops::Noise;
 using ops::RowScale;
 using ops::SamplingKernels;
 
@@ -23,12 +25,19 @@ constexpr double kWork = 0.3;
 // Logits that are gathered before there must be room for more.
 constexpr int64_t kGatheredAtOnce = 4096;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr double kLog2E = 1.4426950408889634;
+// log2 of more than the largest exponential.
+constexpr float kWidestNoise = 6.0f;
+// A list with so many times fewer entries than the row has is raced faster: each of its ids takes a
+// call of Philox, which four of a row share.
+constexpr int64_t kFewerInList = 3;
+// More, by far, than bounds of scores, in powers of two, are rounded.
+constexpr double kSlack = 1e-3;
 
 // Memory of one thread, kept from row to row. It grows with the entries that can matter, seldom more
 // than some thousands.
 struct Workspace {
     std::vector<float> floats;
-    std::vector<double> doubles;
     Entries entries, kept;
     Ranked ranked, by_distance;
 };
@@ -41,17 +50,21 @@ struct Limits {
 class Row {
   public:
     Row(const SamplingKernels& kernels, const float* logits, int64_t vocab, float largest,
-        double temperature, Workspace& work)
-        : kernels_(kernels), logits_(logits), vocab_(vocab), work_(work) {
-        constexpr double kLog2E = 1.4426950408889634;
+        double temperature, const Noise& noise, Workspace& work)
+        : kernels_(kernels),
+          logits_(logits),
+          vocab_(vocab),
+          temperature_(temperature),
+          noise_(noise),
+          work_(work) {
         constexpr double kMost = std::numeric_limits<float>::max();
         scale_ = {largest, static_cast<float>(std::min(kLog2E / temperature, kMost))};
     }
 
-    int64_t draw(Limits limits, double uniform) {
+    int64_t draw(Limits limits) {
         const bool by_count = 0 < limits.top_k && limits.top_k < vocab_;
         if (!by_count && limits.top_p >= 1 && limits.min_p <= 0 && limits.typical_p >= 1)
-            return draw_from_all(uniform);
+            return race(logits_, nullptr, vocab_, 0, [](int64_t) { return true; });
         // Only a share of what `top_k` leaves has to know all that it leaves.
         const bool cut_late = by_count && limits.top_p < 1;
         const float widest = widest_gap(limits.min_p);
@@ -74,31 +87,48 @@ class Row {
         }
         if (limits.top_p < 1) ranked.keep_mass(mass);
         if (cut_late) ranked.keep_within(widest);
-        if (limits.typical_p < 1) keep_typical(limits.typical_p);
-        return ranked.draw(uniform);
+        if (limits.typical_p < 1) return race_typical(limits.typical_p);
+        const Entries& entries = work_.entries;
+        if (is_short(entries))
+            return race(entries.logits.data(), entries.ids.data(), entries.count, 0,
+                        [&ranked](int64_t place) { return ranked.keeps(place); });
+        const Entry last = ranked.last();
+        return race(logits_, nullptr, vocab_, 0, [&](int64_t id) {
+            return logits_[id] > last.logit || (logits_[id] == last.logit && id <= last.id);
+        });
     }
 
   private:
-    int64_t draw_from_all(double uniform) {
-        const int64_t width = (vocab_ + kLines - 1) / kLines;
-        auto& sums = resized(work_.floats, width);
-        auto& ends = resized(work_.doubles, width);
-        kernels_.sum_columns(logits_, vocab_, width, scale_, sums.data());
-        double end = 0;
-        for (int64_t i = 0; i < width; ++i) ends[i] = end += static_cast<double>(sums[i]);
-        const double target = uniform * end;
-        const int64_t column = first_above(ends.data(), width, target);
-        const double begin = column ? ends[column - 1] : 0.0;
-        const double part = (target - begin) / (ends[column] - begin);
-        float logits[kLines], gaps[kLines], weights[kLines];
-        int64_t lines = 0;
-        for (int64_t i = column; i < vocab_; i += width) logits[lines++] = logits_[i];
-        kernels_.weigh(logits, lines, scale_, gaps, weights);
-        double line_ends[kLines];
-        end = 0;
-        for (int64_t i = 0; i < lines; ++i) line_ends[i] = end += static_cast<double>(weights[i]);
-        return first_above(line_ends, lines, part * end) * width + column;
+    // Id of the entry with the least score of those that take part. The nearest of these has about
+    // the gap `nearest`; that of others may be anything. `ids` are null where they are the places.
+    template <class Test>
+    int64_t race(const float* logits, const int32_t* ids, int64_t count, float nearest,
+                 const Test& takes_part) const {
+        double best = std::numeric_limits<double>::infinity();
+        int64_t winner = -1;
+        float limit = nearest + kWidestNoise;
+        Contenders found;
+        for (int64_t begin = 0; begin < count; begin = found.next) {
+            kernels_.find_contenders(logits, ids, begin, count, scale_, noise_, limit, found);
+            for (int64_t i = 0; i < found.count; ++i) {
+                const int64_t place = found.at[i];
+                if (!takes_part(place)) continue;
+                const int64_t id = ids ? ids[place] : place;
+                const double gap =
+                    static_cast<double>(scale_.largest) - static_cast<double>(logits[place]);
+                const double score = std::log(exponential(noise_, id)) + gap / temperature_;
+                if (score < best || (score == best && id < winner)) {
+                    best = score;
+                    winner = id;
+                }
+            }
+            limit = std::min(limit, static_cast<float>(best * kLog2E + kSlack));
+        }
+        return winner;
     }
+
+    // Whether a list of these is raced faster than the row.
+    bool is_short(const Entries& entries) const { return entries.count < vocab_ / kFewerInList; }
 
     // Gap of a weight of min_p.
     static float widest_gap(double min_p) {
@@ -117,7 +147,7 @@ class Row {
     // What the `count` largest reach: `count` parts of the row have an entry at or above the
     // `count`-th largest of their maxima.
     float floor_of_first(int64_t count) const {
-        auto& maxima = resized(work_.floats, vocab_ / kLines + 16);
+        auto& maxima = resized(work_.floats, ops::most_parts(vocab_));
         const int64_t parts = kernels_.part_maxima(logits_, vocab_, maxima.data());
         if (count > parts) return kMinusInfinity;
         const auto at = maxima.begin() + (count - 1);
@@ -179,10 +209,10 @@ class Row {
         entries.count = count;
     }
 
-    // Of what is kept, with the entropy H: tokens whose -log(p) is nearest to H, until they weigh
-    // `share`, and all that are as near as the last. In units of gaps: H less the gap of p = 1 is
-    // the mean gap, so distances are those of gaps to their mean.
-    void keep_typical(double share) {
+    // A race among part of what is kept, which has the entropy H: the tokens whose -log(p) is nearest
+    // to H, until they weigh `share`, and all that are as near as the last. In units of gaps: H less
+    // the gap of p = 1 is the mean gap, so distances are those of gaps to their mean.
+    int64_t race_typical(double share) {
         Entries& kept = work_.kept;
         work_.ranked.copy_kept(kept);
         double total = 0, sum = 0;
@@ -205,7 +235,15 @@ class Row {
         work_.by_distance.assign(entries);
         const float widest = work_.by_distance.keep_mass(share * work_.by_distance.total());
         keep(kept, [=](float gap, float) { return distance(gap) <= widest; });
-        work_.ranked.assign(kept);
+        float nearest = ops::kWidestGap;
+        for (int64_t i = 0; i < kept.count; ++i) nearest = std::min(nearest, kept.keys[i]);
+        const auto all = [](int64_t) { return true; };
+        if (is_short(kept))
+            return race(kept.logits.data(), kept.ids.data(), kept.count, nearest, all);
+        auto& row = work_.floats;
+        row.assign(static_cast<std::size_t>(vocab_), kMinusInfinity);
+        for (int64_t i = 0; i < kept.count; ++i) row[kept.ids[i]] = kept.logits[i];
+        return race(row.data(), nullptr, vocab_, nearest, all);
     }
 
     template <class T>
@@ -218,7 +256,9 @@ class Row {
     const SamplingKernels& kernels_;
     const float* logits_;
     int64_t vocab_;
+    double temperature_;
     RowScale scale_{};
+    const Noise& noise_;
     Workspace& work_;
 };
 
@@ -229,10 +269,11 @@ void draw(const DrawArgs& args) {
     const auto draw_one = [&](int64_t i) {
         thread_local Workspace work;
         const int64_t at = args.drawn[i];
+        const Noise noise = noise_of(args.seeds[at], args.positions[at]);
         Row row(sampling, args.logits + at * args.vocab, args.vocab, args.largest[at],
-                args.temperatures[at], work);
+                args.temperatures[at], noise, work);
         const Limits limits{args.top_ks[at], args.top_ps[at], args.min_ps[at], args.typical_ps[at]};
-        args.token_ids[at] = row.draw(limits, args.uniforms[i]);
+        args.token_ids[at] = row.draw(limits);
     };
     const double work = kWork * static_cast<double>(args.num_drawn * args.vocab);
     if (work < kParallelThreshold) {

@@ -1,9 +1,10 @@
 // Draws of tokens from rows of logits: temperature, top_k, top_p, min_p and typical_p, as
 // `aioserve/sampling/sampler.py` defines them. Nothing here sorts a whole row:
+// where something is left out, a cheap bound first leaves the entries that can matter (`Ranked`).
 //
-// - where nothing is left out, the cumulative distribution is inverted in two levels, over the sums
-//   of interleaved parts of the row first, and inside one part then;
-// - otherwise a cheap bound first leaves the entries that can matter (`Ranked`).
+// Of what is kept, token i with the gap g to the largest logit and the exponential E has the score
+// log(E) + g / temperature, in float64; the least score wins, the lowest id among equals. Few tokens
+// need one: a bound from 24 bits, for a vector at once, rules the others out.
 //
 // Each row is worked out by itself, by one thread.
 
@@ -22,8 +23,9 @@ struct DrawArgs {
     const double* top_ps;
     const double* min_ps;
     const double* typical_ps;
-    const int64_t* drawn;    // rows to draw from, with finite `largest` and temperatures above 0
-    const double* uniforms;  // in [0, 1), one for each of `drawn`
+    const uint64_t* seeds;
+    const uint64_t* positions;
+    const int64_t* drawn;  // rows to draw from, with finite `largest` and temperatures above 0
     int64_t num_drawn;
     int64_t* token_ids;  // one for each row; only those of `drawn` are written
 };

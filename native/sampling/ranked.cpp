@@ -24,13 +24,6 @@ bool ranks_before(const Entry& a, const Entry& b) {
 
 }  // namespace
 
-int64_t first_above(const double* ends, int64_t count, double target) {
-    const double* const end = ends + count;
-    const double* found = std::upper_bound(ends, end, target);
-    if (found == end) found = std::lower_bound(ends, end, ends[count - 1]);
-    return found - ends;
-}
-
 void Entries::reserve(int64_t size) {
     if (static_cast<int64_t>(ids.size()) >= size) return;
     const auto room = static_cast<std::size_t>(2 * size);
@@ -93,6 +86,7 @@ void Ranked::cut(int64_t count) {
     if (opened_ == last_bucket_ && last_count_ >= 0) count = std::min(count, last_count_);
     last_bucket_ = opened_;
     last_count_ = count;
+    if (count) last_ = members_[count - 1];
     const double before = opened_ ? ends_[opened_ - 1] : 0.0;
     const double end = count ? member_ends_[count - 1] : before;
     std::fill(ends_.begin() + opened_, ends_.end(), end);
@@ -140,12 +134,21 @@ void Ranked::copy_kept(Entries& to) {
     for (int64_t i = 0; i < count; ++i) to.set(to.count++, members_[i]);
 }
 
-int32_t Ranked::draw(double uniform) {
-    const double target = uniform * total();
-    open(first_above(ends_.data(), static_cast<int64_t>(ends_.size()), target));
-    int64_t count = static_cast<int64_t>(members_.size());
-    if (opened_ == last_bucket_ && last_count_ >= 0) count = last_count_;
-    return members_[first_above(member_ends_.data(), count, target)].id;
+bool Ranked::keeps(int64_t place) const {
+    const int64_t bucket = buckets_[place];
+    if (bucket != last_bucket_ || last_count_ < 0) return bucket <= last_bucket_;
+    return last_count_ && !ranks_before(last_, entries_->at(place));
+}
+
+Entry Ranked::last() const {
+    if (last_count_ > 0) return last_;
+    const int64_t last_bucket = last_count_ ? last_bucket_ : last_bucket_ - 1;
+    Entry last{-1, 0, 0, 0};
+    for (int64_t i = 0; i < entries_->count; ++i)
+        if (buckets_[i] <= last_bucket && entries_->keys[i] >= last.key &&
+            ranks_before(last, entries_->at(i)))
+            last = entries_->at(i);
+    return last;
 }
 
 }  // namespace aioserve::sampling

@@ -52,8 +52,10 @@ class Ranked {
 
     // Those that are kept, in an order that depends on the entries alone.
     void copy_kept(Entries& to);
-    // Id of the entry at `uniform`, in [0, 1), of the kept entries' cumulative distribution.
-    int32_t draw(double uniform);
+    // Whether the entry at this place is kept.
+    bool keeps(int64_t place) const;
+    // The last in rank order that is kept.
+    Entry last() const;
 
   private:
     // Sorts a bucket into `members_`, with the weights up to each in `member_ends_`.
@@ -67,13 +69,10 @@ class Ranked {
     std::vector<double> ends_;
     int64_t last_bucket_ = 0;  // that has entries which are kept
     int64_t last_count_ = 0;   // how many of it, in rank order; -1 for all
+    Entry last_{};             // of these
     int64_t opened_ = -1;
     std::vector<Entry> members_;
     std::vector<double> member_ends_;
 };
-
-// Index of the first entry of a non-decreasing row that exceeds `target`. Where rounding left `target`
-// at or past the end: the last entry that made a difference.
-int64_t first_above(const double* ends, int64_t count, double target);
 
 }  // namespace aioserve::sampling

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from aioserve.ops import Backend, Drawn
-from aioserve.ops.philox import uniforms
+from aioserve.ops.philox import exponentials
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
 from tests.ops.scenarios import REFERENCE
@@ -118,8 +118,16 @@ def _reaching(weights: list[float], share: float) -> int:
     return len(weights)
 
 
-def distinct(row: list[float], params: SamplingParams, uniform: float) -> bool:
-    """Whether no border of a draw is where float32 may round to either side of it."""
+def winner(kept: Sequence[tuple[int, float]], seed: int, position: int) -> int:
+    """The winner of the race among kept ids, with logits divided by the temperature."""
+    ids = sorted(i for i, _ in kept)
+    scaled = dict(kept)
+    noise = exponentials(seed, position, np.array(ids)).tolist()
+    return min(ids, key=lambda i: math.log(noise[ids.index(i)]) - scaled[i])
+
+
+def distinct(row: list[float], params: SamplingParams) -> bool:
+    """Whether no border of what is kept is where float32 may round to either side of it."""
     top_k = SamplingParams(temperature=params.temperature, top_k=params.top_k)
     top_p = msgspec.structs.replace(top_k, top_p=params.top_p)
     min_p = msgspec.structs.replace(top_p, min_p=params.min_p)
@@ -143,8 +151,7 @@ def distinct(row: list[float], params: SamplingParams, uniform: float) -> bool:
         logits = np.array([row[i] for i, _ in left])
         if (logits != logits[last])[np.abs(distance - distance[last]) < 1e-4].any():
             return False
-    ends = np.cumsum([weight for _, weight in ranking(row, params)])
-    return bool(np.abs(ends - uniform * ends[-1]).min() > 1e-5 * ends[-1])
+    return True
 
 
 def check_against_the_reference(backend: Backend, vocab: int, num_rows: int) -> None:
@@ -229,10 +236,10 @@ def check_top_k_before_top_p(backend: Backend, num_rows: int) -> None:
 
 def check_equal_logits(backend: Backend, vocab: int, positions: Sequence[int]) -> None:
     """Lower ids are kept, 7 here, and drawn evenly. `positions`: of the rows; the first and the
-    last id must be drawn at some."""
+    last id must win at some."""
     logits = torch.zeros(len(positions), vocab)
     logits[:, ::3] = -0.0
-    expected = (uniforms([0] * len(positions), positions) * 7).astype(int).tolist()
+    expected = [int(exponentials(0, at, np.arange(7)).argmin()) for at in positions]
     assert {0, 6} <= set(expected)
     for params in (SamplingParams(top_k=7), SamplingParams(top_p=6.5 / vocab)):
         assert draw(backend, logits, params, positions=list(positions)) == expected

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.ops.philox import philox4x32, uniforms
+from aioserve.ops import philox
+from aioserve.ops.philox import Words, exponentials, philox4x32
 
 words = st.integers(0, 2**32 - 1)
 longs = st.integers(0, 2**64 - 1)
@@ -60,25 +65,71 @@ def test_every_row_equals_the_definition(
     assert many(counters, keys) == [one(*row) for row in rows]
 
 
-@given(st.lists(st.tuples(longs, longs), min_size=1))
-def test_a_uniform_is_the_top_53_bits_of_its_own_seed_and_position(
-    rows: list[tuple[int, int]],
+def own_bits(seed: int, position: int, token_id: int) -> int:
+    """64 bits of a token, by their definition."""
+    block, place = divmod(token_id, 64)
+    word, lane = divmod(place, 16)
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    upper, lower = (
+        one((position & 0xFFFFFFFF, position >> 32, 16 * block + lane, half), key)[word]
+        for half in (1, 2)
+    )
+    return upper << 32 | lower
+
+
+@given(longs, longs, st.lists(st.integers(0, 2**31 - 1), min_size=1, unique=True))
+def test_an_exponential_is_a_function_of_seed_position_and_id(
+    seed: int, position: int, ids: list[int]
 ) -> None:
-    drawn = uniforms([seed for seed, _ in rows], [position for _, position in rows])
-    for value, (seed, position) in zip(drawn.tolist(), rows, strict=True):
-        low, high, _, _ = one(
-            (position & 0xFFFFFFFF, position >> 32, 0, 0), (seed & 0xFFFFFFFF, seed >> 32)
+    noise = exponentials(seed, position, np.array(ids)).tolist()
+    for value, token_id in zip(noise, ids, strict=True):
+        # 1 - u to the last bit, which a float64 near 1 hasn't.
+        upper_end = Fraction(2 * (2**64 - own_bits(seed, position, token_id)) - 1, 2**65)
+        with localcontext(prec=60):
+            expected = -(Decimal(upper_end.numerator) / Decimal(upper_end.denominator)).ln()
+        assert math.isclose(value, expected, rel_tol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        (0, 2.0**-65),
+        (1, 1.5 * 2.0**-64),
+        (2**32, 2.0**-32),
+        (2**63 - 1, math.log(2)),
+        (2**63, math.log(2)),
+        (2**64 - 1, 65 * math.log(2)),
+    ],
+)
+def test_the_ends_of_the_unit_interval_are_as_fine_as_its_middle(
+    bits: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def words(counter: Words, _: Words) -> Words:
+        upper = counter[:, 3] == 1
+        return (
+            np.where(upper, bits >> 32, bits & 0xFFFFFFFF).astype(np.uint64)[:, None].repeat(4, 1)
         )
-        assert value == ((high << 32 | low) >> 11) / 2**53
-        assert 0 <= value < 1
+
+    monkeypatch.setattr(philox, "philox4x32", words)
+    (value,) = exponentials(1, 2, np.array([3])).tolist()
+    assert math.isclose(value, expected, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("varies", ["seed", "position"])
-def test_uniforms_are_spread_evenly_along_seeds_and_along_positions(varies: str) -> None:
-    count, bins = 100_000, 100
-    running, fixed = list(range(count)), [7] * count
-    drawn = uniforms(running, fixed) if varies == "seed" else uniforms(fixed, running)
-    histogram = np.bincount((drawn * bins).astype(int), minlength=bins)
+@pytest.mark.parametrize("varies", ["seed", "position", "id"])
+def test_exponentials_are_spread_as_they_should_be(varies: str) -> None:
+    count, bins = 20_000 if varies == "id" else 5000, 50
+    if varies == "id":
+        noise = exponentials(7, 7, np.arange(count))
+    else:
+        each = np.array([7])
+        noise = np.concatenate(
+            [
+                exponentials(i, 7, each) if varies == "seed" else exponentials(7, i, each)
+                for i in range(count)
+            ]
+        )
+    uniform = -np.expm1(-noise)
+    histogram = np.bincount((uniform * bins).astype(int), minlength=bins)
     statistic = ((histogram - count / bins) ** 2 / (count / bins)).sum()
-    assert statistic < 160  # p < 1e-4 at 99 degrees of freedom
-    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.02
+    assert statistic < 97  # p < 1e-4 at 49 degrees of freedom
+    assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.06

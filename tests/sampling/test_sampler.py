@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -22,7 +21,6 @@ from transformers.generation.logits_process import (
 from aioserve import _native
 from aioserve.errors import InvariantError
 from aioserve.ops import Backend
-from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
 from tests.ops.draw_scenes import (
@@ -44,6 +42,7 @@ from tests.ops.draw_scenes import (
     draw,
     logit_rows,
     ranking,
+    winner,
 )
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 
@@ -82,17 +81,13 @@ limits = st.fixed_dictionaries(
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 10**6),
 )
-def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(
+def test_a_draw_is_the_winner_of_the_race_among_what_is_kept(
     backend: Backend, row: list[float], limits: dict[str, Any], seed: int, position: int
 ) -> None:
     params = SamplingParams(**limits)
-    restricted = params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
-    assume(0 < params.top_k < len(row) or restricted)
-    uniform = float(uniforms([seed], [position])[0])
-    assume(distinct(row, params, uniform))
-    kept = ranking(row, params)
-    ends = np.cumsum([weight for _, weight in kept])
-    expected = kept[int(np.searchsorted(ends, uniform * ends[-1], side="right"))][0]
+    assume(distinct(row, params))
+    kept = [(i, row[i] / params.temperature) for i, weight in ranking(row, params) if weight > 0]
+    expected = winner(kept, seed, position)
     assert draw(backend, torch.tensor([row]), params, [seed], [position]) == [expected]
 
 
@@ -232,44 +227,17 @@ def test_a_tiny_temperature_is_greedy_and_overflows_nothing(
     check_a_tiny_temperature(backend, SamplingParams(temperature=temperature, **limits), 20)
 
 
-@pytest.mark.parametrize("limits", [{}, {"top_k": 90}, {"top_p": 0.999}, {"typical_p": 0.999}])
-@pytest.mark.parametrize("vocab", [100, 3000])
-def test_the_ends_of_the_unit_interval_draw_the_first_and_last_token_with_a_weight(
-    vocab: int, limits: dict[str, float]
-) -> None:
-    row = np.full(vocab, -np.inf, dtype=np.float32)
-    row[[40, 41]] = 1.0, 0.5
-    assert drawn_at(row, 0.0, **limits) == 40
-    assert drawn_at(row, 1 - 2**-53, **limits) == 41
-
-
-def drawn_at(row: npt.NDArray[np.float32], uniform: float, **limits: float) -> int:
-    """The token of the native backend, whatever the noise."""
-    given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **limits}
-    top_k = np.array([int(given.pop("top_k"))])
-    temperature, *others = (np.array([value]) for value in given.values())
-    token, largest = np.array([-1]), np.array([row.max()], np.float32)
-    _native.draw(
-        row.ctypes.data,
-        len(row),
-        largest.ctypes.data,
-        token.ctypes.data,
-        temperature,
-        top_k,
-        *others,
-        np.array([0]),
-        np.array([uniform]),
-    )
-    return int(token[0])
-
-
 def test_rows_that_there_are_not_are_refused() -> None:
-    ones, rows = np.ones(2), np.zeros(2, np.int64)
+    ones, rows, keys = np.ones(2), np.zeros(2, np.int64), np.zeros(2, np.uint64)
     for drawn in (np.array([2]), np.array([-1])):
         with pytest.raises(ValueError, match="drawn must be rows"):
-            _native.draw(0, 1, 0, 0, ones, rows, ones, ones, ones, drawn, np.ones(1))
-    with pytest.raises(ValueError, match="arrays of a draw have different lengths"):
-        _native.draw(0, 1, 0, 0, ones, rows[:1], ones, ones, ones, rows, ones)
+            _native.draw(0, 1, 0, 0, ones, rows, ones, ones, ones, keys, keys, drawn)
+    for short in range(4):
+        arrays = [rows, ones, keys, keys]
+        arrays[short] = arrays[short][:1]
+        top_ks, min_ps, seeds, positions = arrays
+        with pytest.raises(ValueError, match="arrays of a draw have different lengths"):
+            _native.draw(0, 1, 0, 0, ones, top_ks, ones, min_ps, ones, seeds, positions, rows)
 
 
 @on_every_backend
@@ -327,7 +295,7 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
     ranked = sorted(row, reverse=True)
     k = params.top_k
     assume(not 0 < k < len(row) or ranked[k - 1] - ranked[k] > 1e-4)
-    assume(distinct(row, params, 0.5))
+    assume(distinct(row, params))
     theirs = [logit for logit, score in zip(row, warped(row, params), strict=True) if score > -80]
     kept = [row[i] for i, weight in ranking(row, params) if weight > math.exp(-80)]
     assert kept == pytest.approx(sorted(theirs, reverse=True), abs=1e-6)

@@ -16,9 +16,6 @@ __all__ = ["filtered"]
 
 ROWS_AT_ONCE = 8
 
-_ALL_RANKED = math.nextafter(1.0, 0.0)
-"""A `top_p` that leaves out nothing that has a weight, and has tokens drawn in their ranking."""
-
 
 def filtered(
     logits: Tensor,
@@ -45,7 +42,7 @@ def filtered(
         )
         stays = left | ~(asks[rows, None] & largest.isfinite())
         out[rows] = torch.where(stays, some, -math.inf)
-    return out, torch.where(asks, 0, top_ks), torch.where(asks, _ALL_RANKED, top_ps)
+    return out, torch.where(asks, 0, top_ks), torch.where(asks, 1.0, top_ps)
 
 
 def _left(

@@ -2,16 +2,16 @@
 # pyright: reportCallIssue=false
 """A token for each row of logits, on the device alone: nothing is read back.
 
-Which token it is follows `aioserve.sampling.sampler`, in the order of `ReferenceBackend.draw`:
-ranked tokens where `top_k` or `top_p` leaves some out, else the columns of a matrix of 32 lines.
-Given the weights, which are whole numbers (`selection`), all of this is exact. Weights come from
-float32 powers: where a uniform number or `top_p` falls within their rounding of a border between
-two tokens, another device may take the other one.
+Which token it is follows `aioserve.sampling.sampler`. Given the weights, which are whole numbers
+(`selection`), what is kept is exact. Weights come from float32 powers: where `top_p` falls within
+their rounding of a border between two tokens, another device may keep the other one. Scores of the
+race among what is kept are in float64 (`race`).
 
 Each row is worked out by itself. A greedy row costs two launches' worth: the largest of each block
-of columns, and of these. The others weigh their blocks; what `top_k` or `top_p` may keep is
-gathered in a list of seldom more than some hundreds, and searched there. Where more than LISTED
-are left the whole row is searched: right as well, but slow.
+of columns, and of these. Where `top_p` leaves some out, blocks are weighed; what `top_k` or `top_p`
+may keep is gathered in a list of seldom more than some hundreds, and its end is searched there.
+Where more than LISTED are left the whole row is searched: right as well, but slow. Then blocks of
+neighbouring ids race, and their winners.
 
 Steps with rows that ask for `min_p` or `typical_p` are filtered first (`filters`).
 """
@@ -26,11 +26,11 @@ import torch
 import triton
 from torch import Tensor
 
-from aioserve.ops.batch import LINES, SampleRows
+from aioserve.ops.batch import SampleRows
 from aioserve.ops.gpu.filters import filtered
+from aioserve.ops.gpu.race import race_kernel, win_kernel
 from aioserve.ops.gpu.sampling_kernels import (
-    draw_open_kernel,
-    draw_ranked_kernel,
+    border_kernel,
     first_kernel,
     gather_kernel,
     reduce_kernel,
@@ -40,6 +40,8 @@ from aioserve.ops.gpu.selection import MAX_VOCAB
 
 __all__ = ["DeviceSampleRows", "Draws", "draw"]
 
+LINES = 32
+"""Lines of the matrix that a row is taken as, to be cut into blocks."""
 COLUMNS = 128
 """Columns of a block, of LINES entries each."""
 GROUPS = 32
@@ -49,6 +51,8 @@ LEVELS = 8
 LISTED = 8192
 SEARCHED = 512
 """Entries that a search looks at together."""
+CALLS = 1024
+"""Calls of Philox for a block of a race, each for four ids; a multiple of 16."""
 
 
 class Draws(IntEnum):
@@ -83,21 +87,29 @@ class DeviceSampleRows:
     draws: Draws
 
 
-class _Weighed(NamedTuple):
-    """Weights of rows with a temperature."""
+class _Drawn(NamedTuple):
+    """Memory for rows with a temperature."""
 
     masses: Tensor
     totals: Tensor
     listed: Tensor
     listed_ids: Tensor
+    orders: Tensor
+    last_ids: Tensor
+    scores: Tensor
+    winners: Tensor
 
     @classmethod
-    def of(cls, count: int, blocks: int, device: torch.device) -> _Weighed:
+    def of(cls, count: int, blocks: int, raced: int, device: torch.device) -> _Drawn:
         return cls(
             torch.empty((count, blocks, LEVELS), dtype=torch.int64, device=device),
             torch.empty(count, dtype=torch.int64, device=device),
             torch.empty((count, LISTED), dtype=torch.float32, device=device),
             torch.empty((count, LISTED), dtype=torch.int32, device=device),
+            torch.empty(count, dtype=torch.int64, device=device),
+            torch.empty(count, dtype=torch.int32, device=device),
+            torch.empty((count, raced), dtype=torch.float64, device=device),
+            torch.empty((count, raced), dtype=torch.int32, device=device),
         )
 
 
@@ -137,7 +149,8 @@ def draw(
     floors = torch.empty(count, dtype=torch.float32, device=device)
     kinds = torch.empty(count, dtype=torch.int32, device=device)
     counts = torch.empty(count, dtype=torch.int32, device=device)
-    weighed = None if rows.draws is Draws.GREEDY else _Weighed.of(count, blocks, device)
+    raced = triton.cdiv(vocab, 4 * CALLS)
+    drawn = None if rows.draws is Draws.GREEDY else _Drawn.of(count, blocks, raced, device)
     tile = {"VOCAB": vocab, "LINES": LINES, "COLS": COLUMNS}
     parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
     stride = logits.stride(0)
@@ -173,9 +186,9 @@ def draw(
         SEARCHED=SEARCHED,
         num_warps=4,
     )
-    if weighed is None:
+    if drawn is None:
         return
-    masses, totals, listed, listed_ids = weighed
+    masses, totals, listed, listed_ids, orders, last_ids, scores, winners = drawn
     weigh_kernel[(count, blocks)](
         logits,
         rows.temperatures,
@@ -208,32 +221,11 @@ def draw(
         LISTED=LISTED,
         num_warps=4,
     )
-    draw_open_kernel[(count,)](
-        logits,
-        rows.temperatures,
-        rows.seeds,
-        rows.positions,
-        rows.slots,
-        largests,
-        kinds,
-        masses,
-        last_tokens,
-        token_ids_out,
-        statuses_out,
-        stride,
-        **tile,
-        LEVELS=LEVELS,
-        **parts,
-        num_warps=4,
-    )
-    draw_ranked_kernel[(count,)](
+    border_kernel[(count,)](
         logits,
         rows.temperatures,
         top_ks,
         top_ps,
-        rows.seeds,
-        rows.positions,
-        rows.slots,
         largests,
         floors,
         kinds,
@@ -241,12 +233,39 @@ def draw(
         counts,
         listed,
         listed_ids,
-        last_tokens,
-        token_ids_out,
-        statuses_out,
+        orders,
+        last_ids,
         stride,
         VOCAB=vocab,
         LISTED=LISTED,
         SEARCHED=SEARCHED,
         num_warps=8,
+    )
+    race_kernel[(count, raced)](
+        logits,
+        rows.temperatures,
+        rows.seeds,
+        rows.positions,
+        largests,
+        kinds,
+        orders,
+        last_ids,
+        scores,
+        winners,
+        stride,
+        VOCAB=vocab,
+        CALLS=CALLS,
+        num_warps=4,
+    )
+    win_kernel[(count,)](
+        scores,
+        winners,
+        kinds,
+        rows.slots,
+        last_tokens,
+        token_ids_out,
+        statuses_out,
+        BLOCKS=raced,
+        BLOCKS_TILE=triton.next_power_of_2(raced),
+        num_warps=4,
     )

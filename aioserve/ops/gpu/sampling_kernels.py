@@ -1,6 +1,6 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""The kernels of `sampling`, in the order of their launches.
+"""The kernels of `sampling` in front of the race, in the order of their launches.
 
 Rows are cut into blocks: COLS columns of the row as a matrix of LINES lines, of which each column
 is WIDTH ids further in the next line. Weights and searches are those of `selection`.
@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from aioserve.ops.gpu.race import finish
 from aioserve.ops.gpu.selection import (
     inverse,
-    noise,
     nth_equal,
     ordered,
     select,
@@ -23,8 +23,7 @@ from aioserve.ops.gpu.selection import (
 )
 
 __all__ = [
-    "draw_open_kernel",
-    "draw_ranked_kernel",
+    "border_kernel",
     "first_kernel",
     "gather_kernel",
     "reduce_kernel",
@@ -71,13 +70,6 @@ def reduce_kernel(
     tl.store(block_ids + at, lowest)
     groups = tl.max(tl.reshape(columns, [GROUPS, COLS // GROUPS]), 1)
     tl.store(group_largest + at * GROUPS + tl.arange(0, GROUPS), groups)
-
-
-@triton.jit
-def _finish(tokens, statuses, last_tokens, slots, row, token, status):
-    tl.store(tokens + row, token.to(tl.int64))
-    tl.store(statuses + row, status)
-    tl.store(last_tokens + tl.load(slots + row), token.to(tl.int64))
 
 
 @triton.jit
@@ -131,7 +123,7 @@ def first_kernel(
     tl.store(kinds + row, kind)
     tl.store(counts + row, 0)
     if kind == 0:
-        _finish(tokens, statuses, last_tokens, slots, row, tl.where(status == 0, token, 0), status)
+        finish(tokens, statuses, last_tokens, slots, row, tl.where(status == 0, token, 0), status)
         return
     tl.store(statuses + row, 0)
     if by_count:
@@ -162,21 +154,20 @@ def weigh_kernel(
     COLS: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """Program (row, block): what its entries weigh, from each level on. Not where `top_k` does."""
+    """Program (row, block): what its entries weigh, from each level on, where `top_p` cuts a whole
+    row."""
     row = tl.program_id(0)
     block = tl.program_id(1)
-    kind = tl.load(kinds + row)
     top_k = tl.load(top_ks + row)
-    if (kind == 0) | ((top_k > 0) & (top_k < VOCAB)):
+    if (tl.load(kinds + row) != 2) | ((top_k > 0) & (top_k < VOCAB)):
         return
     x, _ = _tile(logits, row, stride, block, VOCAB, LINES, COLS)
     each = weights(x, tl.load(largests + row), inverse(tl.load(temperatures + row)))
     at = masses + (row.to(tl.int64) * tl.num_programs(1) + block) * LEVELS
     tl.store(at, tl.sum(tl.sum(each, 0), 0))
-    if kind == 2:
-        for level in tl.static_range(1, LEVELS):
-            heavy = tl.where(each >= (1 << (40 - 2 * level)), each, 0)
-            tl.store(at + level, tl.sum(tl.sum(heavy, 0), 0))
+    for level in tl.static_range(1, LEVELS):
+        heavy = tl.where(each >= (1 << (40 - 2 * level)), each, 0)
+        tl.store(at + level, tl.sum(tl.sum(heavy, 0), 0))
 
 
 @triton.jit
@@ -245,64 +236,11 @@ def gather_kernel(
 
 
 @triton.jit
-def draw_open_kernel(
-    logits,
-    temperatures,
-    seeds,
-    positions,
-    slots,
-    largests,
-    kinds,
-    masses,
-    last_tokens,
-    tokens,
-    statuses,
-    stride,
-    VOCAB: tl.constexpr,
-    LINES: tl.constexpr,
-    COLS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCKS_TILE: tl.constexpr,
-):
-    """Program (row) that keeps every token: the block, then the column in it, then the line."""
-    row = tl.program_id(0)
-    if tl.load(kinds + row) != 1:
-        return
-    wide = row.to(tl.int64)
-    blocks = tl.arange(0, BLOCKS_TILE)
-    at = masses + (wide * BLOCKS + blocks) * LEVELS
-    block_masses = tl.load(at, mask=blocks < BLOCKS, other=0)
-    ends = tl.cumsum(block_masses, 0)
-    total = tl.sum(block_masses, 0)
-    # The uniform number times the total, rounded down: below the total.
-    uniform = noise(tl.load(seeds + row), tl.load(positions + row))
-    target = tl.umulhi(uniform, total.to(tl.uint64)).to(tl.int64)
-
-    block = tl.sum((ends <= target).to(tl.int32), 0)
-    target -= tl.sum(tl.where(blocks < block, block_masses, 0), 0)
-    x, _ = _tile(logits, row, stride, block, VOCAB, LINES, COLS)
-    each = weights(x, tl.load(largests + row), inverse(tl.load(temperatures + row)))
-    column_masses = tl.sum(each, 0)
-    column = tl.sum((tl.cumsum(column_masses, 0) <= target).to(tl.int32), 0)
-    columns = tl.arange(0, COLS)
-    target -= tl.sum(tl.where(columns < column, column_masses, 0), 0)
-    line_masses = tl.sum(tl.where(columns[None, :] == column, each, 0), 1)
-    line = tl.sum((tl.cumsum(line_masses, 0) <= target).to(tl.int32), 0)
-    WIDTH: tl.constexpr = (VOCAB + LINES - 1) // LINES
-    token = line * WIDTH + block * COLS + column
-    _finish(tokens, statuses, last_tokens, slots, wide, token, 0)
-
-
-@triton.jit
-def draw_ranked_kernel(
+def border_kernel(
     logits,
     temperatures,
     top_ks,
     top_ps,
-    seeds,
-    positions,
-    slots,
     largests,
     floors,
     kinds,
@@ -310,15 +248,15 @@ def draw_ranked_kernel(
     counts,
     listed,
     listed_ids,
-    last_tokens,
-    tokens,
-    statuses,
+    orders,
+    last_ids,
     stride,
     VOCAB: tl.constexpr,
     LISTED: tl.constexpr,
     SEARCHED: tl.constexpr,
 ):
-    """Program (row) that leaves some tokens out: the end of `top_k`, of `top_p`, then the token."""
+    """Program (row) that leaves some tokens out: the order of the last that is kept, and the highest
+    id that is kept of those in it."""
     row = tl.program_id(0)
     if tl.load(kinds + row) != 2:
         return
@@ -340,15 +278,16 @@ def draw_ranked_kernel(
         # A list has no -inf, which top_k may reach down to: they weigh nothing.
         goal = tl.minimum(top_k, count.to(tl.int64))
         low = select(logits, listed, from_list, count, goal, low, largest, by, True, SEARCHED)
-        number, mass, weight, _, _ = sums_above(
-            logits, listed, listed_ids, from_list, count, low, largest, by, SEARCHED
+        number, mass, weight, equals = sums_above(
+            logits, listed, from_list, count, low, largest, by, SEARCHED
         )
-        kept = mass + (goal - number) * weight
+        kept_equals = goal - number
     else:
-        _, mass, weight, equals, _ = sums_above(
-            logits, listed, listed_ids, from_list, count, low, largest, by, SEARCHED
+        _, mass, weight, equals = sums_above(
+            logits, listed, from_list, count, low, largest, by, SEARCHED
         )
-        kept = mass + equals * weight
+        kept_equals = equals
+    kept = mass + kept_equals * weight
     top_p = tl.load(top_ps + row)
     if top_p < 1.0:
         total = kept
@@ -356,20 +295,17 @@ def draw_ranked_kernel(
             total = tl.load(totals + row)
         goal = tl.minimum(_ceiling(top_p, total), kept)
         low = select(logits, listed, from_list, count, goal, low, largest, by, False, SEARCHED)
-        _, mass, weight, _, _ = sums_above(
-            logits, listed, listed_ids, from_list, count, low, largest, by, SEARCHED
+        _, mass, weight, equals = sums_above(
+            logits, listed, from_list, count, low, largest, by, SEARCHED
         )
         # As many of equals as it takes.
         weight = tl.maximum(weight, 1)
-        kept = mass + (goal - mass + weight - 1) // weight * weight
+        kept_equals = (goal - mass + weight - 1) // weight
 
-    uniform = noise(tl.load(seeds + row), tl.load(positions + row))
-    target = tl.umulhi(uniform, kept.to(tl.uint64)).to(tl.int64)
-    order = select(logits, listed, from_list, count, target + 1, low, largest, by, False, SEARCHED)
-    _, mass, weight, _, token = sums_above(
-        logits, listed, listed_ids, from_list, count, order, largest, by, SEARCHED
-    )
-    nth = (target - mass) // tl.maximum(weight, 1)
-    if nth > 0:
-        token = nth_equal(logits, listed, listed_ids, from_list, count, order, nth, VOCAB, SEARCHED)
-    _finish(tokens, statuses, last_tokens, slots, wide, token, 0)
+    last = tl.full([], VOCAB, tl.int32)
+    if kept_equals < equals:
+        last = nth_equal(
+            logits, listed, listed_ids, from_list, count, low, kept_equals - 1, VOCAB, SEARCHED
+        )
+    tl.store(orders + row, low)
+    tl.store(last_ids + row, last)

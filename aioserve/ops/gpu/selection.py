@@ -1,12 +1,11 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Weights of logits as whole numbers, the search for the entry at which a sum is reached, and the
-noise that chooses one.
+"""Weights of logits as whole numbers, and the search for the entry at which a sum is reached.
 
 A weight is `2**40 * exp((x - largest) / temperature)`, rounded down. Sums of whole numbers are
-exact, so they are the same in any order and for any cut into tiles, and a cumulative distribution
-ends at exactly its total. What weighs less than 2**-40 of the largest weighs nothing; of 2**18
-entries that is at most 2**-22 of the whole, as much as float32 weights are off anyway.
+exact, so they are the same in any order and for any cut into tiles. What weighs less than 2**-40 of
+the largest weighs nothing; of 2**18 entries that is at most 2**-22 of the whole, as much as float32
+weights are off anyway.
 
 Entries are ranked by the bits of their logit, brought into order; a search narrows the range of
 these bits, to a 16th each time. Nothing is sorted.
@@ -20,7 +19,6 @@ import triton.language as tl
 __all__ = [
     "MAX_VOCAB",
     "inverse",
-    "noise",
     "nth_equal",
     "ordered",
     "select",
@@ -110,15 +108,14 @@ def select(
 
 @triton.jit
 def sums_above(
-    row, listed, ids, from_list, count, order, largest, inverse_temperature, TILE: tl.constexpr
+    row, listed, from_list, count, order, largest, inverse_temperature, TILE: tl.constexpr
 ):
-    """Number and weight of the entries ranked above `order`; weight of one, number and lowest id of
-    those at it. The ids of a list are in `ids`; a row's are its columns."""
+    """Number and weight of the entries ranked above `order`; weight of one and number of those at
+    it."""
     number = tl.full([], 0, tl.int64)
     mass = tl.full([], 0, tl.int64)
     weight = tl.full([], 0, tl.int64)
     equals = tl.full([], 0, tl.int64)
-    lowest = tl.full([], 0x7FFFFFFF, tl.int32)
     for start in range(0, count, TILE):
         x, inside = _entries(row, listed, from_list, start, count, TILE)
         each = tl.where(inside, weights(x, largest, inverse_temperature), 0)
@@ -129,9 +126,7 @@ def sums_above(
         mass += tl.sum(tl.where(above, each, 0), 0)
         weight = tl.maximum(weight, tl.max(tl.where(equal, each, 0), 0))
         equals += tl.sum(equal.to(tl.int64), 0)
-        entry_ids = _entry_ids(ids, from_list, start, count, TILE)
-        lowest = tl.minimum(lowest, tl.min(tl.where(equal, entry_ids, 0x7FFFFFFF), 0))
-    return number, mass, weight, equals, lowest
+    return number, mass, weight, equals
 
 
 @triton.jit
@@ -145,7 +140,8 @@ def _entry_ids(ids, from_list, start, count, TILE: tl.constexpr):
 def nth_equal(
     row, listed, ids, from_list, count, order, nth, VOCAB: tl.constexpr, TILE: tl.constexpr
 ):
-    """The id that `nth` lower ids of the entries at `order` come before."""
+    """The id that `nth` lower ids of the entries at `order` come before. The ids of a list are in
+    `ids`; a row's are its columns."""
     low = tl.full([], 0, tl.int32)
     # One more than the last id: a loop that never begins is more than Triton 3.6 can compile.
     high = tl.full([], VOCAB, tl.int32)
@@ -164,34 +160,3 @@ def nth_equal(
         low = tl.minimum(low + step * passed, high)
         high = tl.minimum(high, low + step - 1)
     return low
-
-
-@triton.jit
-def noise(seed, position):
-    """uint64 below 2**64 whose upper 53 bits are those of `aioserve.ops.philox.uniforms`, bit
-    for bit; the rest are 0.
-
-    Both are int64 that hold the bits of a uint64. The key is the seed, the counter the position.
-    """
-    low = tl.full([], 0xFFFFFFFF, tl.uint64)
-    seed = seed.to(tl.uint64, bitcast=True)
-    position = position.to(tl.uint64, bitcast=True)
-    c0 = position & low
-    c1 = position >> 32
-    c2 = c0 & 0
-    c3 = c0 & 0
-    k0 = seed & low
-    k1 = seed >> 32
-    first = tl.full([], 0xD2511F53, tl.uint64)
-    second = tl.full([], 0xCD9E8D57, tl.uint64)
-    # Unsigned words of 32 bits, each in 64: products are exact.
-    for _ in tl.static_range(10):
-        product0 = first * c0
-        product1 = second * c2
-        c0 = (product1 >> 32) ^ c1 ^ k0
-        c1 = product1 & low
-        c2 = (product0 >> 32) ^ c3 ^ k1
-        c3 = product0 & low
-        k0 = (k0 + 0x9E3779B9) & low
-        k1 = (k1 + 0xBB67AE85) & low
-    return (((c1 << 32) | c0) >> 11) << 11

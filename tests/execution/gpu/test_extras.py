@@ -371,7 +371,7 @@ def test_nothing_is_allocated_behind_the_first_kernel_that_writes_to_slots(
         runs.run(plan, enqueued)
         before = dict(launches)
         if plan.num_rows:
-            assert before["draw_ranked_kernel"] == before["first_kernel"] == counts[-1] > 20
+            assert before["win_kernel"] == before["first_kernel"] == counts[-1] > 20
         launches.clear()
 
 

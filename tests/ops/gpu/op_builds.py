@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from aioserve.ops.batch import LINES
-from aioserve.ops.gpu import experts, rotary, rowwise, sampling, sampling_kernels
+from aioserve.ops.gpu import experts, race, rotary, rowwise, sampling, sampling_kernels
 from aioserve.ops.gpu.expert_pairs import ROWS
 from aioserve.ops.gpu.inputs import fill_kernel
 
@@ -143,8 +142,8 @@ def _expert_builds(dtype: torch.dtype) -> Iterator[OpBuild]:
 
 
 def _sampling_builds(vocab: int) -> Iterator[OpBuild]:
-    blocks = triton.cdiv(-(-vocab // LINES), sampling.COLUMNS)
-    tile = {"VOCAB": vocab, "LINES": LINES, "COLS": sampling.COLUMNS}
+    blocks = triton.cdiv(-(-vocab // sampling.LINES), sampling.COLUMNS)
+    tile = {"VOCAB": vocab, "LINES": sampling.LINES, "COLS": sampling.COLUMNS}
     parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
     levels = {"LEVELS": sampling.LEVELS}
     stride = {"stride": "i32" if vocab % 16 else "i32:16"}
@@ -182,17 +181,27 @@ def _sampling_builds(vocab: int) -> Iterator[OpBuild]:
         4,
         label,
     )
+    borders = {"orders": I64, "last_ids": I32}
     yield (
-        kernels.draw_open_kernel,
-        {**data, **temperatures, **noise, **found, "masses": I64, **done},
-        {**tile, **levels, **parts},
+        kernels.border_kernel,
+        {**data, **limits, **found, "floors": F32, "totals": I64, **listed, **borders},
+        {"VOCAB": vocab, "LISTED": sampling.LISTED, **searched},
+        8,
+        label,
+    )
+    raced = triton.cdiv(vocab, 4 * sampling.CALLS)
+    winners = {"scores": F64, "winners": I32}
+    yield (
+        race.race_kernel,
+        {**data, **temperatures, **noise, **found, **borders, **winners},
+        {"VOCAB": vocab, "CALLS": sampling.CALLS},
         4,
         label,
     )
     yield (
-        kernels.draw_ranked_kernel,
-        {**data, **limits, **noise, **found, "floors": F32, "totals": I64, **listed, **done},
-        {"VOCAB": vocab, "LISTED": sampling.LISTED, **searched},
-        8,
+        race.win_kernel,
+        {**winners, "kinds": I32, **done},
+        {"BLOCKS": raced, "BLOCKS_TILE": triton.next_power_of_2(raced)},
+        4,
         label,
     )
