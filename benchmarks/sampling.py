@@ -1,12 +1,11 @@
-"""Draws of the native backend against the numpy rows that they replaced, and against a step.
+"""Draws of the native backend, and their share of a step.
 
     python benchmarks/sampling.py [--rows 32] [--threads 2] [--repeats 7] [--model random:0.6b]
 
-    native, numpy  milliseconds for a token of each row, from logits that are there: the median of
-                   the repeats, in turns
-    x              numpy's time / native's; above 1 `native` is faster
-    of a step      native's time / that of a greedy decode step of as many sequences, which the
-                   model computes in the same process; --model none leaves it out
+    draw       milliseconds for a token of each row, from logits that are there: the median of
+               the repeats
+    of a step  that time / that of a greedy decode step of as many sequences, which the model
+               computes in the same process; --model none leaves it out
 
 Flat logits are normal with a deviation of 1, as a random model has them: most of the vocabulary
 may be drawn. Peaked ones are as a trained model has them: a few tokens far above the others.
@@ -21,11 +20,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy_draws import RowSampler
 
 from aioserve import _native
 from aioserve.ops import HostBatch, SampleRows, backend_named
-from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
 
@@ -50,26 +47,20 @@ def main() -> None:
     vocab = options.vocab
     if options.model != "none":
         decode, vocab = decode_step(options.model, options.rows)
-        step = medians(options.repeats, decode)[0]
+        step = median(options.repeats, decode)
     isa = _native.cpu_info()["isa"]
     print(f"{options.rows} rows of {vocab} logits, {options.threads} threads, {isa}")
     if step is not None:
         print(f"a greedy step of {options.model}: {1e3 * step:.1f} ms")
-    print(f"{'logits':<8}{'':<22}{'native':>8}{'numpy':>9}{'x':>7}{'of a step':>11}")
+    print(f"{'logits':<8}{'':<22}{'draw':>8}{'of a step':>11}")
     for name, logits in (
         ("peaked", peaked(options.rows, vocab)),
         ("flat", flat(options.rows, vocab)),
     ):
         for kind, params in KINDS.items():
-            calls = [native_draw(logits, params)]
-            if not params.min_p and params.typical_p == 1:
-                calls.append(numpy_draw(logits, params))
-            native, *numpy = medians(options.repeats, *calls)
-            others = (
-                f"{1e3 * numpy[0]:9.2f}{numpy[0] / native:7.1f}" if numpy else f"{'-':>9}{'-':>7}"
-            )
-            share = "" if step is None else f"{100 * native / step:10.1f}%"
-            print(f"{name:<8}{kind:<22}{1e3 * native:8.2f}{others}{share}")
+            took = median(options.repeats, native_draw(logits, params))
+            share = "" if step is None else f"{100 * took / step:10.1f}%"
+            print(f"{name:<8}{kind:<22}{1e3 * took:8.2f}{share}")
 
 
 def flat(rows: int, vocab: int) -> torch.Tensor:
@@ -95,23 +86,6 @@ def native_draw(logits: torch.Tensor, params: SamplingParams) -> Callable[[], ob
     rows = rows_of(len(logits), params)
     slots = NATIVE.allocate_slots(len(logits))
     return lambda: NATIVE.draw(logits, rows, slots)
-
-
-def numpy_draw(logits: torch.Tensor, params: SamplingParams) -> Callable[[], object]:
-    rows, sampler, array = rows_of(len(logits), params), RowSampler(logits.shape[1]), logits.numpy()
-    largest, columns = np.empty(len(logits), np.float32), np.empty(len(logits), np.int64)
-    given = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
-
-    def draw() -> list[int]:
-        addresses = largest.ctypes.data, columns.ctypes.data
-        _native.largest(logits.data_ptr(), *logits.shape, *addresses)
-        noise = uniforms(rows.seeds, rows.positions).tolist()
-        return [
-            sampler.draw(row, top, uniform, **given)
-            for row, top, uniform in zip(array, largest.tolist(), noise, strict=True)
-        ]
-
-    return draw
 
 
 def decode_step(model: str, count: int) -> tuple[Callable[[], object], int]:
@@ -143,16 +117,15 @@ def decode_step(model: str, count: int) -> tuple[Callable[[], object], int]:
     return step, decoder.config.vocab_size
 
 
-def medians(repeats: int, *calls: Callable[[], object]) -> list[float]:
-    """Seconds of each, taken in turns."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for repeat in range(repeats + 1):
-        for taken, call in zip(seconds, calls, strict=True):
-            began = time.perf_counter()
-            call()
-            if repeat:
-                taken.append(time.perf_counter() - began)
-    return [statistics.median(taken) for taken in seconds]
+def median(repeats: int, call: Callable[[], object]) -> float:
+    """Seconds, behind one call that isn't counted."""
+    call()
+    taken: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
 
 
 def parse_arguments() -> argparse.Namespace:

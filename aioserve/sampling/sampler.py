@@ -14,9 +14,14 @@ have left:
                reach it, with all that are as near as the last (Meister et al., "Locally typical
                sampling", TACL 2023)
 
-Probabilities are renormalised each time. Among equal logits lower ids come first. Then one uniform
-number, a function of the row's seed and position alone, picks a kept token by inverting the
-cumulative distribution, of the tokens by falling logit where anything may be left out.
+Probabilities are renormalised each time. Among equal logits lower ids come first.
+
+Then the tokens that are kept race: each has an exponentially distributed number E that is a
+function of the row's seed and position and of its own id alone (`aioserve.ops.philox`), and the one
+with the least E / p wins, the lowest id among equals. A token does so with its probability p. Two
+rows with the same seed and position whose distributions, over what is kept, are at a distance d of
+total variation draw the same token with probability (1 - d) / (1 + d) or more (Daliri, Musco and
+Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024).
 
 `aioserve.ops.Backend.draw` does it.
 """

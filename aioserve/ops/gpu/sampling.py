@@ -149,7 +149,7 @@ def draw(
     floors = torch.empty(count, dtype=torch.float32, device=device)
     kinds = torch.empty(count, dtype=torch.int32, device=device)
     counts = torch.empty(count, dtype=torch.int32, device=device)
-    raced = triton.cdiv(vocab, 4 * CALLS)
+    raced = -(-vocab // (4 * CALLS))
     drawn = None if rows.draws is Draws.GREEDY else _Drawn.of(count, blocks, raced, device)
     tile = {"VOCAB": vocab, "LINES": LINES, "COLS": COLUMNS}
     parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}

@@ -255,8 +255,8 @@ def border_kernel(
     LISTED: tl.constexpr,
     SEARCHED: tl.constexpr,
 ):
-    """Program (row) that leaves some tokens out: the order of the last that is kept, and the highest
-    id that is kept of those in it."""
+    """Program (row) that leaves some tokens out: the order of the last that is kept, and the
+    highest id that is kept of those in it."""
     row = tl.program_id(0)
     if tl.load(kinds + row) != 2:
         return
