@@ -21,7 +21,7 @@ using ops::RowScale;
 using ops::SamplingKernels;
 
 // Nanoseconds per logit on one thread, roughly.
-constexpr double kWork = 0.3;
+constexpr double kWork = 0.7;
 // Logits that are gathered before there must be room for more.
 constexpr int64_t kGatheredAtOnce = 4096;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -122,7 +122,7 @@ class Row {
                     winner = id;
                 }
             }
-            limit = std::min(limit, static_cast<float>(best * kLog2E + kSlack));
+            limit = static_cast<float>(std::min<double>(limit, best * kLog2E + kSlack));
         }
         return winner;
     }
