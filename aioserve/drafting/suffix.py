@@ -45,7 +45,7 @@ class SuffixDrafter(Drafter):
         self,
         *,
         max_depth: int = 64,
-        max_factor: float = 1.0,
+        max_factor: float = 1.5,
         min_probability: float = 0.1,
         cache_tokens: int = 65_536,
     ) -> None:

@@ -154,12 +154,15 @@ void SuffixTree::sanity_check() const {
         check_node(id);
         sums[nodes_[id].parent].count += nodes_[id].count;
         ++sums[nodes_[id].parent].num_children;
+        if (nodes_[id].last == nodes_[nodes_[id].parent].last) sums[nodes_[id].parent].best = id;
     }
     for (NodeId id = 0; id < nodes_.size(); ++id) {
         const bool is_leaf = nodes_[id].num_children == 0;
         require(is_leaf || sums[id].count == nodes_[id].count, "windows are counted wrong", id);
         require(sums[id].num_children == nodes_[id].num_children, "children are counted wrong", id);
-        if (!has_ends_ || nodes_[id].depth == 0) continue;
+        if (nodes_[id].depth == 0) continue;
+        require(is_leaf || sums[id].best != kNone, "no child has the last window", id);
+        if (!has_ends_) continue;
         uint32_t listed = 0;
         for (NodeId child = families_[id].first_child; child != kNone; ++listed) {
             require(nodes_[child].parent == id, "another's child is listed", id);

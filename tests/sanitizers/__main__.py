@@ -3,7 +3,7 @@
     python -m tests.sanitizers [address] [thread] [--tests ...]
 
 `address` is AddressSanitizer and UndefinedBehaviorSanitizer over the tests of pages, prefix tree,
-operations and reading weights; `thread` is ThreadSanitizer over the tests that use the thread pool
+drafters, operations and reading weights; `thread` is ThreadSanitizer over the tests that use the thread pool
 or call from several threads. Each module is compiled in a folder of its own in `build/sanitize/`;
 the installed one stays as it is. The first finding ends the process that has it, and so fails its
 test.
@@ -86,9 +86,11 @@ SANITIZERS = {
             "runtime error: load of misaligned address": MISALIGNED,
         },
         tests=(
+            "tests/drafting",
             "tests/kv",
             "tests/models/test_reading.py",
             *("tests/ops", "--ignore=tests/ops/gpu"),  # compilers, which don't stand it
+            "tests/properties/test_drafters.py",
             "tests/properties/test_page_pool.py",
             "tests/properties/test_prefix_tree.py",
         ),
