@@ -73,7 +73,8 @@ def edits(count: int) -> Iterator[Answered]:
     for text in library_files(count):
         names = Counter(re.findall(r"\b[a-z_]{6,}\b", text))
         name = max(names, key=lambda name: (names[name], name))
-        yield Answered(f"Rename {name} to renamed_one.\n\n{text}", text.replace(name, "renamed_one"))
+        prompt = f"Rename {name} to renamed_one.\n\n{text}"
+        yield Answered(prompt, text.replace(name, "renamed_one"))
 
 
 def goes_on(count: int) -> Iterator[Answered]:

@@ -104,7 +104,7 @@ def test_a_longer_match_allows_more_tokens() -> None:
 
 
 def test_recent_answers_are_guessed_from_their_first_token_on() -> None:
-    drafter = SuffixDrafter()
+    drafter = SuffixDrafter(max_factor=1)
     answer(drafter, 0, [1, 2, 3], [10, 11, 12, 13])
     drafter.start(0, sequence([4]))
     assert drafter.draft(0, 4) == [10]
@@ -247,7 +247,7 @@ def test_what_a_sequence_can_not_be_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match=r"prompt_tokens must be in \[0, 1\], got 2"):
         drafter.start(0, DraftedSequence(known_ids=np.array([1], np.int32), prompt_tokens=2))
     with pytest.raises(TypeError, match="known_ids must be a one-dimensional int32 array"):
-        drafter.start(0, DraftedSequence(known_ids=np.array([1.0]), prompt_tokens=1))  # pyright: ignore[reportArgumentType]
+        drafter.start(0, DraftedSequence(known_ids=np.array([1.0]), prompt_tokens=1))
     drafter.start(0, sequence([1]))
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         drafter.draft(0, 0)

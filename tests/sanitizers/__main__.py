@@ -3,10 +3,10 @@
     python -m tests.sanitizers [address] [thread] [--tests ...]
 
 `address` is AddressSanitizer and UndefinedBehaviorSanitizer over the tests of pages, prefix tree,
-drafters, operations and reading weights; `thread` is ThreadSanitizer over the tests that use the thread pool
-or call from several threads. Each module is compiled in a folder of its own in `build/sanitize/`;
-the installed one stays as it is. The first finding ends the process that has it, and so fails its
-test.
+drafters, operations and reading weights; `thread` is ThreadSanitizer over the tests that use the
+thread pool or call from several threads. Each module is compiled in a folder of its own in
+`build/sanitize/`; the installed one stays as it is. The first finding ends the process that has it,
+and so fails its test.
 
 Before the tests, mistakes are made on purpose, which must be reported: a module without the
 sanitizer, or one that isn't loaded, ends the run.
