@@ -1,16 +1,16 @@
 #include "drafting/ngram_drafter.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 namespace aioserve::drafting {
 
-NgramIndex::NgramIndex(size_t min_length, size_t max_length)
+NgramIndex::NgramIndex(size_t min_length, size_t max_length, size_t num_tokens)
     : min_length_(min_length), tables_(max_length - min_length + 1) {
-    for (Table& table : tables_) table.ends.assign(16, 0);
+    text_.reserve(num_tokens);
+    for (Table& table : tables_) table.ends.assign(std::bit_ceil(2 * num_tokens + 16), 0);
 }
-
-void NgramIndex::reserve(size_t num_tokens) { text_.reserve(text_.size() + num_tokens); }
 
 void NgramIndex::append(Token token) {
     if (text_.size() >= std::numeric_limits<uint32_t>::max())
@@ -68,8 +68,7 @@ size_t NgramIndex::num_bytes() const {
 void NgramDrafter::start(Slot slot, std::span<const Token> known, size_t prompt_tokens,
                          std::span<const Token> predicted) {
     slots_.check_free(slot);
-    auto sequence = std::make_unique<Sequence>(min_length_, max_length_);
-    sequence->known.reserve(known.size());
+    auto sequence = std::make_unique<Sequence>(min_length_, max_length_, known.size());
     for (const Token token : known.first(prompt_tokens)) sequence->known.append(token);
     if (!predicted.empty()) {
         sequence->prediction.emplace(predicted);

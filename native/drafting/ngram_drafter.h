@@ -16,9 +16,9 @@ namespace aioserve::drafting {
 // 2023), with an index in place of a search.
 class NgramIndex {
   public:
-    NgramIndex(size_t min_length, size_t max_length);
+    // Made for a text of `num_tokens` or more.
+    NgramIndex(size_t min_length, size_t max_length, size_t num_tokens);
 
-    void reserve(size_t num_tokens);
     void append(Token token);
     // What follows the longest of the last runs that stood before, where it stood last. Goes on from
     // the end of the text into the guess.
@@ -61,7 +61,8 @@ class NgramDrafter {
 
   private:
     struct Sequence {
-        Sequence(size_t min_length, size_t max_length) : known(min_length, max_length) {}
+        Sequence(size_t min_length, size_t max_length, size_t num_tokens)
+            : known(min_length, max_length, num_tokens) {}
 
         NgramIndex known;
         std::optional<Prediction> prediction;
