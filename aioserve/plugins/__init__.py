@@ -22,6 +22,7 @@ from aioserve.plugins.registry import (
     BrokenPlugin,
     Offer,
     PluginRegistry,
+    check_drafter_object,
     check_observer_object,
     check_policy_object,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "RequestSummary",
     "StepInfo",
     "StepPart",
+    "check_drafter_object",
     "check_observer_object",
     "check_policy_object",
     "hookimpl",

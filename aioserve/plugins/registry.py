@@ -34,7 +34,14 @@ from aioserve.plugins.specs import (
 from aioserve.sampling.processors import LogitsProcessor, ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_object"]
+__all__ = [
+    "BrokenPlugin",
+    "Offer",
+    "Origin",
+    "PluginRegistry",
+    "check_drafter_object",
+    "check_policy_object",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -316,24 +323,28 @@ class PluginRegistry:
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
     """Return `policy`, if it is one with plain methods."""
-    with blamed("policy can't be used", ConfigError):
-        if not isinstance(policy, SchedulingPolicy):
-            raise ConfigError(
-                f"policy must be a name or a SchedulingPolicy object, got {shown(policy)}"
-            )
-        if wrong := _wrong_method(policy, SchedulingPolicy):
-            raise ConfigError(wrong)
-    return policy
+    return _with_plain_methods("policy", policy, SchedulingPolicy, "a name or a")
 
 
 def check_observer_object(observer: object) -> Observer:
     """Return `observer`, if it is one with plain methods."""
-    with blamed("observer can't be used", ConfigError):
-        if not isinstance(observer, Observer):
-            raise ConfigError(f"observer must be an Observer object, got {shown(observer)}")
-        if wrong := _wrong_method(observer, Observer):
+    return _with_plain_methods("observer", observer, Observer, "an")
+
+
+def check_drafter_object(drafter: object) -> Drafter:
+    """Return `drafter`, if it is one with plain methods."""
+    return _with_plain_methods("drafter", drafter, Drafter, "a")
+
+
+def _with_plain_methods(what: str, thing: object, kind: type[T], must_be: str) -> T:
+    with blamed(f"{what} can't be used", ConfigError):
+        if not isinstance(thing, kind):
+            raise ConfigError(
+                f"{what} must be {must_be} {kind.__name__} object, got {shown(thing)}"
+            )
+        if wrong := _wrong_method(thing, kind):
             raise ConfigError(wrong)
-    return observer
+    return thing
 
 
 def _wrong_method(thing: object, kind: type) -> str | None:

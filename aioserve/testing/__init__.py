@@ -11,6 +11,7 @@ time, and checks of an engine's state.
 
 from __future__ import annotations
 
+from aioserve.testing.drafter_check import DraftTimes, check_drafter
 from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
 from aioserve.testing.fake_model import (
     FakeModel,
@@ -35,6 +36,7 @@ from aioserve.testing.trial import replay
 
 __all__ = [
     "DeadlockError",
+    "DraftTimes",
     "FakeDevice",
     "FakeModel",
     "FakeRunner",
@@ -46,6 +48,7 @@ __all__ = [
     "StreamChecker",
     "byte_tokenizer",
     "check_admission",
+    "check_drafter",
     "check_eviction",
     "check_invariants",
     "check_logits_processor",

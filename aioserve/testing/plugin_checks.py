@@ -20,7 +20,7 @@ from aioserve.timings import InterTokenLatency
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
-from aioserve.testing.policy_check import check_arguments, quiet_settings
+from aioserve.testing.examples import check_arguments, quiet_settings
 
 __all__ = ["check_admission", "check_eviction", "check_logits_processor", "check_observer"]
 

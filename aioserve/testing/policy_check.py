@@ -14,7 +14,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count, cycle, zip_longest
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.steps.plan import StepPlan
+from aioserve.testing.examples import check_arguments, smallest_failure
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
 from aioserve.testing.policy_workloads import (
     MAX_ANSWER_TOKENS,
@@ -40,19 +40,14 @@ from aioserve.testing.policy_workloads import (
     Workload,
     workloads,
 )
-from aioserve.traces.checks import check_int
 
-if TYPE_CHECKING:
-    from hypothesis import settings
-
-__all__ = ["check_arguments", "check_policy", "quiet_settings"]
+__all__ = ["check_policy"]
 
 STEPS_PER_TOKEN = 20
 """A run that takes more steps than this for each token of its workload is taken for endless."""
 MAX_SMALLER_WORKLOADS = 60
 MAX_SMALLER_RUSHES = 12
 """Tried after a failure, for one that is easier to read."""
-MAX_EXAMPLES = 1_000_000
 STEP_SECONDS = 0.01
 PAUSE_STEPS = 6
 MAX_RUSH_TOKENS = 20_000
@@ -103,53 +98,17 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
         )
 
 
-def check_arguments(name: str, make: object, max_examples: int) -> None:
-    """Raise `ConfigError` for what can't be called, or a number of examples that is none."""
-    if not callable(make):
-        raise ConfigError(f"{name} must be callable, got {shown(make)}")
-    check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
-
-
-def quiet_settings(max_examples: int, **others: Any) -> settings:
-    """Settings of hypothesis for examples that are neither kept nor timed."""
-    from hypothesis import Phase, settings
-
-    phases = [Phase.generate, Phase.shrink]
-    return settings(
-        max_examples=max_examples, deadline=None, database=None, phases=phases, **others
-    )
-
-
 def _try(serve: Callable[[Workload], None], max_examples: int, *, rush: bool) -> None:
     """Serve random workloads; raise what it raises for the smallest of them that fails."""
-    from hypothesis import HealthCheck, given
-
-    failures: list[tuple[Workload, Exception]] = []
-    num_tried_since = 0
-
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-    @quiet_settings(max_examples, suppress_health_check=slow)
-    @given(workloads(rush=rush))
-    def check(workload: Workload) -> None:
-        nonlocal num_tried_since
-        if failures:
-            num_tried_since += 1
-            if num_tried_since > (MAX_SMALLER_RUSHES if rush else MAX_SMALLER_WORKLOADS):
-                return
-        try:
-            serve(workload)
-        except Exception as error:
-            failures.append((workload, error))
-            raise
-
-    try:
-        check()
-    except Exception:
-        # Of a policy that fails only now and then hypothesis says just that.
-        if not failures:
-            raise
-        workload, error = min(reversed(failures), key=lambda failure: len(failure[0].requests))
+    failed = smallest_failure(
+        workloads(rush=rush),
+        serve,
+        max_examples,
+        max_smaller=MAX_SMALLER_RUSHES if rush else MAX_SMALLER_WORKLOADS,
+        size_of=lambda workload: len(workload.requests),
+    )
+    if failed is not None:
+        workload, error = failed
         what = str(error) if isinstance(error, AssertionError) else repr(error)
         raise AssertionError(f"{what}\n{workload}") from error
 
