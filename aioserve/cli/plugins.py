@@ -24,20 +24,24 @@ from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import policy_of_file
 from aioserve.plugins.installed import Origin
 from aioserve.testing import (
+    DraftTimes,
     check_admission,
+    check_drafter,
     check_eviction,
     check_logits_processor,
     check_observer,
     check_policy,
 )
+from aioserve.testing.drafter_check import TIMED_TOKENS
 
 __all__ = ["app"]
 
 MAX_EXAMPLES = 1_000_000
 
 Row = dict[str, Any]
-Check = tuple[str, Callable[[int], None]]
-"""What is checked, and a function that raises if it fails on so many examples."""
+Check = tuple[str, Callable[[int], object]]
+"""What is checked, and a function that raises if it fails on so many examples; what it returns is
+told beside."""
 
 NATIVE = {
     "lru": "least recently used first",
@@ -78,8 +82,9 @@ def check(name: str, /, *, examples: int = 100) -> None:
     """Try what a plugin offers on random input; exit code 1 if it breaks its contract.
 
     Args:
-        name: Name of a policy, an eviction strategy, an observer or a plugin; a policy or strategy
-            may have options: NAME:OPTION=VALUE. A policy of yours may be FILE.py:CLASS.
+        name: Name of a policy, an eviction strategy, a drafter, an observer or a plugin; what is
+            chosen by name may have options: NAME:OPTION=VALUE. A policy of yours may be
+            FILE.py:CLASS.
         examples: How many are tried.
     """
     if not 1 <= examples <= MAX_EXAMPLES:
@@ -99,7 +104,7 @@ def check(name: str, /, *, examples: int = 100) -> None:
     for what, run in checks:
         try:
             with redirect_stdout(sys.stderr):
-                run(examples)
+                measured = run(examples)
         except ImportError as error:
             if error.name != "hypothesis":
                 raise
@@ -111,7 +116,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
             text = str(error) if isinstance(error, AssertionError) else shown(error)
             print(f"{what} fails: {text}")
         else:
-            print(f"{what} keeps its contract: {counted(examples, 'random example')}")
+            times = f"; {_told(measured)}" if isinstance(measured, DraftTimes) else ""
+            print(f"{what} keeps its contract: {counted(examples, 'random example')}{times}")
     if failed:
         sys.stdout.flush()
         raise PluginError(f"{failed} of {counted(len(checks) + len(broken), 'check')} failed")
@@ -144,6 +150,7 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("eviction", registry.evictions, "ready"),
         ("observer", registry.observers, "active"),
         ("logits processor", registry.logits_processors, "ready"),
+        ("drafter", registry.drafters, "ready"),
     ):
         for name, offer in sorted(offers.items()):
             spec = offer.spec
@@ -212,7 +219,7 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
     known = {row["name"] for row in (*_usable(registry), *_others(registry))}
     if colon and name in known:
         return (
-            "only policies, eviction strategies and logits processors have options, "
+            "only policies, eviction strategies, logits processors and drafters have options, "
             f"got {shown(text)}"
         )
     known.difference_update(EVICTION_STRATEGIES)
@@ -247,6 +254,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
             processor,
             check_logits_processor,
         ),
+        ("drafter", registry.drafters, registry.drafter, check_drafter),
     ):
         for offer in filter(meant, offers.values()):
             full = offer.spec.name + colon + options
@@ -261,5 +269,12 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
             yield f"admission {offer.label}", partial(_checked, check_admission, offer.ask)
 
 
-def _checked(check: Callable[..., None], what: Callable[..., Any], examples: int) -> None:
-    check(what, max_examples=examples)
+def _checked(check: Callable[..., object], what: Callable[..., Any], examples: int) -> object:
+    return check(what, max_examples=examples)
+
+
+def _told(times: DraftTimes) -> str:
+    return (
+        f"behind a prompt of {TIMED_TOKENS:,} tokens a step takes "
+        f"{times.step_seconds * 1e6:.1f} µs, and the start {times.start_seconds * 1e3:.1f} ms"
+    )
