@@ -19,6 +19,8 @@ from aioserve.config import (
     Speculation,
 )
 from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.drafting.ngram import NgramDrafter
+from aioserve.drafting.suffix import SuffixDrafter
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.engine.llm import LLM
@@ -156,6 +158,7 @@ __all__ = [
     "ModelLimits",
     "ModelNotFoundError",
     "ModelSource",
+    "NgramDrafter",
     "Observer",
     "ObserverSpec",
     "PageUse",
@@ -192,6 +195,7 @@ __all__ = [
     "StreamOptions",
     "StreamStalledError",
     "StructuredOutput",
+    "SuffixDrafter",
     "Timings",
     "Token",
     "TokenShare",

@@ -31,8 +31,8 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     tokens_generated_total: int
     tokens_drafted_total: tuple[int, ...]
     """Guesses of the drafter that steps verified, by their place: entry 0 counts those that came
-    right behind a sequence's last token. Has `Speculation.max_tokens` entries; empty without
-    speculation."""
+    right behind a sequence's last token. As long as the most guesses of a sequence that a step has
+    verified; empty without any."""
     tokens_accepted_total: tuple[int, ...]
     """Guesses among them that were what the step itself drew, and so are tokens of a completion;
     likewise."""

@@ -63,6 +63,12 @@ COUNTERS = {
     "delivery_seconds": ("delivery_seconds_total", "Event loop time spent handing out tokens"),
     "policy_faults": ("policy_faults_total", "Steps in which the scheduling policy failed"),
 }
+GUESSES = {
+    "drafted_tokens": ("tokens_drafted_total", "Guesses that steps verified"),
+    "accepted_draft_tokens": ("tokens_accepted_total", "Guesses among them that were right"),
+}
+"""Of engines with speculation, by the drafter's name and the place of a guess behind the last token
+of its sequence, from 0."""
 
 
 class EngineCollector(Collector):
@@ -92,6 +98,8 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
         for name, (field, what) in COUNTERS.items():
             yield CounterMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
+        if (speculation := self._engine.config.speculation) is not None:
+            yield from _guesses(stats, speculation.drafter.partition(":")[0].strip())
         pages = GaugeMetricFamily("aioserve_kv_pages", "Pages by state", labels=["state"])
         for state in STATES:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
@@ -111,6 +119,16 @@ class EngineCollector(Collector):
             block_size=str(self._engine.config.page_size),
             num_gpu_blocks=str(stats.pages_total),
         )
+
+
+def _guesses(stats: EngineStats, drafter: str) -> Iterator[Metric]:
+    for name, (field, what) in GUESSES.items():
+        family = CounterMetricFamily(f"aioserve_{name}", what, labels=["drafter", "position"])
+        for position, count in enumerate(getattr(stats, field)):
+            family.add_metric([drafter, str(position)], count)
+        yield family
+    faults = "Calls in which the drafter failed"
+    yield CounterMetricFamily("aioserve_drafter_faults", faults, stats.drafter_faults_total)
 
 
 def _labelled(name: str, what: str, **labels: str) -> Metric:

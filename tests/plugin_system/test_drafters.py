@@ -82,18 +82,25 @@ def framing_tokenizer() -> Tokenizer:
 
 
 class Verifying(FakeModel):
-    """A model whose runner takes a drafter, and has no use for it."""
+    """A model whose runner shows the drafter that it takes."""
 
     taken: Drafter | None = None
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         loaded = await super().load(config, num_slots=num_slots)
-        return msgspec.structs.replace(
-            loaded, take_drafter=self.take, tokenizer=framing_tokenizer()
-        )
 
-    def take(self, drafter: Drafter) -> None:
-        self.taken = drafter
+        def take(drafter: Drafter) -> None:
+            self.taken = drafter
+            assert loaded.take_drafter is not None
+            loaded.take_drafter(drafter)
+
+        return msgspec.structs.replace(loaded, take_drafter=take, tokenizer=framing_tokenizer())
+
+
+class NotVerifying(FakeModel):
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        loaded = await super().load(config, num_slots=num_slots)
+        return msgspec.structs.replace(loaded, take_drafter=None)
 
 
 def engine_of(drafter: str, model: FakeModel, *plugins: Any, **options: Any) -> Engine:
@@ -153,7 +160,7 @@ def test_a_broken_plugin_of_that_name_says_why(installed):
 @pytest.mark.asyncio
 async def test_speculation_where_nothing_verifies_is_refused():
     with pytest.raises(ConfigError, match="speculation isn't supported") as refused:
-        async with engine_of("repeating", FakeModel(), DrafterPlugin()):
+        async with engine_of("repeating", NotVerifying(), DrafterPlugin()):
             pass
     assert refused.value.argument == "speculation"
 

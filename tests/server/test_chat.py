@@ -321,12 +321,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": "flex"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"functions": []}, "functions"),
-    ({"prediction": {"type": "content", "content": ""}}, "prediction"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"unheard_of": 1}, "unheard_of"),
     ({"best_of": 2}, "best_of"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"prediction": {"type": "content", "content": ""}}, "prediction"),
+    ({"prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]}}, "prediction"),
+    (
+        {"prediction": {"type": "content", "content": [{"type": "image"}]}},
+        "prediction.content[0].type",
+    ),
+    ({"prediction": {"type": "tokens", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"content": "x"}}, "prediction"),
+    ({"prediction": "x"}, "prediction"),
+    ({"max_draft_tokens": 1}, "max_draft_tokens"),
+    ({"max_draft_tokens": -1}, "max_draft_tokens"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),

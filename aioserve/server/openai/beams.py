@@ -35,6 +35,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "ttft_target_seconds": (),
     "tpot_target_seconds": (),
     "predicted_output_tokens": (),
+    "max_draft_tokens": (0,),
     "response_format": (ResponseFormat(type="text"),),
 }
 """Values, beside none, by which a field asks for nothing that a search doesn't do."""

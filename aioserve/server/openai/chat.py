@@ -365,7 +365,7 @@ async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
         body,
         [messages_of(body.messages, call)],
         body.most_tokens,
-        harmless={"logprobs": (False,)},
+        harmless={"logprobs": (False,), "prediction": ()},
         names=body.names,
         **framing,
     )

@@ -8,11 +8,12 @@ place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from aioserve.engine.chat import MESSAGE_FIELDS
 from aioserve.engine.engine import Engine
 from aioserve.server.app_state import Call
+from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
 from aioserve.server.chat_parts.plan import (
     Choice,
@@ -114,6 +115,26 @@ def _tool_call(call: Any, unknown: UnknownFields) -> Any:
     return plain
 
 
+class PredictedPart(Strict, frozen=True, kw_only=True):
+    """A part of the text that is predicted."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Strict, frozen=True, kw_only=True):
+    """A text that the answer will be much like, as the OpenAI API's predicted outputs have it."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join([part.text for part in self.content])
+
+
 class ChatFields(ChunkFields, frozen=True, kw_only=True):
     """Fields of a request about messages, beside these."""
 
@@ -129,7 +150,6 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
         "verbosity": ("medium",),
         "prompt_cache_retention": ("in_memory",),
         "audio": (),
-        "prediction": (),
         "web_search_options": (),
         "functions": (),
         "function_call": (),
@@ -152,6 +172,8 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     """As far as the model's template reads one."""
+    prediction: Prediction | None = None
+    """What the answer will be, or much of it."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     """True where it isn't said."""
@@ -170,7 +192,6 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     verbosity: Any = None
     prompt_cache_retention: Any = None
     audio: Any = None
-    prediction: Any = None
     web_search_options: Any = None
     functions: Any = None
     function_call: Any = None
@@ -263,6 +284,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             structured_output=plan.form,
+            prediction=None if body.prediction is None else body.prediction.text,
         )
         messages = messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))

@@ -64,8 +64,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
+class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_tokens: int
+    accepted_prediction_tokens: int | None = None
+    """Guesses, by a prediction or whatever else the drafter goes by, that were right."""
+    rejected_prediction_tokens: int | None = None
+    """Guesses that were verified in vain. Both are told where there were any."""
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +86,15 @@ def usage_of(usage: Usage, reasoning_tokens: int = 0) -> UsageBody:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
+        completion_tokens_details=_details_of(usage, reasoning_tokens),
     )
+
+
+def _details_of(usage: Usage, reasoning_tokens: int) -> CompletionTokensDetails:
+    drafted, accepted = usage.drafted_tokens, usage.accepted_draft_tokens
+    if not drafted:
+        return CompletionTokensDetails(reasoning_tokens)
+    return CompletionTokensDetails(reasoning_tokens, accepted, drafted - accepted)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -264,6 +275,8 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     thinking_token_budget: int | None = None
+    max_draft_tokens: int | None = None
+    """Most tokens that are guessed in one step; 0: none."""
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
     stream: bool | None = None

@@ -67,6 +67,8 @@ function ended([, number, reason, end, answer, cached, first]) {
 function take(update) {
   clock = { now: update.now_seconds, heard: performance.now() };
   state(update.state);
+  const [drafted, accepted] = [update.drafted_tokens ?? 0, update.accepted_tokens ?? 0];
+  $("accepted").textContent = drafted ? `${many((100 * accepted) / drafted)} %` : "–";
   if (update.about) document.dispatchEvent(new CustomEvent("about", { detail: update.about }));
   if (update.open) {
     const open = new Set(update.open.map(([entry]) => entry[1]));

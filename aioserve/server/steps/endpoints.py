@@ -93,6 +93,10 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every request that hasn't ended: in the first update, and where entries were lost."""
     about: About | None = None
     """In the first update."""
+    drafted_tokens: int = 0
+    """Guesses of the engine's drafter that steps have verified since the start."""
+    accepted_tokens: int = 0
+    """Guesses among them that were right."""
 
 
 class Reader:
@@ -106,6 +110,7 @@ class Reader:
 
     def update(self, now_seconds: float) -> Update:
         steps, engine = self._steps, self._call.engine
+        stats = engine.stats()
         log = steps.last_entries(self._place, MAX_SENT_PARTS)
         num_lost = steps.end - self._place - len(log)
         knows_all = not (num_lost or self._is_new)
@@ -116,6 +121,8 @@ class Reader:
             num_lost=0 if self._is_new else num_lost,
             open=None if knows_all else [self._known(request) for request in steps.open_requests],
             about=about(self._call) if self._is_new else None,
+            drafted_tokens=sum(stats.tokens_drafted_total),
+            accepted_tokens=sum(stats.tokens_accepted_total),
         )
         self._place, self._is_new = steps.end, False
         return update

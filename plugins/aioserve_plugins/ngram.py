@@ -1,0 +1,13 @@
+"""Prompt lookup: what followed the last tokens of a sequence where they stood before."""
+
+from __future__ import annotations
+
+from aioserve import DrafterSpec, NgramDrafter, hookimpl
+
+__all__ = ["aioserve_drafters"]
+
+
+@hookimpl
+def aioserve_drafters() -> list[DrafterSpec]:
+    about = "prompt lookup: what followed the last tokens where they stood before"
+    return [DrafterSpec("ngram", NgramDrafter, about, api=1)]
