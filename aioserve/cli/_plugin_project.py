@@ -1,4 +1,5 @@
-"""The project that `aioserve plugins new` writes: a policy that works, its tests, and how to go on.
+"""The projects that `aioserve plugins new` writes: a policy or a drafter that works, its tests, and
+how to go on.
 
 Knows nothing of what is installed.
 """
@@ -8,11 +9,14 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 import aioserve
+from aioserve.cli import _drafter_template
 from aioserve.errors import ConfigError
 
 __all__ = ["write_project"]
@@ -28,7 +32,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "$distribution"
 version = "0.1.0"
-description = "A scheduling policy for aioserve: short prompts first"
+description = "$about"
 readme = "README.md"
 requires-python = ">=3.11"
 dependencies = ["aioserve"]
@@ -36,7 +40,7 @@ dependencies = ["aioserve"]
 [project.optional-dependencies]
 test = ["hypothesis", "pytest>=8"]
 
-# The key is the name that aioserve knows the policy by, also while its module is broken.
+# The key is the name that aioserve knows the $kind by, also while its module is broken.
 [project.entry-points.aioserve]
 $module = "$module"
 
@@ -64,7 +68,7 @@ from aioserve import (
 )
 
 
-class $policy(SchedulingPolicy):
+class $name(SchedulingPolicy):
     """Starts prompts of up to `short_tokens` uncached tokens before longer ones.
 
     A request for which the engine has processed `patience_tokens` tokens since it arrived goes
@@ -92,7 +96,7 @@ class $policy(SchedulingPolicy):
 
 @hookimpl
 def aioserve_scheduling_policies() -> list[PolicySpec]:
-    return [PolicySpec("$module", $policy, "short prompts first", api=1)]
+    return [PolicySpec("$module", $name, "short prompts first", api=1)]
 '''
 
 TESTS = '''\
@@ -103,25 +107,25 @@ from __future__ import annotations
 import pytest
 from aioserve import ConfigError, Engine
 from aioserve.testing import FakeModel, check_invariants, check_policy, replay, run_simulated
-from $module import $policy
+from $module import $name
 
 
 def test_it_keeps_the_contract() -> None:
-    check_policy($policy)
+    check_policy($name)
 
 
 @pytest.mark.parametrize("options", [{"short_tokens": 8}, {"patience_tokens": 0}])
 def test_it_keeps_the_contract_with_other_options(options) -> None:
-    check_policy(lambda: $policy(**options), max_examples=50)
+    check_policy(lambda: $name(**options), max_examples=50)
 
 
 def test_a_negative_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="patience_tokens must not be negative, got -1"):
-        $policy(patience_tokens=-1)
+        $name(patience_tokens=-1)
 
 
 def test_most_requests_wait_less_than_under_fcfs() -> None:
-    mine = replay("heavy-tails", $policy(), max_num_seqs=3)
+    mine = replay("heavy-tails", $name(), max_num_seqs=3)
     theirs = replay("heavy-tails", "fcfs", max_num_seqs=3)
     assert mine.ttft_seconds is not None
     assert theirs.ttft_seconds is not None
@@ -174,8 +178,52 @@ dist/
 """
 
 
-def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
-    """Write the project of policy `name` below `parent` and return its directory.
+class Kind(NamedTuple):
+    """What a project is for."""
+
+    name: str
+    about: str
+    """Description of the project."""
+    source: str
+    """Texts of files with places for names, as the next ones."""
+    tests: str
+    readme: str
+    steps: tuple[str, ...]
+    """What to do with it, beside installing it and running its tests."""
+
+
+KINDS = {
+    "policy": Kind(
+        "policy",
+        "A scheduling policy for aioserve: short prompts first",
+        POLICY,
+        TESTS,
+        README,
+        (
+            "aioserve plugins check $module",
+            "aioserve simulate --synthetic heavy-tails --rate 12 --max-num-seqs 8"
+            " --policy fcfs --policy $module",
+        ),
+    ),
+    "drafter": Kind(
+        "drafter",
+        "A drafter for aioserve: what followed the last tokens before",
+        _drafter_template.DRAFTER,
+        _drafter_template.TESTS,
+        _drafter_template.README,
+        (
+            "aioserve plugins check $module",
+            "aioserve bench latency pyhelp --speculation $module",
+        ),
+    ),
+}
+
+
+def write_project(
+    name: str, parent: Path, taken: Collection[str], kind: str = "policy"
+) -> tuple[Path, list[str]]:
+    """Write the project of a policy or drafter `name` below `parent`. Return its directory, and
+    what to do with it next: commands.
 
     Raises `ConfigError` for a name that can't be a module's or makes a class with a name of
     aioserve's, is `taken` by a plugin or by another module, and for a directory that exists or
@@ -189,9 +237,10 @@ def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or keyword.issoftkeyword(module):
         raise ConfigError(f"name: {module!r} is a keyword of Python; choose another name")
-    policy = "".join(part.capitalize() for part in module.split("_")) + "Policy"
-    if policy in aioserve.__all__:
-        raise ConfigError(f"name: aioserve has a class {policy} itself; choose another name")
+    wanted = KINDS[kind]
+    class_name = "".join(part.capitalize() for part in module.split("_")) + kind.capitalize()
+    if class_name in aioserve.__all__:
+        raise ConfigError(f"name: aioserve has a class {class_name} itself; choose another name")
     if importlib.util.find_spec(module) is not None:
         raise ConfigError(f"name: there is a Python module {module!r} already; choose another name")
     if module in taken:
@@ -200,13 +249,15 @@ def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
     values = {
         "distribution": module.replace("_", "-").rstrip("-"),
         "module": module,
-        "policy": policy,
+        "name": class_name,
+        "kind": wanted.name,
+        "about": wanted.about,
     }
     files = {
         "pyproject.toml": PYPROJECT,
-        f"src/{module}/__init__.py": POLICY,
-        f"tests/test_{module}.py": TESTS,
-        "README.md": README,
+        f"src/{module}/__init__.py": wanted.source,
+        f"tests/test_{module}.py": wanted.tests,
+        "README.md": wanted.readme,
         ".gitignore": GITIGNORE,
     }
     try:
@@ -219,4 +270,8 @@ def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
         raise ConfigError(f"dir: {project} exists already") from None
     except OSError as error:
         raise ConfigError(f"dir: {project} can't be written: {error}") from error
-    return project
+    return project, [
+        f"pip install --editable {shlex.quote(f'{project}[test]')}",
+        *[Template(step).substitute(values) for step in wanted.steps],
+        f"pytest {shlex.quote(str(project))}",
+    ]

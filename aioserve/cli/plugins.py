@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -124,24 +123,18 @@ def check(name: str, /, *, examples: int = 100) -> None:
 
 
 @app.command
-def new(name: str, /, *, dir: Path = Path()) -> None:
-    """Write a complete project of a scheduling policy, ready to be installed.
+def new(name: str, /, *, kind: Literal["policy", "drafter"] = "policy", dir: Path = Path()) -> None:
+    """Write a complete project of a scheduling policy or a drafter, ready to be installed.
 
     Args:
-        name: Name of the project and its policy: lower-case letters, digits, '_' and '-'.
+        name: Name of the project and of what it offers: lower-case letters, digits, '_' and '-'.
+        kind: What it offers.
         dir: Where the project's directory is made.
     """
     registry = PluginRegistry()
     taken = {row["name"] for row in (*_usable(registry), *_others(registry))}
-    project = write_project(name, dir, taken)
-    print(
-        f"{project} is ready. Next:\n"
-        f"  pip install --editable {shlex.quote(f'{project}[test]')}\n"
-        f"  aioserve plugins check {project.name}\n"
-        f"  aioserve simulate --synthetic heavy-tails --rate 12 --max-num-seqs 8"
-        f" --policy fcfs --policy {project.name}\n"
-        f"  pytest {shlex.quote(str(project))}"
-    )
+    project, steps = write_project(name, dir, taken, kind)
+    print("\n  ".join([f"{project} is ready. Next:", *steps]))
 
 
 def _usable(registry: PluginRegistry) -> Iterator[Row]:

@@ -9,12 +9,15 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from aioserve.plugins import PluginRegistry
+from aioserve.plugins import installed as installed_module
 from tests.cli.command import Run
+from tests.plugin_system.planted import entry_point
 
 GOOD = """\
 from aioserve import *
@@ -53,6 +56,22 @@ def aioserve_eviction_strategies():
 @hookimpl
 def aioserve_observers():
     return [ObserverSpec("counter", Counter), ObserverSpec("divider", Divider)]
+
+class Repeating(Drafter):
+    def __init__(self, *, often: int = 100):
+        self.often, self.last = often, {}
+    def start(self, slot, sequence):
+        self.last[slot] = 0
+    def extend(self, slot, token_ids):
+        self.last[slot] = token_ids[-1]
+    def draft(self, slot, limit):
+        return [self.last[slot]] * self.often
+    def end(self, slot):
+        del self.last[slot]
+
+@hookimpl
+def aioserve_drafters():
+    return [DrafterSpec("repeating", Repeating, "the last token again")]
 
 @hookimpl
 def aioserve_admit(request):
@@ -104,6 +123,7 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
         "cause": None,
     }
     assert {("policy", "fcfs"), ("eviction", "lru"), ("eviction", "fewest")} <= rows.keys()
+    assert {("drafter", "ngram"), ("drafter", "suffix"), ("drafter", "repeating")} <= rows.keys()
     assert rows["observer", "counter"]["state"] == "active"
     assert rows["admission", "all_kinds"]["state"] == "active"
     broken = rows["plugin", "bad"]
@@ -141,13 +161,16 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
         (
             "counter:foo=1",
             2,
-            "only policies, eviction strategies and logits processors have options, got",
+            "only policies, eviction strategies, logits processors and drafters have options",
         ),
         (
             "all_kinds:foo=1",
             2,
-            "only policies, eviction strategies and logits processors have options, got",
+            "only policies, eviction strategies, logits processors and drafters have options",
         ),
+        ("repeating", 1, "drafter repeating (all_kinds-dist 3.4) fails: the last of these calls"),
+        ("repeating:often=1", 0, "behind a prompt of 32,768 tokens a step takes"),
+        ("repeating:often=x", 2, "option 'often' of drafter 'repeating' must be a whole number"),
         ("lru", 2, "eviction strategy 'lru' is built in: there is no plugin to check"),
         ("slru:foo=1", 2, "eviction strategy 'slru' is built in"),
         ("sideways", 2, "no plugin offers 'sideways'; there are: all_kinds, backwards, bad"),
@@ -250,6 +273,29 @@ def test_whatever_it_is_called_a_new_project_works(
         assert type(policy) in tests.values()
         tests["test_a_negative_option_is_refused"]()
         tests["test_most_requests_wait_less_than_under_fcfs"]()
+    finally:
+        sys.modules.pop(module)
+
+
+@pytest.mark.parametrize("name", ["none", "guessing-again", "drafter-spec"])
+def test_a_new_project_of_a_drafter_works(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    done = aioserve_here("plugins", "new", name, "--kind", "drafter", "--dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    module = name.replace("-", "_")
+    assert f"--speculation {module}" in done.stdout
+    project = tmp_path / module
+    monkeypatch.syspath_prepend(project / "src")
+    plugin = importlib.import_module(module)
+    found = [*entry_points(group="aioserve"), entry_point(module, lambda: plugin)]
+    monkeypatch.setattr(installed_module, "entry_points", lambda group: found)
+    tests = runpy.run_path(str(project / "tests" / f"test_{module}.py"))
+    try:
+        assert type(PluginRegistry().drafter(module)) in tests.values()
+        for name, test in tests.items():
+            if name.startswith("test_") and "other_options" not in name:
+                test()
     finally:
         sys.modules.pop(module)
 
