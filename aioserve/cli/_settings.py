@@ -77,9 +77,9 @@ class Part(msgspec.Struct, frozen=True):
     """A field of a struct that a field of another struct may hold."""
 
     of: str
-    """That field."""
+    """The field that may hold the struct."""
     kind: Any
-    """The struct that it holds. Its `of` makes one, or None, of what its fields are."""
+    """The struct. Its `of` makes one, or None, of what its fields are."""
     name: str
 
 

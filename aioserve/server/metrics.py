@@ -67,8 +67,8 @@ GUESSES = {
     "drafted_tokens": ("tokens_drafted_total", "Guesses that steps verified"),
     "accepted_draft_tokens": ("tokens_accepted_total", "Guesses among them that were right"),
 }
-"""Of engines with speculation, by the drafter's name and the place of a guess behind the last token
-of its sequence, from 0."""
+"""Counters of engines with speculation: by the drafter's name, and the place of a guess behind the
+last token of its sequence, from 0."""
 
 
 class EngineCollector(Collector):

@@ -235,7 +235,7 @@ def _ids(token_ids: Sequence[int]) -> TokenIds:
 # -- what comes back
 
 Guesses = dict[tuple[int, int], list[int]]
-"""By the number of a group and a slot, counted from 0 wherever they begin."""
+"""Guesses by the number of their group and their slot, counted from 0 wherever slots begin."""
 
 
 def _replay(drafter: Drafter, groups: Sequence[Group], *, at_once: bool = False) -> Guesses:
