@@ -6,7 +6,7 @@ Everything here concerns one request at a time: what goes wrong with one ends th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from aioserve.engine.mailbox import ReaderEvent
 from aioserve.engine.observer_events import ObserverEvents
@@ -62,16 +62,17 @@ class Delivery:
     # -- to the readers
 
     def deliver(
-        self, updates: Iterable[SequenceUpdate], step_error: StepError | None = None
+        self, updates: Sequence[SequenceUpdate], step_error: StepError | None = None
     ) -> None:
         """`step_error` is what becomes of the requests whose step failed."""
-        for update in updates:
+        for number, update in enumerate(updates):
             # Unknown: its request ended, perhaps by what this very step brought another sample.
             sample = self._table.samples.get(update.sequence_id)
             if sample is None:
                 continue
             if update.token_id is not None:
-                self._deliver_token(sample, update.token_id, update)
+                if self._deliver_token(sample, update.token_id, update):
+                    self._disregard(sample, updates[number + 1 :])
             elif update.scored:
                 scored = [sample.assembler.with_texts(each) for each in update.scored]
                 sample.request.mailbox.put_scored(scored, update.scored_before)
@@ -104,7 +105,15 @@ class Delivery:
             return RequestFailedError("the model's logits leave no token to draw")
         return RequestFailedError(str(update.error))
 
-    def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> None:
+    def _disregard(self, sample: LiveSample, updates: Sequence[SequenceUpdate]) -> None:
+        """What the step of a stop string brought behind it is no token of a completion, nor a guess
+        that was of use."""
+        drawn = [one for one in updates if one.sequence_id == sample.sequence_id and not one.forced]
+        self._scheduler.counters.tokens_generated -= len(drawn)
+        sample.mailbox.account.accepted_tokens -= len(drawn)
+
+    def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> bool:
+        """Whether a stop string ended with it."""
         reason, assembler = update.finish_reason, sample.assembler
         is_end = reason is FinishReason.STOP and sample.request.ends_with(token_id)
         try:
@@ -116,7 +125,7 @@ class Delivery:
         except Exception as error:
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
             self.fail(sample.request, failed.with_cause(error))
-            return
+            return False
         index = sample.num_delivered
         marks = assembler.marks_in(text) if assembler.shown else ()
         sample.mailbox.put(Token(token_id, text, index, sample.index, logprobs, marks))
@@ -132,6 +141,7 @@ class Delivery:
             self._end_sample(sample, reason, token_id if named else None)
         elif sample.matcher is not None and not update.forced:
             self._note(sample, token_id)
+        return stopped
 
     def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
         """All that a request wants of its prompt is there."""

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 
+from aioserve import DrafterSpec, hookimpl
 from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.testing.fake_device import VOCAB_SIZE, expected_tokens
 
-__all__ = ["Guess", "ScriptedDrafter", "anything", "nothing_right", "right_up_to"]
+__all__ = [
+    "FakeModelDrafters",
+    "Guess",
+    "ScriptedDrafter",
+    "anything",
+    "nothing_right",
+    "right_up_to",
+]
 
 Guess = Callable[[Sequence[int], Sequence[int], int], Sequence[int]]
 """Known ids of a sequence, those that come next, and the most that may be guessed -> guesses."""
@@ -47,17 +57,60 @@ class ScriptedDrafter(Drafter):
         del self.known[slot], self._sequences[slot]
 
 
+class FakeModelDrafter(ScriptedDrafter):
+    """Knows what a `FakeModel` answers to prompts with a seed, by `seed_of` their ids: what comes
+    in the first of a request's samples. Raises AssertionError, which an engine counts as a fault,
+    where what it was told of a slot is in none of the first `MOST_SAMPLES`."""
+
+    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
+        super().__init__(lambda sequence, count: self._sample(sequence, 0)[:count], guess)
+        self._seed_of = seed_of
+
+    def draft(self, slot: int, limit: int) -> Sequence[int]:
+        sequence, known = self._sequences[slot], self.known[slot]
+        generated = known[sequence.prompt_tokens :]
+        assert any(
+            self._sample(sequence, sample)[: len(generated)] == generated
+            for sample in range(MOST_SAMPLES)
+        )
+        return super().draft(slot, limit)
+
+    def _sample(self, sequence: DraftedSequence, sample: int) -> list[int]:
+        prompt = tuple(sequence.known_ids[: sequence.prompt_tokens].tolist())
+        return _tokens(prompt, self._seed_of(prompt) + sample)
+
+
+MOST_SAMPLES = 3
+MOST_TOKENS = 256
+
+
+@cache
+def _tokens(prompt: tuple[int, ...], seed: int) -> list[int]:
+    return expected_tokens(prompt, MOST_TOKENS, seed)
+
+
+class FakeModelDrafters:
+    """A plugin that offers `scripted`, a `FakeModelDrafter` of that guess."""
+
+    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int] = lambda ids: 0):
+        self._made = lambda: FakeModelDrafter(guess, seed_of)
+
+    @hookimpl
+    def aioserve_drafters(self) -> Sequence[DrafterSpec]:
+        return [DrafterSpec("scripted", self._made)]
+
+
 def right_up_to(count: int) -> Guess:
     """Right in the first `count` guesses, and wrong in all others."""
 
     def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
-        return [token + (place >= count) for place, token in enumerate(coming)]
+        return [(token + (place >= count)) % VOCAB_SIZE for place, token in enumerate(coming)]
 
     return guess
 
 
 def nothing_right(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
-    return [token + 1 for token in coming]
+    return [(token + 1) % VOCAB_SIZE for token in coming]
 
 
 def anything(source: random.Random) -> Guess:
@@ -65,6 +118,8 @@ def anything(source: random.Random) -> Guess:
 
     def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
         count = source.randint(0, limit)
-        return [t if source.random() < 0.6 else source.randrange(300) for t in coming[:count]]
+        return [
+            t if source.random() < 0.6 else source.randrange(VOCAB_SIZE) for t in coming[:count]
+        ]
 
     return guess

@@ -1,0 +1,384 @@
+"""What a reader gets of a request whose tokens are guessed, and what is counted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aioserve import (
+    Engine,
+    FinishReason,
+    Observer,
+    RequestInfo,
+    SamplingParams,
+    SchedulingPolicy,
+    Speculation,
+    StepInfo,
+    Token,
+    Usage,
+)
+from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.steps.plan import ItemKind, StepPlan
+from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated
+from tests.doubles.drafters import (
+    FakeModelDrafters,
+    Guess,
+    anything,
+    nothing_right,
+    right_up_to,
+)
+
+STEP_SECONDS = 0.01
+PROMPT = [7, 1, 8, 2, 8, 1]
+GUESSES: dict[str, Guess] = {
+    "all right": right_up_to(99),
+    "two right": right_up_to(2),
+    "none right": nothing_right,
+    "anything": anything(random.Random(3)),
+    "none made": lambda known, coming, limit: [],
+}
+
+
+def seed_of(prompt: Sequence[int]) -> int:
+    return sum(prompt) % 5
+
+
+def engine_of(
+    guess: Guess | None, *, max_tokens: int = 4, model: FakeModel | None = None, **options: Any
+) -> Engine:
+    """An engine on a fake model, with speculation unless `guess` is None."""
+    options = {"policy": SchedulingPolicy(), "output_reserve_tokens": 0, **options}
+    if guess is not None:
+        speculation = Speculation(drafter="scripted", max_tokens=max_tokens)
+        options |= {
+            "speculation": speculation,
+            "plugins": [FakeModelDrafters(guess, seed_of)],
+        }
+    return Engine(model or FakeModel(step_seconds=lambda plan: STEP_SECONDS), **options)
+
+
+@dataclass
+class Read:
+    """All that there is to see of a request, but for how fast it was."""
+
+    tokens: list[list[Token]]
+    reasons: tuple[FinishReason | None, ...]
+    stop_reasons: tuple[int | str | None, ...]
+    usage: Usage
+
+    @property
+    def answer(self) -> tuple[Any, ...]:
+        usage = self.usage
+        counted = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        return self.tokens, self.reasons, self.stop_reasons, counted
+
+
+async def read(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, pause_seconds: float = 0.0
+) -> Read:
+    tokens: list[list[Token]] = [[] for _ in range(params.n)]
+    async with engine.stream(list(prompt), params) as stream:
+        async for token in stream:
+            tokens[token.sample].append(token)
+            await asyncio.sleep(pause_seconds)
+    return Read(tokens, stream.finish_reasons, stream.stop_reasons, stream.usage)
+
+
+def drawn(source: random.Random) -> tuple[list[int], SamplingParams]:
+    """A prompt, and parameters by which its answer may end at any place for any reason."""
+    prompt = [source.randrange(3)] * source.randint(1, 30) + [source.randrange(40, 90)]
+    tokens = expected_tokens(prompt, 40, seed_of(prompt))
+    letters = [chr(token) for token in tokens if 33 <= token < 127]
+    stops = source.sample(letters, min(len(letters), source.choice([0, 0, 1, 2])))
+    return prompt, SamplingParams(
+        seed=seed_of(prompt),
+        max_tokens=source.randint(1, 40),
+        n=source.choice([1, 1, 1, 3]),
+        stop=tuple(stops),
+        include_stop_str_in_output=source.random() < 0.5,
+        stop_token_ids=tuple(source.sample(tokens, source.choice([0, 0, 1]))),
+        ignore_eos=source.random() < 0.3,
+        logprobs=source.choice([None, None, 0, 2]),
+        prompt_logprobs=source.choice([None, None, None, 1]),
+    )
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:
+    async def answers(made: Guess | None, seed: int) -> list[Read]:
+        source = random.Random(seed)
+        model = FakeModel(
+            step_seconds=lambda plan: STEP_SECONDS, eos_token_ids=frozenset([seed, 7 * seed + 1])
+        )
+        options = {
+            "page_size": source.choice([1, 4, 16]),
+            "max_num_seqs": 3,
+            "max_num_batched_tokens": source.choice([8, 64]),
+            "max_buffered_tokens": source.choice([3, 1024]),
+            "overlap": overlap,
+        }
+        requests = [drawn(source) for _ in range(12)]
+        async with engine_of(made, model=model, **options) as engine:
+            reads = await asyncio.gather(*(read(engine, *request) for request in requests))
+            check_invariants(engine)
+            stats = engine.stats()
+            assert stats.drafter_faults_total == 0
+            assert (sum(stats.tokens_drafted_total) > 0) == (
+                made is not None and guess != "none made"
+            )
+        return reads
+
+    ends: Counter[object] = Counter()
+    for seed in range(6):
+        plain = run_simulated(partial(answers, None, seed), seed=seed)
+        guessed = run_simulated(partial(answers, GUESSES[guess], seed), seed=seed)
+        for one, other in zip(guessed, plain, strict=True):
+            assert one.answer[:3] == other.answer[:3]
+            # What others have cached by then is a matter of time.
+            assert one.answer[3][:2] == other.answer[3][:2]
+            ends.update(type(reason) for reason in other.stop_reasons)
+            ends.update(other.reasons)
+    assert ends.keys() == {str, int, type(None), FinishReason.STOP, FinishReason.LENGTH}
+
+
+def first_letter(tokens: Sequence[int], least: int) -> int:
+    """The place of the first token from `least` on that is a letter which didn't come before."""
+    return next(
+        place
+        for place in range(least, len(tokens))
+        if 33 <= tokens[place] < 127 and tokens[place] not in tokens[:place]
+    )
+
+
+@pytest.mark.parametrize("end", ["stop string", "stop id", "end id", "length"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nothing_behind_an_end_in_the_middle_of_a_step_is_told_or_counted(
+    end: str, overlap: bool
+) -> None:
+    """All that a step brings but the first is behind the end there."""
+    tokens = expected_tokens(PROMPT, 60, seed_of(PROMPT))
+    place = first_letter(tokens, 3)
+    params = {
+        "stop string": {"stop": chr(tokens[place])},
+        "stop id": {"stop_token_ids": (tokens[place],)},
+        "end id": {},
+        "length": {"max_tokens": place + 1},
+    }[end]
+    ids = frozenset([tokens[place]]) if end == "end id" else frozenset[int]()
+    model = FakeModel(step_seconds=lambda plan: STEP_SECONDS, eos_token_ids=ids)
+
+    async def main() -> None:
+        engine = engine_of(right_up_to(99), max_tokens=32, model=model, overlap=overlap)
+        async with engine:
+            asked = SamplingParams(
+                **{"max_tokens": 60, "logprobs": 1, **params}, seed=seed_of(PROMPT)
+            )
+            told = await read(engine, PROMPT, asked)
+            (answer,) = told.tokens
+            assert [token.id for token in answer] == tokens[: place + 1]
+            assert all(token.logprobs is not None for token in answer)
+            assert told.usage.completion_tokens == place + 1
+            assert 0 < told.usage.accepted_draft_tokens <= place
+            assert told.reasons == (FinishReason.LENGTH if end == "length" else FinishReason.STOP,)
+            if end == "stop string":
+                assert told.stop_reasons == (chr(tokens[place]),)
+            await engine.drain()
+            stats = engine.stats()
+            assert stats.tokens_generated_total == place + 1
+            assert sum(stats.tokens_accepted_total) >= told.usage.accepted_draft_tokens
+
+    run_simulated(main)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_brings_no_more_to_a_full_mailbox_than_those_in_flight(overlap: bool) -> None:
+    async def main() -> None:
+        engine = engine_of(right_up_to(99), max_tokens=7, max_buffered_tokens=2, overlap=overlap)
+        async with engine:
+            params = SamplingParams(max_tokens=60, seed=seed_of(PROMPT))
+            async with engine.stream(PROMPT, params) as stream:
+                await asyncio.sleep(100 * STEP_SECONDS)
+                there = stream.usage.completion_tokens
+                # One short of full before the last step that was planned, and one in flight.
+                assert 2 <= there <= 1 + 8 * (2 if overlap else 1)
+                ids = [token.id async for token in stream]
+            assert ids == expected_tokens(PROMPT, 60, seed_of(PROMPT))
+
+    run_simulated(main)
+
+
+class Noted(Observer):
+    def __init__(self) -> None:
+        self.steps: list[StepInfo] = []
+        self.requests: list[RequestInfo] = []
+
+    def step_finished(self, step: StepInfo) -> None:
+        self.steps.append(step)
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
+    guess: str, overlap: bool
+) -> None:
+    async def main() -> None:
+        async with engine_of(GUESSES[guess], overlap=overlap) as engine:
+            noted = Noted()
+            engine.observe(noted)
+            told = await read(engine, PROMPT, SamplingParams(max_tokens=60, seed=seed_of(PROMPT)))
+            await engine.drain()
+            stats, usage = engine.stats(), told.usage
+        assert sum(stats.tokens_drafted_total) == usage.drafted_tokens
+        assert sum(stats.tokens_accepted_total) == usage.accepted_draft_tokens
+        right_by_place, made_by_place = stats.tokens_accepted_total, stats.tokens_drafted_total
+        assert all(a <= b for a, b in zip(right_by_place, made_by_place, strict=True))
+        assert [*right_by_place] == sorted(right_by_place, reverse=True)
+        parts = [part for step in noted.steps for part in step.parts]
+        drawing = [part for part in parts if part.num_sampled]
+        assert len(drawing) + usage.accepted_draft_tokens == usage.completion_tokens == 60
+        if guess == "all right":
+            assert usage.accepted_draft_tokens == usage.drafted_tokens > 40
+        elif guess == "none right":
+            assert usage.accepted_draft_tokens == 0 < usage.drafted_tokens
+
+    run_simulated(main)
+
+
+def plans_of(engine: Engine) -> list[tuple[ItemKind, int, int]]:
+    """Kind, start and count of each item that is launched from now on."""
+    items: list[tuple[ItemKind, int, int]] = []
+    runner = engine._lifecycle.model.runner
+    launch = runner.launch
+
+    def noted(plan: StepPlan, masks: Any = None) -> Any:
+        items.extend((item.kind, item.start, item.count) for item in plan.items)
+        return launch(plan, masks)
+
+    runner.launch = noted  # pyright: ignore[reportAttributeAccessIssue]
+    return items
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_without_guesses_has_the_steps_of_an_engine_without(overlap: bool) -> None:
+    async def plans(guess: Guess | None) -> list[tuple[ItemKind, int, int]]:
+        async with engine_of(guess, overlap=overlap) as engine:
+            items = plans_of(engine)
+            limits = {} if guess is None else {"max_draft_tokens": 0}
+            await read(engine, PROMPT, SamplingParams(max_tokens=20, seed=0, **limits))
+            assert engine.stats().tokens_drafted_total == ()
+            return items
+
+    without = run_simulated(partial(plans, None))
+    assert run_simulated(partial(plans, right_up_to(99))) == without
+    assert [kind for kind, *_ in without[1:]] == [ItemKind.DECODE] * (len(without) - 1)
+
+
+class OnAndOff(SchedulingPolicy):
+    """Allows guesses for some steps, then none for some, and so on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
+        self.asked += 1
+        return limit if self.asked % 7 < 3 else 0
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_guesses_come_and_go_and_nothing_is_left_of_them(guess: str, overlap: bool) -> None:
+    """Once guesses are known to be right or wrong, a step without any is a plain decode."""
+
+    async def main() -> None:
+        async with engine_of(GUESSES[guess], overlap=overlap, policy=OnAndOff()) as engine:
+            items = plans_of(engine)
+            for _ in range(2):
+                told = await read(
+                    engine, PROMPT, SamplingParams(max_tokens=100, seed=seed_of(PROMPT))
+                )
+                ids = [token.id for token in told.tokens[0]]
+                assert ids == expected_tokens(PROMPT, 100, seed_of(PROMPT))
+            kinds = [(kind, count > 1) for kind, _, count in items]
+            assert (ItemKind.DECODE, False) in kinds
+            assert (ItemKind.VERIFY, True) in kinds
+            switches = sum(a != b for a, b in pairwise(kinds))
+            assert switches >= 6
+            assert engine.stats().drafter_faults_total == 0
+            await engine.drain()
+            check_invariants(engine)
+
+    run_simulated(main)
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_prefix_cache_has_what_was_drawn_and_nothing_that_was_guessed(
+    guess: str, page_size: int
+) -> None:
+    tokens = expected_tokens(PROMPT, 40, seed_of(PROMPT))
+
+    async def cached(made: Guess | None) -> list[int]:
+        async with engine_of(made, page_size=page_size) as engine:
+            found: list[int] = []
+            params = SamplingParams(max_tokens=40, seed=seed_of(PROMPT))
+            await read(engine, PROMPT, params)
+            known = [*PROMPT, *tokens]
+            asked = [known[:end] for end in range(len(PROMPT), len(known) + 1)]
+            # What one token of them as it might have been guessed has behind it.
+            asked += [[*known[:end], (known[end] + 1) % 256, *known[end + 1 :]] for end in (8, 20)]
+            for prompt in asked:
+                told = await read(engine, prompt, SamplingParams(max_tokens=1, seed=0))
+                found.append(told.usage.cached_tokens)
+            return found
+
+    plain = run_simulated(partial(cached, None))
+    assert run_simulated(partial(cached, GUESSES[guess])) == plain
+    assert max(plain) >= len(PROMPT) + 30
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("options", [{"num_pages": 16}, {"num_pages": 60}], ids=str)
+def test_the_drafter_knows_what_each_slot_has_drawn_however_often_slots_change_hands(
+    guess: str, options: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        engine = engine_of(GUESSES[guess], max_num_seqs=4, page_size=8, **options)
+        async with engine:
+            prompts = [[index, *PROMPT] for index in range(9)]
+            params = [SamplingParams(max_tokens=56, seed=seed_of(p), n=2) for p in prompts]
+            reads = await asyncio.gather(
+                *(read(engine, *asked) for asked in zip(prompts, params, strict=True))
+            )
+            for prompt, told in zip(prompts, reads, strict=True):
+                ids = [token.id for token in told.tokens[0]]
+                assert ids == expected_tokens(prompt, 56, seed_of(prompt))
+            await engine.drain()
+            stats = engine.stats()
+            assert stats.drafter_faults_total == 0
+            assert (stats.preemptions_total > 0) == (options["num_pages"] == 16)
+
+    run_simulated(main)
+
+
+def test_a_dump_is_plain_while_guesses_are_in_flight() -> None:
+    async def main() -> None:
+        params = SamplingParams(max_tokens=60, seed=seed_of(PROMPT))
+        engine = engine_of(right_up_to(2))
+        async with engine, engine.stream(PROMPT, params) as stream:
+            async for token in stream:
+                (sequence,) = json.loads(json.dumps(engine.dump()))["sequences"]
+                assert sequence["known_tokens"] > len(PROMPT) + token.index
+                if token.index == 20:
+                    break
+
+    run_simulated(main)
