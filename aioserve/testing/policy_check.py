@@ -2,8 +2,8 @@
 
 The real scheduler and KV memory serve small workloads on a `FakeDevice`: prompts that share
 beginnings, several samples, metadata, more requests than there is memory for, with and without
-pages of the host to swap to, steps planned ahead, steps that fail, requests that are cancelled,
-readers that fall behind. Where a policy declares how far it lets
+pages of the host to swap to, guesses of which some are right, steps planned ahead, steps that fail,
+requests that are cancelled, readers that fall behind. Where a policy declares how far it lets
 a request be overtaken, others keep coming until that is reached.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, cycle, zip_longest
 
 import numpy as np
@@ -31,7 +31,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.examples import check_arguments, smallest_failure
-from aioserve.testing.fake_device import FakeDevice, expected_tokens
+from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
 from aioserve.testing.policy_workloads import (
     MAX_ANSWER_TOKENS,
     MAX_PROMPT_TOKENS,
@@ -40,6 +40,7 @@ from aioserve.testing.policy_workloads import (
     Workload,
     workloads,
 )
+from aioserve.testing.prediction_drafter import PredictionDrafter
 
 __all__ = ["check_policy"]
 
@@ -146,7 +147,11 @@ class _Run:
             output_reserve_tokens=workload.output_reserve_tokens,
         )
         self.device = FakeDevice(
-            num_pages, workload.page_size, self.scheduler.num_slots, workload.num_host_pages
+            num_pages,
+            workload.page_size,
+            self.scheduler.num_slots,
+            workload.num_host_pages,
+            drafter=PredictionDrafter(),
         )
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
@@ -198,6 +203,7 @@ class _Run:
     def _submit(self, request: DrawnRequest, step: int, *, own: bool) -> None:
         index = next(self.numbers)
         prompt_ids = request.prompt_ids(index)
+        tokens = expected_tokens(prompt_ids, request.max_tokens, index)
         sequence_ids = self.scheduler.submit(
             Request(
                 request_id=f"r{index}",
@@ -207,6 +213,8 @@ class _Run:
                 seed=index,
                 arrival_seconds=step * STEP_SECONDS,
                 hints=request.hints,
+                max_draft_tokens=request.max_draft_tokens,
+                predicted_ids=np.array(_half_right(tokens), np.int32),
             )
         )
         for sample, sequence_id in enumerate(sequence_ids):
@@ -323,6 +331,13 @@ class _Run:
 
     def _left(self) -> str:
         return ", ".join(map(repr, self.scheduler.state.sequences.values()))
+
+
+def _half_right(tokens: Sequence[int]) -> list[int]:
+    """Two of them, then two others, and so on."""
+    return [
+        token if place % 4 < 2 else (token + 1) % VOCAB_SIZE for place, token in enumerate(tokens)
+    ]
 
 
 def _work(plan: StepPlan) -> list[tuple[int, int, int]]:

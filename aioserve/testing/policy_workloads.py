@@ -46,6 +46,8 @@ class DrawnRequest(msgspec.Struct, frozen=True):
     """When it is cancelled, counted from its arrival, unless it has ended."""
     pauses_after_steps: int | None = None
     """When its reader falls behind, for `PAUSE_STEPS` steps."""
+    max_draft_tokens: int = 0
+    """Most guesses of a step for each of its answers."""
 
     def prompt_ids(self, index: int) -> list[int]:
         shared = [(7 * i + self.family) % 251 for i in range(self.shared_tokens)]
@@ -113,6 +115,7 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
             hints=hints,
             leaves_after_steps=after_steps,
             pauses_after_steps=after_steps,
+            max_draft_tokens=st.sampled_from([0, 0, 0, 1, 5]),
         )
 
     some = requests(st.none() if rush else steps)

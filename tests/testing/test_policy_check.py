@@ -213,6 +213,7 @@ NONSENSE = {
     "order_prefills": lambda running, view: [None],
     "decode": lambda running, view: [None],
     "reserve": lambda request, view: -1,
+    "draft": lambda request, limit, view: limit + 1,
     "drop": lambda request, view: False,
     "pin": lambda request: -1,
     "unpin": lambda pins, view: [None],
@@ -283,12 +284,14 @@ def test_the_same_seed_draws_the_same_workloads_with_metadata_and_without(rush: 
         collect()
         return found
 
-    first = drawn(1)
-    assert first == drawn(1) != drawn(2)
-    drawn_metadata = {bool(r.hints.metadata) for one in first for r in one.requests}
+    first, second = drawn(1), drawn(2)
+    assert first == drawn(1) != second
+    both = [*first, *second]
+    drawn_metadata = {bool(r.hints.metadata) for one in both for r in one.requests}
     assert drawn_metadata == {False, True}
-    assert {bool(one.num_host_pages) for one in first} == {False, True}
-    assert {one.preemption for one in first if one.num_host_pages} == set(WAYS_TO_PREEMPT)
+    assert {bool(one.num_host_pages) for one in both} == {False, True}
+    assert {one.preemption for one in both if one.num_host_pages} == set(WAYS_TO_PREEMPT)
+    assert {bool(r.max_draft_tokens) for one in both for r in one.requests} == {False, True}
 
 
 @pytest.mark.parametrize("policy", [SchedulingPolicy, FirstCome, Legal])
