@@ -65,6 +65,8 @@ class Brought:
     vector: tuple[float, ...] = ()
     cached_tokens: int | None = field(default=None, compare=False)
     """Prompt tokens found in the prefix cache, where that is told: 0 if it wasn't begun."""
+    drafted_tokens: int = field(default=0, compare=False)
+    """Guesses that steps verified for it."""
     left: bool = field(default=False, compare=False)
     """The caller left before the end."""
 
@@ -122,6 +124,7 @@ async def give(engine: Engine, ask: Ask, moments: Moments | None = None) -> Brou
         logprobs=tuple([tuple([token.logprobs for token in sample]) for sample in tokens]),
         prompt_logprobs=stream.prompt_logprobs,
         cached_tokens=stream.usage.cached_tokens,
+        drafted_tokens=stream.usage.drafted_tokens,
         left=left,
     )
 

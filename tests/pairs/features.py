@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
-from aioserve import LogitsProcessor, LogitsProcessorSpec, StructuredOutput, hookimpl
+from aioserve import (
+    LogitsProcessor,
+    LogitsProcessorSpec,
+    Speculation,
+    StructuredOutput,
+    hookimpl,
+)
 from aioserve.engine.options import BEAM_DEFAULTS
 
 if TYPE_CHECKING:
@@ -67,6 +73,8 @@ class Feature:
     """The prefix cache is forgotten again and again meanwhile."""
     slow_masks: bool = False
     """Masks of structured output come later than the draws that they are for."""
+    never_met_by: frozenset[str] = frozenset()
+    """Features whose requests never meet it, in place of which it is seen beside them."""
     group: str = ""
     """An engine has at most one feature of each group."""
 
@@ -119,6 +127,28 @@ def _policy(name: str, options: str = "") -> Feature:
         options=lambda draw: {"policy": name + options, "max_num_seqs": 4},
         happened=lambda seen: name in seen.policy and seen.most_waiting > 0,
         group="policy",
+    )
+
+
+NO_GUESSES = frozenset({"pooling", "structured_output", "late_masks", "thinking_budget"})
+"""Requests that have no guesses, or may have none."""
+
+
+def _speculation(drafter: str, happened: Callable[[Seen], bool], *, again: bool = False) -> Feature:
+    """Steps verify guesses, of which some are right and some aren't."""
+
+    def options(draw: Draw) -> dict[str, Any]:
+        speculation = Speculation(drafter=drafter, max_tokens=draw.choice([1, 2, 4, 9]))
+        overlap = {"overlap": True} if draw.random() < 0.5 else {}
+        return {"speculation": speculation, **overlap}
+
+    return Feature(
+        options=options,
+        again=again,
+        met=lambda seen: seen.guessed,
+        never_met_by=NO_GUESSES,
+        happened=lambda seen: seen.num_right > 0 and seen.num_wrong > 0 and happened(seen),
+        group="drafter",
     )
 
 
@@ -245,6 +275,9 @@ FEATURES: dict[str, Feature] = {
         on_integers=True,
         happened=lambda seen: seen.decided > 0,
     ),
+    "speculation": _speculation("moody", lambda seen: seen.stats.drafter_faults_total > 0),
+    "ngram": _speculation("ngram:min_ngram=1", lambda seen: not seen.stats.drafter_faults_total),
+    "suffix": _speculation("suffix", lambda seen: not seen.stats.drafter_faults_total, again=True),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),
     "fair_share": _policy("fair_share"),

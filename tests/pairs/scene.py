@@ -22,6 +22,7 @@ from aioserve.sampling import masks
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing import check_invariants, count_leaked_pages
 from tests.pairs.asks import Ask, Brought, Moments, give
+from tests.pairs.drafters import DrafterPlugin
 from tests.pairs.features import FEATURES, PLUGIN, Feature, why_not_one_request
 from tests.parity.tiny_models import VOCAB_SIZE
 
@@ -205,6 +206,22 @@ class Seen:
         """Requests that found something in the prefix cache."""
         return {ask.name for wave in self.results for ask, brought in wave if brought.cached_tokens}
 
+    @property
+    def guessed(self) -> set[str]:
+        """Requests that had guesses."""
+        return {
+            ask.name for wave in self.results for ask, brought in wave if brought.drafted_tokens
+        }
+
+    @property
+    def num_right(self) -> int:
+        """Guesses that were right."""
+        return sum(self.stats.tokens_accepted_total)
+
+    @property
+    def num_wrong(self) -> int:
+        return sum(self.stats.tokens_drafted_total) - self.num_right
+
     def brought(self, feature: str) -> list[Brought]:
         """By the requests with it."""
         every = [one for wave in self.results for one in wave]
@@ -277,7 +294,9 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
         others = await alone.results([*without.values()])
         seen.decided = sum(others[ask].ids != results[ask].ids for ask in others)
     slow_masks = any(FEATURES[name].slow_masks for name in scene.features)
-    engine = Engine(model, **scene.options | _pages_of_groups(model, scene))
+    answers = {ask.prompt: brought.ids for ask, brought in seen.alone.items()}
+    options = {**scene.options, "plugins": [*PLAIN["plugins"], DrafterPlugin(answers)]}
+    engine = Engine(model, **options | _pages_of_groups(model, scene))
     with _slow_masks(seen) if slow_masks else nullcontext():
         await _played_on(engine, seen)
     return seen

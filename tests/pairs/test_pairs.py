@@ -153,7 +153,8 @@ def didnt_happen(seen: Seen) -> list[str]:
             missing += [
                 f"{name} for a request with {other}"
                 for other in names
-                if FEATURES[other].changes_requests and other != "beams"  # of many, unnamed
+                if FEATURES[other].changes_requests and other not in feature.never_met_by
+                if other != "beams"  # of many, unnamed
                 if not any(
                     other in features_of(request)
                     for request in _met_for(seen, feature, FEATURES[other])
