@@ -276,8 +276,12 @@ FEATURES: dict[str, Feature] = {
         happened=lambda seen: seen.decided > 0,
     ),
     "speculation": _speculation("moody", lambda seen: seen.stats.drafter_faults_total > 0),
-    "ngram": _speculation("ngram:min_ngram=1", lambda seen: not seen.stats.drafter_faults_total),
-    "suffix": _speculation("suffix", lambda seen: not seen.stats.drafter_faults_total, again=True),
+    "ngram": _speculation(
+        "by_ngrams:min_ngram=1", lambda seen: not seen.stats.drafter_faults_total
+    ),
+    "suffix": _speculation(
+        "by_suffixes", lambda seen: not seen.stats.drafter_faults_total, again=True
+    ),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),
     "fair_share": _policy("fair_share"),
