@@ -7,7 +7,7 @@ that it took place: a pair in which one of the two never happened proves nothing
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
@@ -130,12 +130,14 @@ def _policy(name: str, options: str = "") -> Feature:
     )
 
 
-NO_GUESSES = frozenset({"pooling", "structured_output", "late_masks", "thinking_budget"})
-"""Requests that have no guesses, or may have none."""
-
-
-def _speculation(drafter: str, happened: Callable[[Seen], bool], *, again: bool = False) -> Feature:
-    """Steps verify guesses, of which some are right and some aren't."""
+def _speculation(
+    drafter: str,
+    happened: Callable[[Seen], bool],
+    *,
+    again: bool = False,
+    never_met_by: Sequence[str] = (),
+) -> Feature:
+    """Steps verify guesses. Some requests have none, or may have none."""
 
     def options(draw: Draw) -> dict[str, Any]:
         speculation = Speculation(drafter=drafter, max_tokens=draw.choice([1, 2, 4, 9]))
@@ -146,10 +148,14 @@ def _speculation(drafter: str, happened: Callable[[Seen], bool], *, again: bool 
         options=options,
         again=again,
         met=lambda seen: seen.guessed,
-        never_met_by=NO_GUESSES,
-        happened=lambda seen: seen.num_right > 0 and seen.num_wrong > 0 and happened(seen),
+        never_met_by=frozenset(["pooling", *never_met_by]),
+        happened=happened,
         group="drafter",
     )
+
+
+def _right_wrong_and_faulty(seen: Seen) -> bool:
+    return seen.num_right > 0 and seen.num_wrong > 0 and seen.stats.drafter_faults_total > 0
 
 
 FEATURES: dict[str, Feature] = {
@@ -275,12 +281,12 @@ FEATURES: dict[str, Feature] = {
         on_integers=True,
         happened=lambda seen: seen.decided > 0,
     ),
-    "speculation": _speculation("moody", lambda seen: seen.stats.drafter_faults_total > 0),
+    "speculation": _speculation("moody", _right_wrong_and_faulty),
     "ngram": _speculation(
-        "by_ngrams:min_ngram=1", lambda seen: not seen.stats.drafter_faults_total
+        "by_ngrams:min_ngram=1", lambda seen: seen.num_wrong > 0, never_met_by=["penalties"]
     ),
     "suffix": _speculation(
-        "by_suffixes", lambda seen: not seen.stats.drafter_faults_total, again=True
+        "by_suffixes", lambda seen: seen.num_right > 0 and seen.num_wrong > 0, again=True
     ),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),

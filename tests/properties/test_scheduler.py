@@ -1,9 +1,10 @@
 """The scheduler and its KV memory under every order of events, on a device that notices each wrong
 page.
 
-Steps are launched, run and committed with up to two in flight, while requests come, fork, leave,
-stall and steps fail, with and without prefix cache, partial pages, host pool and groups of window
-layers, whose pages go when no token sees them any longer. What nobody holds is spoilt at once.
+Steps are launched, run and committed with up to two in flight, some of them with guesses that are
+right or not, while requests come, fork, leave, stall and steps fail, with and without prefix cache,
+partial pages, host pool and groups of window layers, whose pages go when no token sees them any
+longer. What nobody holds is spoilt at once.
 After each rule the state must be consistent; at the end every request must have ended with exactly
 the tokens that its prompt determines.
 """
@@ -37,7 +38,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import CopyKind
-from aioserve.steps.plan import StepPlan
+from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 from aioserve.structured_output import StructuredOutput
 from aioserve.testing.fake_device import (
     FakeDevice,
@@ -45,6 +46,7 @@ from aioserve.testing.fake_device import (
     expected_logprobs,
     expected_tokens,
 )
+from tests.doubles.drafters import ScriptedDrafter, anything, nothing_right, right_up_to
 from tests.scheduling.request_model import RequestModel
 
 MAX_LENGTH = 48
@@ -134,6 +136,10 @@ class Wishful(Whimsical):
         self.maybe_break()
         return self.random.choice([None, self.random.randint(-1, view.pages_total)])
 
+    def draft(self, request, limit, view):
+        self.maybe_break()
+        return self.random.randint(-1, limit + 1)
+
     def drop(self, request, view):
         self.maybe_break()
         return Refusal("hopeless") if self.random.random() < 0.02 else None
@@ -151,10 +157,16 @@ class StrayingDevice(FakeDevice):
     of the last step, that no sequence may hear of."""
 
     stray_slots: frozenset[int] = frozenset()
+    settled: tuple[WorkItem, ...] = ()
+    """Items of the last step, with the guesses that were made and where these begin."""
 
     def execute(self, plan, masks=None):
         self.stray_slots = frozenset()
         return super().execute(plan, masks)
+
+    def _check(self, plan):
+        self.settled = plan.items
+        super()._check(plan)
 
     def stray(self, row, token_id):
         self.stray_slots |= {row.slot}
@@ -176,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored=st.integers(1, 20),
         groups=st.sampled_from([0, 0, 1, 2]),
         window=st.integers(1, 20),
+        guesses=st.integers(0, 2**16),
     )
     def start(
         self,
@@ -193,6 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored,
         groups=0,
         window=0,
+        guesses=0,
     ):
         self.groups, self.window = 1 + groups, window if groups else 0
         num_pages = pages_of_sequence(MAX_LENGTH, page_size, groups, self.window) + spare_pages
@@ -217,6 +231,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.page_tables = SlotPageTables(self.scheduler.num_slots, self.groups)
         self.pages = {}
+        source = random.Random(guesses)
+        guess = (right_up_to(99), right_up_to(1), nothing_right, anything(source))[guesses % 4]
         self.device = StrayingDevice(
             num_pages,
             page_size,
@@ -224,6 +240,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             host_pages,
             num_window_groups=groups,
             window=self.window,
+            drafter=ScriptedDrafter(
+                lambda drafted, count: drafted.predicted_ids[:count].tolist(), guess
+            ),
         )
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
         self.runs: dict[int, set[tuple[int, int, int]]] = {}
@@ -255,13 +274,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.booleans(),
         score_from=st.none() | st.integers(1, MAX_LENGTH),
         guided=st.booleans(),
+        drafts=st.sampled_from([0, 1, 5]),
     )
-    def submit(self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None, guided=False):
+    def submit(
+        self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None, guided=False, drafts=0
+    ):
         logprobs = logprobs and not guided
         form = StructuredOutput(json_object=True) if guided else None
         n = min(n, self.scheduler.state.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
         seed = 2**64 - 2 + len(self.expected)
+        tokens = expected_tokens(prompt, max_length - len(prompt), seed % 2**64)
         if score_from is not None and score_from >= len(prompt):
             score_from = None
         sequence_ids = self.scheduler.submit(
@@ -279,6 +302,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 seed=seed % 2**64,
                 arrival_seconds=self.now,
                 namespace=tenant,
+                max_draft_tokens=drafts,
+                predicted_ids=np.array(tokens, np.int32),
             )
         )
         model = RequestModel(sequence_ids, len(prompt), self.scheduler.account_of(sequence_ids[0]))
@@ -362,7 +387,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def assert_fenced(self, plan: StepPlan) -> None:
         """Nothing that a step in flight reads is written by the new step, and no slot of it is
         somebody else's, or its own of another run. A sequence that goes back to a token whose mask
-        came late writes what a step reads of which nobody hears: steps run in order."""
+        came late writes what a step reads of which nobody hears, and one whose guesses were wrong
+        what may be read at most: steps run in order."""
         written = self.written_places(plan)
         self.runs[plan.step] = {
             (run.slot, run.sequence.sequence_id, run.sequence.epoch)
@@ -377,9 +403,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
             for item in earlier.items:
                 read = self.places_read(earlier, item, item.start)
-                if item.slot in over & again.keys():
+                over_again = over if item.kind is not ItemKind.VERIFY else {*over, item.slot}
+                if item.slot in over_again & again.keys():
                     own = again[item.slot]
-                    read -= self.token_places(plan, own, own.start, own.end)
+                    read -= self.token_places(plan, own, self.first_written(own), own.end)
                 assert not written & read
             both = self.runs[plan.step] | self.runs[earlier.step]
             assert len({slot for slot, _, _ in both}) == len(both)
@@ -395,10 +422,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         items = [
             slot
             for item in plan.items
-            for slot in self.token_places(plan, item, item.start, item.end)
+            for slot in self.token_places(plan, item, self.first_written(item), item.end)
         ]
         assert len(items) == len(set(items)), "two items write one place"
         return {*slots, *items}
+
+    def first_written(self, item: WorkItem) -> int:
+        """The first position that the last item of a sequence may write to: where guesses before
+        it are in flight, as if none of these was right."""
+        if item.kind is not ItemKind.VERIFY:
+            return item.start
+        sequence = self.scheduler.state.sequences[item.sequence_id]
+        return sequence.num_known + sequence.pending - sequence.unsure - 2
 
     def token_places(self, plan, item, start: int, end: int) -> set[int]:
         """Places of these positions, of all groups."""
@@ -447,12 +482,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.integers(1, 2),
         steps=st.integers(1, 30),
         guided=st.integers(0, 5),
+        drafts=st.integers(0, 3),
     )
-    def serve(self, prompts, max_tokens, n, steps, guided):
+    def serve(self, prompts, max_tokens, n, steps, guided, drafts=0):
         """Several requests, and time for them to get in each other's way."""
         for place, prompt in enumerate(prompts):
             self.submit(
-                prompt=prompt, max_tokens=max_tokens, n=n, tenant=b"", guided=place < guided
+                prompt=prompt,
+                max_tokens=max_tokens,
+                n=n,
+                tenant=b"",
+                guided=place < guided,
+                drafts=drafts,
             )
         for _ in range(steps):
             self.advance()
@@ -547,7 +588,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers. None strays from its mask of
         which a sequence will hear."""
-        rows = [(item, row.slot) for item in plan.items for row in item.rows]
+        rows = [(item, row.slot) for item in self.device.settled for row in item.rows]
         for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
             if self.device.holds_junk(list(self.places_read(plan, item, item.end - 1))):
                 outcome.row_errors[index] = "NaN"

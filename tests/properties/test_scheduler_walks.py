@@ -34,6 +34,7 @@ def walk(seed: int) -> None:
         scored=choose.randint(1, 20),
         groups=choose.choice([0, 0, 1, 2]),
         window=choose.randint(1, 20),
+        guesses=choose.randint(0, 9999),
     )
     for _ in range(choose.randint(3, EVENTS)):
         _step(machine, choose)
@@ -70,6 +71,7 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
                 logprobs=choose.random() < 0.3,
                 score_from=choose.choice([None, None, choose.randint(1, MAX_LENGTH)]),
                 guided=choose.random() < 0.3,
+                drafts=choose.choice([0, 1, 5]),
             )
         case "advance":
             for _ in range(choose.randint(1, 6)):
