@@ -1,0 +1,177 @@
+"""`benchmarks/speculation.py` runs, and its arithmetic is what its docstring says."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import statistics
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import DrafterSpec, hookimpl
+from aioserve.plugins import installed
+from tests.doubles.drafters import ScriptedDrafter
+from tests.examples.test_benchmarks import BENCHMARKS
+from tests.plugin_system.planted import entry_point
+
+NAMESPACES: list[bytes] = []
+STEPS = [
+    {"session": "a", "keep_chars": 0, "append": "one"},
+    {"session": "b", "keep_chars": 0, "append": "other"},
+    {"session": "a", "keep_chars": 2, "append": " two"},
+]
+
+
+class Repeats(ScriptedDrafter):
+    """Guesses that the last token comes again."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda sequence, count: [], lambda known, coming, limit: known[-1:])
+
+    def start(self, slot, sequence):
+        NAMESPACES.append(sequence.namespace)
+        super().start(slot, sequence)
+
+
+class Plugin:
+    @hookimpl
+    def aioserve_drafters(self):
+        return [DrafterSpec("repeats", Repeats, "the last token again", api=1)]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """Both modules."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    names = ("speculation", "speculation_workloads")
+    return Namespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    path = tmp_path / "agents.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(step)}\n" for step in STEPS)
+    return path
+
+
+@pytest.mark.timeout(180)
+def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_own(
+    scripts: Any,
+    agents: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bundled = installed.entry_points
+    planted = entry_point("repeats", Plugin)
+    monkeypatch.setattr(installed, "entry_points", lambda group: [*bundled(group=group), planted])
+    NAMESPACES.clear()
+    result = tmp_path / "result.json"
+    options = ("--drafters", "repeats", "--streams", "2", "--sessions", "3", "--turns", "2")
+    options += (
+        "--output-tokens",
+        "20",
+        "--repeats",
+        "2",
+        "--num-pages",
+        "256",
+        "--dtype",
+        "float32",
+    )
+    argv = ["speculation.py", *options, "--agents", str(agents), "--json", str(result)]
+    monkeypatch.setattr("sys.argv", argv)
+    scripts.speculation.main()
+    written = json.loads(result.read_text())
+    rows = written["rows"]
+    workloads = ["questions", "edits", "agents", "random"]
+    assert [row["workload"] for row in rows] == [w for w in workloads for _ in ("off", "repeats")]
+    for off, on in zip(rows[::2], rows[1::2], strict=True):
+        assert (off["drafter"], on["drafter"]) == ("off", "repeats")
+        assert (off["drafted"], off["accepted"], off["other"]) == ([], [], 0)
+        assert off["steps"] == off["tokens"] == on["tokens"] > 0
+        assert on["other"] == 0
+        assert on["steps"] == on["tokens"] - sum(on["accepted"])
+        rates, others = on["tokens_per_second"], off["tokens_per_second"]
+        assert on["ratio"] == pytest.approx(max(rates) / max(others))
+        pairs = [one / two for one, two in zip(rates, others, strict=True)]
+        assert on["median_ratio"] == pytest.approx(statistics.median(pairs))
+    assert rows[-1]["tokens"] == 2 * 3 * 20  # end-of-sequence ids or not
+    # Each of three runs of a workload, that to warm up included.
+    assert len(set(NAMESPACES)) == 3 * len(workloads)
+    printed = capsys.readouterr().out
+    assert "tokens of a step that verifies k guesses" in printed
+    assert all(workload in printed for workload in workloads)
+
+
+def test_what_steps_are_expected_to_bring_is_a_geometric_sum_beside_what_they_brought(
+    scripts: Any,
+) -> None:
+    row = scripts.speculation.Row
+    rows = [
+        row("edits", 1, "off"),
+        row("edits", 1, "suffix", drafted=[10, 8, 4], accepted=[8, 6, 1]),
+        row("edits", 8, "suffix", drafted=[1], accepted=[0]),
+        row("random", 1, "suffix", drafted=[0], accepted=[0]),
+    ]
+    (one,) = scripts.speculation.expected_tokens(rows)
+    assert (one["workload"], one["acceptance"]) == ("edits", 0.8)
+    a = 0.8
+    assert one["formula"] == pytest.approx([(1 - a ** (k + 1)) / (1 - a) for k in (1, 2, 3)])
+    assert one["measured"] == pytest.approx([1.8, 1.8 + 0.75, 1.8 + 0.75 + 0.25])
+    assert scripts.speculation.geometric(1.0, 4) == 5
+
+
+def test_counters_that_grew_longer_are_added_by_place(scripts: Any) -> None:
+    assert scripts.speculation.added([5], (1,), (3, 2)) == [7, 2]
+    assert scripts.speculation.added([1, 1], (), ()) == [1, 1]
+
+
+def test_steps_of_agents_have_what_was_kept_of_the_prompt_before(
+    scripts: Any, agents: Path
+) -> None:
+    workloads = scripts.speculation_workloads
+    sizes = workloads.Sizes(output_tokens=4, prompt_tokens=100, turns=2, agents=agents)
+    sessions = workloads.sessions_of("agents", 5, False, 300, sizes)
+    assert [[turn([]) for turn in one.turns] for one in sessions] == [["one", "on two"], ["other"]]
+    missing = workloads.Sizes(4, 100, 2, agents.with_name("nothing"))
+    assert workloads.sessions_of("agents", 5, False, 300, missing) == []
+
+
+def test_questions_come_behind_the_answers_before(scripts: Any) -> None:
+    workloads = scripts.speculation_workloads
+    sizes = workloads.Sizes(4, 100, 3, Path("nothing"))
+    (by_messages,) = workloads.sessions_of("questions", 1, True, 300, sizes)
+    last = by_messages.turns[2](["first answer", "second answer"])
+    assert [one["role"] for one in last] == ["user", "assistant", "user", "assistant", "user"]
+    assert last[3]["content"] == "second answer"
+    (by_text,) = workloads.sessions_of("questions", 1, False, 300, sizes)
+    text = by_text.turns[1](["first answer"])
+    assert text.count("Question: ") == 2
+    assert "Answer: first answer\n" in text
+    assert text.endswith("Answer:")
+
+
+def test_edits_are_whole_functions_that_fit_twice(scripts: Any) -> None:
+    workloads = scripts.speculation_workloads
+    sizes = workloads.Sizes(100, 400, 1, Path("nothing"))
+    sessions = workloads.sessions_of("edits", 20, True, 300, sizes)
+    prompts = [one.turns[0]([])[0]["content"] for one in sessions]
+    assert len(set(prompts)) == 20
+    sources = [prompt.split("```python\n")[1].removesuffix("\n```") for prompt in prompts]
+    for source in sources:
+        compile(source, "function", "exec")
+        assert 150 <= len(source) <= 300
+
+
+def test_random_prompts_and_their_seeds_are_all_different(scripts: Any) -> None:
+    workloads = scripts.speculation_workloads
+    sizes = workloads.Sizes(100, 400, 1, Path("nothing"))
+    sessions = workloads.sessions_of("random", 9, True, 300, sizes)
+    assert len({one.params.seed for one in sessions}) == 9
+    assert len({tuple(one.turns[0]([])) for one in sessions}) == 9
+    assert all(0 <= token < 300 for one in sessions for token in one.turns[0]([]))
