@@ -88,13 +88,14 @@ class StepCosts:
         self._seconds[at] = mean + (1 - COST_DECAY) * (min(seconds, MOST_OF_MEAN * mean) - mean)
 
     def of(self, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Seconds of steps of so many tokens, float64 `[n]`. No step costs less than a smaller one;
-        what is beyond all that was measured costs as much as the largest of those, since only to
-        try tells more; 1 where nothing was measured."""
+        """Seconds of steps of so many tokens, float64 `[n]`. No step costs less than a smaller one.
+        Outside of what was measured only to try tells more, so that it is said to be cheap there:
+        what is larger costs as much as the largest measured, and what is smaller as much less than
+        the smallest as it has fewer tokens. 1 where nothing was measured."""
         if not self._tokens:
             return np.ones(len(num_tokens))
         rising = np.maximum.accumulate(self._seconds)
-        return np.interp(num_tokens, self._tokens, rising)
+        return np.interp(num_tokens, [0, *self._tokens], [0.0, *rising])
 
 
 def _bucket(num_tokens: int) -> int:

@@ -41,6 +41,16 @@ def test_rows_that_cost_as_much_as_a_sequence_are_none() -> None:
     assert lengths_with(BY_ROW).choose(records, 0, 0, 100) == [0] * 8
 
 
+@pytest.mark.parametrize(("per_row", "last"), [(1.0, 0), (0.0, 8)], ids=["by row", "for nothing"])
+def test_what_a_step_without_guesses_takes_is_found_out(per_row: float, last: int) -> None:
+    lengths, records = DraftLengths(), [record_of(8, 0.6) for _ in range(4)]
+    for _ in range(12):
+        chosen = lengths.choose(records, 0, 0, 100)
+        num_tokens = len(records) + sum(chosen)
+        lengths.costs.took(num_tokens, 1.0 + per_row * num_tokens)
+    assert lengths.choose(records, 0, 0, 100) == [last] * 4
+
+
 def test_the_likeliest_guesses_come_first() -> None:
     sure, unsure = record_of(8, 0.95), record_of(8, 0.4)
     some = lengths_with({1: 1.0, 2: 1.0, 10: 2.0, 64: 30.0}).choose([unsure, sure], 0, 0, 100)
@@ -112,5 +122,6 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)):
         costs.took(num_tokens, seconds)
     assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [2.0, 2.0, 3.0, 4.0, 4.0]
+    assert costs.of(np.array([0.5])).tolist() == [1.0]
     costs.took(1, 1000.0)
     assert costs.of(np.array([1.0]))[0] == pytest.approx(2.4)
