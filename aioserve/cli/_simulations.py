@@ -67,11 +67,14 @@ TRIAL_FLAGS = (
     *("requests", "json"),
 )
 """Flags of both verbs, in the order in which help shows them."""
+SPECULATION_FLAGS = ("speculation_max_tokens", "acceptance")
 
 
 def as_json(options: WorkloadOptions, flags: Sequence[str]) -> dict[str, Any]:
-    """Values of all flags, for the results."""
+    """Values of all flags, for the results; those of guesses only where there are any."""
     values = {name: getattr(options, name) for name in flags}
+    if not values.get("speculation_max_tokens"):
+        values = {name: values[name] for name in values if name not in SPECULATION_FLAGS}
     return {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
 
 

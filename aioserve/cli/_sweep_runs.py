@@ -160,7 +160,7 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
     first = replace(options, rate=rates[0], **next(iter(variants.values())))
     trial = Trial(source, first, registry)
     trial.eviction()
-    draws = options.draws(source) or trial.machine.noise_seed is not None
+    draws = trial.draws
     if options.seeds is not None and options.seeds > 1 and not draws:
         raise ConfigError(
             f"seeds: nothing of a trace is drawn, and no step varies, got {options.seeds}: all "

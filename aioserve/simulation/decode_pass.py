@@ -32,6 +32,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     state, policy_calls, memory = scheduler.state, scheduler.policy_calls, scheduler.memory
     if (
         not state.running
+        or state.drafts  # steps may bring several tokens, or fewer than they computed
         or len(state.in_flight) > 1
         or policy_calls.acts_on_running
         or policy_calls.limits_decodes

@@ -101,6 +101,9 @@ FIGURES = (
     Figure("gap between tenants, tokens", "service_gap_tokens", better="less"),
     Figure("prefix blocks found", "block_hit_share", "{:.1%}", better="more"),
     Figure("prompt tokens found", "token_hit_share", "{:.1%}", better="more"),
+    Figure("tokens per step of a sequence", "speculation.tokens_per_step", "{:,.2f}"),
+    Figure("guesses verified", "speculation.drafted_tokens"),
+    Figure("of those, right", "speculation.acceptance", "{:.1%}"),
     Figure("preemptions", "preemptions", better="less"),
     Figure("pages swapped out", "pages_swapped_out"),
     Figure("pages swapped in", "pages_swapped_in"),
@@ -118,6 +121,7 @@ ONLY_WHERE_MEASURED = (
     "service_gap_tokens",
     "pages_swapped_out",
     "pages_swapped_in",
+    "speculation",
     "steps_outside",
 )
 

@@ -12,13 +12,19 @@ import msgspec
 from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread, spread_of
-from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
+from aioserve.simulation.records import (
+    Ending,
+    RequestRecord,
+    SimulationResult,
+    SpeculationMetrics,
+)
 from aioserve.traces.request import TraceRequest
 
 __all__ = [
     "Goodput",
     "GroupMetrics",
     "Metrics",
+    "SpeculationMetrics",
     "Spread",
     "StepsOutside",
     "Targets",
@@ -90,7 +96,7 @@ class GroupMetrics(msgspec.Struct, frozen=True):
     """Goodput of the group; None where no request of the run has a target."""
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Metrics of a run. Times are in seconds; a spread is None where there is nothing to
     measure."""
 
@@ -163,6 +169,8 @@ class Metrics(msgspec.Struct, frozen=True):
     pages_swapped_out: int | None
     """Pages copied to the host; None where it has none."""
     pages_swapped_in: int | None
+    speculation: SpeculationMetrics | None = None
+    """Guesses of a drafter; None, and left out of JSON, where nothing guesses."""
 
 
 COPIED = set(Metrics.__struct_fields__) & set(SimulationResult.__struct_fields__) - {"requests"}

@@ -20,9 +20,11 @@ from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.request import MAX_DRAFT_TOKENS, MAX_SEED
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, check_windows
 from aioserve.simulation.records import recorded_length
+from aioserve.simulation.speculation import acceptance_by_place
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import check_int, named
 from aioserve.traces.request import TraceRequest, checked_requests
@@ -62,6 +64,8 @@ LIMITS = {
     "num_host_pages": (0, MAX_PAGES),
     "num_window_groups": (0, MAX_WINDOW_GROUPS),
     "window": (0, MAX_COUNT),
+    "speculation_max_tokens": (0, MAX_DRAFT_TOKENS),
+    "acceptance_seed": (0, MAX_SEED),
 }
 MAY_BE_NONE = ("num_pages", "max_tokens", "max_model_len")
 
@@ -97,6 +101,12 @@ class SchedulerOptions:
     """What becomes of a preempted request's pages: swap, recompute, or auto."""
     overlap: bool = True
     """Plan a step while the one before is running."""
+    speculation_max_tokens: int = 0
+    """Most guesses of a drafter for a sequence in one step; 0: nothing guesses."""
+    acceptance: float | str | None = None
+    """Chance that a guess is right if those before it in its step are, or one for each place there
+    with commas between them, of which the last is that of all behind. Not given: that of the
+    trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +123,8 @@ class SimulationOptions(SchedulerOptions):
     closed_loop: bool = False
     noise_seed: int | None = None
     """Seed from which the noise of a cost table's steps is drawn; None: each takes its mean."""
+    acceptance_seed: int = 0
+    """Seed from which it is drawn whose guesses are right."""
     timeline: Timeline | None = None
     """An empty one, which takes down every step."""
     on_progress: Callable[[int, int], None] | None = None
@@ -187,6 +199,7 @@ def check_options(policy: Any, options: SimulationOptions) -> None:
     _check_windows(options)
     _check_eviction(options.eviction, options.prefix_caching, options.num_pages)
     _check_host(options)
+    _check_speculation(options)
 
 
 def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> None:
@@ -233,6 +246,16 @@ def _check_host(options: SimulationOptions) -> None:
         raise ConfigError(
             f"num_host_pages={num_host_pages} has no effect {idle}: nothing is ever copied to the "
             "host, so leave one of them out"
+        )
+
+
+def _check_speculation(options: SimulationOptions) -> None:
+    """Raise for a chance that is none, and for one without guesses."""
+    acceptance_by_place(options.acceptance)
+    if options.acceptance is not None and not options.speculation_max_tokens:
+        raise ConfigError(
+            f"acceptance={shown(options.acceptance)} has no effect with speculation_max_tokens=0: "
+            "nothing guesses, so leave one of them out"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -22,7 +23,14 @@ from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread
 from aioserve.traces.request import TraceRequest
 
-__all__ = ["Arrivals", "Ending", "RequestRecord", "SimulationResult", "recorded_length"]
+__all__ = [
+    "Arrivals",
+    "Ending",
+    "RequestRecord",
+    "SimulationResult",
+    "SpeculationMetrics",
+    "recorded_length",
+]
 
 
 class Ending(Enum):
@@ -65,6 +73,39 @@ class RequestRecord(msgspec.Struct, gc=False):
     """Longest time between two tokens of its completion; None where it has fewer than two."""
 
 
+class SpeculationMetrics(msgspec.Struct, frozen=True):
+    """Guesses of a run, and what came of them."""
+
+    drafted_tokens: int
+    """Guesses that steps verified."""
+    accepted_tokens: int
+    """Those that were right."""
+    acceptance: float | None
+    """Share of these; None where there was none."""
+    tokens_per_step: float | None
+    """Tokens of completions that a step brought a sequence on average; None where none came."""
+    drafted: tuple[int, ...]
+    """Guesses by their place: entry 0 counts those right behind a sequence's last token."""
+    accepted: tuple[int, ...]
+    """Those that were right, and all before them in their step, likewise."""
+
+    @classmethod
+    def of(
+        cls, drafted: Sequence[int], accepted: Sequence[int], num_tokens: int, sequence_steps: int
+    ) -> SpeculationMetrics:
+        """Of so many tokens, which came with so many steps, each counted for every sequence in
+        it."""
+        verified, right = sum(drafted), sum(accepted)
+        return cls(
+            drafted_tokens=verified,
+            accepted_tokens=right,
+            acceptance=right / verified if verified else None,
+            tokens_per_step=num_tokens / sequence_steps if sequence_steps else None,
+            drafted=tuple(drafted),
+            accepted=tuple(accepted),
+        )
+
+
 class SimulationResult(msgspec.Struct, frozen=True):
     """Every request's record, in order of arrival, and what was counted over the whole run."""
 
@@ -103,6 +144,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     pages_swapped_out: int | None = None
     """Pages copied to the host; None where it has none."""
     pages_swapped_in: int | None = None
+    speculation: SpeculationMetrics | None = None
+    """None where nothing guesses."""
 
 
 def recorded_length(request: TraceRequest) -> int:

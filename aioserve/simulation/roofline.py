@@ -76,7 +76,7 @@ class RooflineCost:
         copied = to_host = from_host = 0
         for item in plan.items:
             tokens += item.count
-            sampled += len(item.rows)
+            sampled += sum([item.most_tokens(row) for row in item.rows])
             for window, num_layers in self._layers:
                 kv_tokens += num_layers * _kv_tokens(item.start, item.count, window)
                 pairs += num_layers * _pairs(item.start, item.count, window)

@@ -44,8 +44,10 @@ from aioserve.simulation.records import (
     Ending,
     RequestRecord,
     SimulationResult,
+    SpeculationMetrics,
     recorded_length,
 )
+from aioserve.simulation.speculation import SimulatedGuesses, acceptance_by_place
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
@@ -152,6 +154,14 @@ class _Run:
         self.not_started: set[int] = set()
         self.deadlines: list[tuple[float, int]] = []
         """Deadlines of requests that may have ended since, the next one first."""
+        self.guesses: SimulatedGuesses | None = None
+        if options.speculation_max_tokens:
+            chances = acceptance_by_place(options.acceptance)
+            self.guesses = SimulatedGuesses(chances, options.acceptance_seed)
+        self.outcomes: deque[StepOutcome] = deque()
+        """With guesses, what comes of the steps in flight."""
+        self.sequence_steps = 0
+        """Steps that brought tokens, once for each sequence that got some."""
         self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
         """Requests of each tenant that haven't started; those without any are left out."""
@@ -213,6 +223,13 @@ class _Run:
             steps_outside=self.cost.outside if isinstance(self.cost, TableSteps) else None,
             pages_swapped_out=memory.counters.pages_swapped_out if memory.host_pool else None,
             pages_swapped_in=memory.counters.pages_swapped_in if memory.host_pool else None,
+            speculation=None if self.guesses is None else self._speculation(),
+        )
+
+    def _speculation(self) -> SpeculationMetrics:
+        counters, tokens = self.scheduler.counters, self.scheduler.counters.tokens_generated
+        return SpeculationMetrics.of(
+            counters.drafted, counters.accepted, tokens, self.sequence_steps
         )
 
     def _submit_arrived(self) -> None:
@@ -242,6 +259,7 @@ class _Run:
                     max_length=self._max_length(request),
                     params=GREEDY,
                     end_ids=END_IDS,
+                    max_draft_tokens=self.options.speculation_max_tokens,
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
                     hints=SchedulingHints(
@@ -261,6 +279,8 @@ class _Run:
             if request.deadline_seconds is not None:
                 deadline = request.arrival_seconds + request.deadline_seconds
                 heappush(self.deadlines, (deadline, sequence_id))
+            if self.guesses is not None:
+                self.guesses.submitted(sequence_id, request)
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
             self.not_started.add(sequence_id)
@@ -290,6 +310,9 @@ class _Run:
     def _launch(self, plan: StepPlan) -> float:
         """Start a step when the one before it ends; return when it will end itself."""
         started = max(self.now, self.last_end)
+        if self.guesses is not None:
+            plan, outcome = self.guesses.taken(plan, self.own_tokens, self.end_positions)
+            self.outcomes.append(outcome)
         self.last_end = self._end_of(plan, started)
         self.step_seconds.append(self.last_end - started)
         held = self._count_pages(self.last_end - started)
@@ -311,18 +334,18 @@ class _Run:
     def _finish_step(self, end: float) -> None:
         self.now = end
         plan, active = self.pipeline.in_flight[0], self.active
-        own_tokens, ends = self.own_tokens, self.end_positions
-        token_ids = [
-            END_TOKEN
-            if item.start + row.offset + 1 == ends[item.sequence_id]
-            else own_tokens[item.sequence_id]
-            for item in plan.items
-            for row in item.rows
-        ]
-        outcome = StepOutcome(step=plan.step, token_ids=tuple(token_ids))
-        self.scheduler.state.times.took(plan, self.step_seconds.popleft())
+        if self.guesses is None:
+            outcome = self._outcome(plan)
+            self.scheduler.state.times.took(plan, self.step_seconds.popleft())
+        else:
+            outcome = self.outcomes.popleft()
+            # How many guesses are worth their time is for the scheduler to learn.
+            self.scheduler.charge(plan, self.step_seconds.popleft())
         updates = self.pipeline.finish(outcome, self.now)
-        self.token_gaps.add([progress.sequence_id for progress in updates], (self.now,))
+        # Tokens that come with one step have no gap between them.
+        sequence_ids = list(dict.fromkeys([progress.sequence_id for progress in updates]))
+        self.sequence_steps += len(sequence_ids)
+        self.token_gaps.add(sequence_ids, (self.now,))
         for progress in updates:
             record = active[progress.sequence_id]
             record.output_tokens += 1
@@ -334,6 +357,17 @@ class _Run:
                 at_its_end = progress.finish_reason is FinishReason.STOP
                 ending = Ending.FINISHED if at_its_end else Ending.CUT_SHORT
                 self._end(progress.sequence_id, ending)
+
+    def _outcome(self, plan: StepPlan) -> StepOutcome:
+        own_tokens, ends = self.own_tokens, self.end_positions
+        token_ids = [
+            END_TOKEN
+            if item.start + row.offset + 1 == ends[item.sequence_id]
+            else own_tokens[item.sequence_id]
+            for item in plan.items
+            for row in item.rows
+        ]
+        return StepOutcome(step=plan.step, token_ids=tuple(token_ids))
 
     def _pass_steps(self) -> bool:
         """Pass steps at once, if some can be: a timeline takes down each by itself."""
@@ -407,6 +441,8 @@ class _Run:
 
     def _end(self, sequence_id: int, ending: Ending) -> None:
         record = self.active.pop(sequence_id)
+        if self.guesses is not None:
+            self.guesses.ended(sequence_id)
         self.prompt_tokens -= record.request.prompt_tokens
         if sequence_id in self.submitted_at_tokens:
             record.wait_tokens = self._waited_tokens(sequence_id, ())
@@ -438,7 +474,7 @@ class _Run:
         timeline.add(
             plan,
             requests=[record.request.number for record in records],
-            decodes=[item.kind is ItemKind.DECODE for item in plan.items],
+            decodes=[item.kind is not ItemKind.PREFILL for item in plan.items],
             preempted=[
                 self.active[victim].request.number
                 for victim in plan.preempted

@@ -53,8 +53,13 @@ class Trial:
         self.registry: PluginRegistry = registry or PluginRegistry()
         with named("options"):
             self.machine: Machine = machine_of(options)
-            draws = self.machine.noise_seed is not None or options.draws(source)
-            if options.seed is not None and not draws:
+            self.draws: bool = (
+                self.machine.noise_seed is not None
+                or options.speculation_max_tokens != 0
+                or options.draws(source)
+            )
+            """Whether anything of it depends on a seed."""
+            if options.seed is not None and not self.draws:
                 raise ConfigError(
                     "seed: nothing of a trace is drawn, and no step varies, got "
                     f"{shown(options.seed)}"
@@ -94,6 +99,7 @@ class Trial:
             cost=machine.cost,
             closed_loop=options.closed_loop,
             noise_seed=machine.noise_seed,
+            acceptance_seed=options.seed or 0,
             timeline=timeline,
             on_progress=on_progress,
         )

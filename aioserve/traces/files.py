@@ -179,6 +179,16 @@ class CsvRow:
             raise self._no_seconds(name, limit)
         return value
 
+    def share(self, name: str) -> float | None:
+        """The number in [0, 1] in a column that may be missing, or empty."""
+        if not self.values.get(name):
+            return None
+        value = self._number(name)
+        if not 0 <= value <= 1:
+            text = shown(self.values[name])
+            raise TraceError(f"{self.place}: {name} must be in [0, 1], got {text}")
+        return value
+
     def _number(self, name: str) -> float:
         try:
             return float(self.values[name])

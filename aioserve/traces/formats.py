@@ -25,7 +25,9 @@ ever made of the recorded answer:
 
 - `max_tokens`, the most that the caller asked for, `predicted_output_tokens`, what was expected;
 - `tenant`, who sent it, in a CSV also called `client`, and `class`, its class of service;
-- `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, what was wanted of its times.
+- `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, what was wanted of its times;
+- `acceptance`, in [0, 1]: how many of a drafter's guesses for it were right, of those whose
+  predecessors in the same step were.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_ASKED_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_ARRIVAL_SECONDS)]
 Target = Annotated[float, msgspec.Meta(gt=0, le=MAX_TARGET_SECONDS)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_ARRIVAL_SECONDS)]
 Row = TypeVar("Row")
@@ -197,6 +200,7 @@ class _Collected:
             ttft_target_seconds=row.target("ttft_target_seconds"),
             tpot_target_seconds=row.target("tpot_target_seconds"),
             deadline_seconds=row.target("deadline_seconds"),
+            acceptance=row.share("acceptance"),
         )
         self.add(row.place, request)
 
@@ -288,6 +292,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class":
     ttft_target_seconds: Target | None = None
     tpot_target_seconds: Target | None = None
     deadline_seconds: Target | None = None
+    acceptance: Share | None = None
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -96,6 +96,9 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """Time that each further token may take on average; None sets no target."""
     deadline_seconds: float | None = None
     """Time after its arrival when it is ended, unless it has ended before."""
+    acceptance: float | None = None
+    """Chance in [0, 1] that a drafter's guess of its answer's next token is right, where the trace
+    tells."""
 
     @property
     def has_target(self) -> bool:
@@ -277,6 +280,9 @@ def check_request(place: str, request: TraceRequest) -> None:
     for name in TARGETS:
         if (seconds := getattr(request, name)) is not None:
             check_number(f"{place}: {name}", seconds, MAX_TARGET_SECONDS, error=TraceError)
+    if (chance := request.acceptance) is not None:
+        name = f"{place}: acceptance"
+        check_number(name, chance, 1.0, above=None, error=TraceError)
     for name, text in (
         ("session", request.session),
         ("tenant", request.tenant),

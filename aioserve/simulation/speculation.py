@@ -1,0 +1,136 @@
+"""Guesses in a simulated run: no drafter runs, and draws say how many of those that a step verifies
+are right.
+
+A request has a draw for each place of its completion, made of a seed and its number: a guess for
+that place is right where the draw is below the chance that it has. So a completion has the same
+luck under every policy, in whatever steps it is computed, and a guess with a better chance is right
+wherever one with a worse would be.
+
+The drafter makes as many guesses as the plan asks for. Called in the order of the steps, when each
+begins, as a runner is: what the one before brings is drawn already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from aioserve.errors import ConfigError, TraceError
+from aioserve.isolation import shown
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
+from aioserve.traces.request import END_TOKEN, TraceRequest
+
+__all__ = ["MAX_PLACES", "SimulatedGuesses", "acceptance_by_place"]
+
+MAX_PLACES = 64
+"""Most chances that differ by place."""
+
+
+def acceptance_by_place(acceptance: float | str | None) -> tuple[float, ...] | None:
+    """Chance that a guess is right if all before it in its step are, by its place there; the last
+    one is that of all behind. Raises `ConfigError` for what is no chance."""
+    if acceptance is None:
+        return None
+    parts = acceptance.split(",") if isinstance(acceptance, str) else [acceptance]
+    if len(parts) > MAX_PLACES:
+        raise ConfigError(f"acceptance may have at most {MAX_PLACES} chances, got {len(parts)}")
+    return tuple([_chance(part, acceptance) for part in parts])
+
+
+def _chance(part: float | str, given: float | str) -> float:
+    try:
+        chance = float(part) if type(part) in (int, float, str) else math.nan
+    except ValueError:
+        chance = math.nan
+    if not 0 <= chance <= 1:
+        raise ConfigError(
+            "acceptance must be a chance in [0, 1], or one for each place with commas between "
+            f"them, got {shown(given)}"
+        )
+    return chance
+
+
+class SimulatedGuesses:
+    """Guesses for all requests of one run. `chances` are those of every request, by place; None:
+    each has its own, which the trace tells."""
+
+    def __init__(self, chances: Sequence[float] | None, seed: int) -> None:
+        self._chances = chances
+        self._seed = seed
+        self._reached: dict[int, int] = {}
+        """Known tokens by slot, the one sampled last included."""
+        self._requests: dict[int, tuple[int, npt.NDArray[np.float64], Sequence[float]]] = {}
+        """Length of the prompt, draws, and chances, by sequence id."""
+
+    def submitted(self, sequence_id: int, request: TraceRequest) -> None:
+        """Raises `TraceError` for a request without a chance."""
+        chances = self._chances
+        if chances is None:
+            if request.acceptance is None:
+                raise TraceError(
+                    f"request {request.number} has no acceptance in the trace, so that nobody "
+                    "knows how many guesses are right: give acceptance for all"
+                )
+            chances = (request.acceptance,)
+        draws = np.random.default_rng((self._seed, request.number)).random(request.output_tokens)
+        self._requests[sequence_id] = (request.prompt_tokens, draws, chances)
+
+    def ended(self, sequence_id: int) -> None:
+        """No step begins with it any more."""
+        self._requests.pop(sequence_id, None)
+
+    def taken(
+        self, plan: StepPlan, own_tokens: Mapping[int, int], end_positions: Mapping[int, int]
+    ) -> tuple[StepPlan, StepOutcome]:
+        """The plan with its items where they begin, and what comes of it. `own_tokens` is the token
+        that the completion of each sequence is made of, `end_positions` where it ends."""
+        for slot in plan.ended_slots:
+            self._reached.pop(slot, None)
+        for start in plan.started_slots:
+            if start.drafting is not None:
+                self._reached[start.slot] = len(start.drafting.known_ids)
+        items = [self._settled(item) for item in plan.items]
+        token_ids: list[int] = []
+        token_counts: dict[int, int] = {}
+        drafted: dict[int, int] = {}
+        rows = [(item, row.slot) for item in items for row in item.rows]
+        for index, (item, slot) in enumerate(rows):
+            sequence_id, position = item.sequence_id, self._reached[slot]
+            right = 0
+            if item.kind is ItemKind.VERIFY and item.count > 1:
+                drafted[index] = item.count - 1
+                right = self._num_right(sequence_id, position, item.count - 1)
+            own, end = own_tokens[sequence_id], end_positions[sequence_id]
+            behind = position + right + 1
+            token_ids += [END_TOKEN if at == end else own for at in range(position, behind)]
+            if right:
+                token_counts[index] = right + 1
+            self._reached[slot] = behind
+        outcome = StepOutcome(
+            step=plan.step,
+            token_ids=tuple(token_ids),
+            token_counts=token_counts,
+            drafted=drafted,
+        )
+        return replace(plan, items=tuple(items)), outcome
+
+    def _settled(self, item: WorkItem) -> WorkItem:
+        if item.kind is not ItemKind.VERIFY:
+            return item
+        return replace(item, start=self._reached[item.slot] - 1)
+
+    def _num_right(self, sequence_id: int, position: int, guesses: int) -> int:
+        """Guesses that are right before the first that isn't; none behind the end is."""
+        prompt_tokens, draws, chances = self._requests[sequence_id]
+        first = position - prompt_tokens
+        for place in range(guesses):
+            if first + place >= len(draws):
+                return place
+            if draws[first + place] >= chances[min(place, len(chances) - 1)]:
+                return place
+        return guesses
