@@ -39,6 +39,7 @@ from typing import Any
 from speculation_workloads import WORKLOADS, Session, Sizes, asks_by_messages, sessions_of
 
 from aioserve import Completion, Engine, Speculation
+from aioserve.simulation.expected_tokens import counted_tokens, expected_tokens
 
 OFF = "off"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -73,7 +74,7 @@ def main() -> None:
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
     rows = asyncio.run(measure(options))
-    places = expected_tokens(rows)
+    places = tokens_by_guesses(rows)
     print_rows(rows, options)
     print_places(places)
     if options.json is not None:
@@ -231,7 +232,7 @@ def compared(row: Row, without: Row) -> Row:
     return row
 
 
-def expected_tokens(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def tokens_by_guesses(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """By workload and drafter, from runs by the fewest streams, where steps verify most: the tokens
     of a step that verifies k guesses, for every k of which there were guesses."""
     found: list[dict[str, Any]] = []
@@ -251,16 +252,11 @@ def expected_tokens(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "drafter": row.drafter,
                 "acceptance": right[0],
                 "right_by_place": right,
-                "formula": [geometric(right[0], k) for k in by_length],
-                "measured": [1 + sum(right[:k]) for k in by_length],
+                "formula": [expected_tokens(right[0], k) for k in by_length],
+                "measured": counted_tokens(row.drafted, row.accepted),
             }
         )
     return found
-
-
-def geometric(acceptance: float, guesses: int) -> float:
-    """Expected tokens of a step, 1 + a + .. + a^k."""
-    return sum([acceptance**place for place in range(guesses + 1)])
 
 
 def print_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:

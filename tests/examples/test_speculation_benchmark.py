@@ -118,12 +118,11 @@ def test_what_steps_are_expected_to_bring_is_a_geometric_sum_beside_what_they_br
         row("edits", 8, "suffix", drafted=[1], accepted=[0]),
         row("random", 1, "suffix", drafted=[0], accepted=[0]),
     ]
-    (one,) = scripts.speculation.expected_tokens(rows)
+    (one,) = scripts.speculation.tokens_by_guesses(rows)
     assert (one["workload"], one["acceptance"]) == ("edits", 0.8)
     a = 0.8
     assert one["formula"] == pytest.approx([(1 - a ** (k + 1)) / (1 - a) for k in (1, 2, 3)])
     assert one["measured"] == pytest.approx([1.8, 1.8 + 0.75, 1.8 + 0.75 + 0.25])
-    assert scripts.speculation.geometric(1.0, 4) == 5
 
 
 def test_counters_that_grew_longer_are_added_by_place(scripts: Any) -> None:

@@ -6,7 +6,13 @@ import msgspec
 
 from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.figures import FIGURES, group_rows, rows
-from aioserve.simulation.metrics import Goodput, GroupMetrics, Metrics, Spread
+from aioserve.simulation.metrics import (
+    Goodput,
+    GroupMetrics,
+    Metrics,
+    SpeculationMetrics,
+    Spread,
+)
 
 METRICS = Metrics(
     requests=9,
@@ -49,6 +55,7 @@ METRICS = Metrics(
     kv_occupancy_max=0.75,
     pages_swapped_out=17,
     pages_swapped_in=18,
+    speculation=SpeculationMetrics(1900, 1200, 0.625, 2.75, (1000, 900), (700, 500)),
 )
 
 
@@ -81,6 +88,9 @@ def test_every_name_stands_for_its_figure() -> None:
         ("gap between tenants, tokens", "43,210"),
         ("prefix blocks found", "30.0%"),
         ("prompt tokens found", "25.0%"),
+        ("tokens per step of a sequence", "2.75"),
+        ("guesses verified", "1,900"),
+        ("of those, right", "62.5%"),
         ("preemptions", "13"),
         ("pages swapped out", "17"),
         ("pages swapped in", "18"),
@@ -110,11 +120,12 @@ def test_what_was_not_measured_is_a_hyphen_or_no_row() -> None:
         tenants={},
         goodput=None,
         service_gap_tokens=None,
+        speculation=None,
         ttft_seconds=None,
         block_hit_share=None,
     )
     alone = dict(rows({"a": nothing}))
-    assert len(alone) == len(FIGURES) - 3
+    assert len(alone) == len(FIGURES) - 6
     assert alone["time to first token p50, s"] == alone["prefix blocks found"] == ["-"]
     assert group_rows({"a": nothing}, "tenants") == []
     both = dict(rows({"a": nothing, "b": METRICS}))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from aioserve import RequestView, SamplingParams, SchedulerView, SchedulingPolicy
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import AioserveError, ConfigError, TraceError
+from aioserve.simulation.expected_tokens import counted_tokens, expected_tokens
 from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import SimulationResult, SpeculationMetrics
 from aioserve.simulation.simulator import simulate
@@ -291,6 +292,17 @@ def test_chances_are_one_for_all_or_one_for_each_place() -> None:
     assert acceptance_by_place(1) == (1.0,)
     assert acceptance_by_place("0.9, 0.5") == (0.9, 0.5)
     assert acceptance_by_place(None) is None
+
+
+def test_tokens_of_a_step_are_a_geometric_sum_and_what_was_counted_by_place() -> None:
+    assert [expected_tokens(0.8, k) for k in (0, 1, 3)] == pytest.approx([1, 1.8, 2.952])
+    assert expected_tokens(1.0, 4) == 5
+    assert counted_tokens([10, 8, 4], [8, 6, 1]) == pytest.approx([1.8, 2.55, 2.8])
+    assert counted_tokens([2, 1, 0], [1]) == [1.5, 1.5]
+    assert counted_tokens([], []) == []
+    found = speculation(run([asking(0, 0.0, 5, 3000)], acceptance=0.75))
+    for k, tokens in enumerate(counted_tokens(found.drafted, found.accepted), 1):
+        assert tokens == pytest.approx(expected_tokens(0.75, k), rel=0.1)
 
 
 def test_a_seed_draws_whose_guesses_are_right_of_a_trace_that_is_recorded() -> None:

@@ -35,8 +35,9 @@ def run_of(
     num_pages: int | None = None,
     targets: Mapping[str, float] | None = None,
     max_num_seqs: int = 256,
+    speculation_max_tokens: int = 0,
 ) -> PolicyRun:
-    """A run under first come, first served, whatever its `name`."""
+    """A run under first come, first served, whatever its `name`. Of guesses 0.6 are right."""
     timeline = Timeline()
     result = simulate(
         with_targets(trace, **(targets or {})),
@@ -46,6 +47,8 @@ def run_of(
         page_size=4,
         max_num_seqs=max_num_seqs,
         output_reserve_tokens=0,
+        speculation_max_tokens=speculation_max_tokens,
+        acceptance=0.6 if speculation_max_tokens else None,
         timeline=timeline,
     )
     return PolicyRun(name, result, metrics_of(result), timeline)
