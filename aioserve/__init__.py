@@ -19,6 +19,7 @@ from aioserve.config import (
     Speculation,
 )
 from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.drafting.model import ModelDrafter
 from aioserve.drafting.ngram import NgramDrafter
 from aioserve.drafting.suffix import SuffixDrafter
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
@@ -154,6 +155,7 @@ __all__ = [
     "Logprobs",
     "Message",
     "MessageOptions",
+    "ModelDrafter",
     "ModelError",
     "ModelLimits",
     "ModelNotFoundError",

@@ -20,10 +20,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from aioserve.arguments import counted
+from aioserve.arguments import counted, shown
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.guarded import GuardedDrafter
+from aioserve.drafting.model import ModelDrafter
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.engine_arguments import EngineArguments
 from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
@@ -134,7 +135,7 @@ class EngineLifecycle:
             registry = await asyncio.to_thread(_registry, self._arguments.plugins)
             self._check_loading()
             plugins = self._select(registry)
-            model = await self._load()
+            model = await self._load(plugins.drafter)
             try:
                 self._check_loading()
                 self._assemble(plugins, model)
@@ -171,7 +172,7 @@ class EngineLifecycle:
         admission = registry.admission()
         return Plugins(registry, policy, name, eviction, drafter, label, observers, admission)
 
-    async def _load(self) -> LoadedModel:
+    async def _load(self, drafter: Drafter | None) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         if isinstance(arguments.model, str | Path):
             return await loading.load(
@@ -180,6 +181,14 @@ class EngineLifecycle:
                 num_slots=num_slots,
                 progress=arguments.progress,
                 capture_progress=arguments.capture_progress,
+                drafter=drafter if isinstance(drafter, ModelDrafter) else None,
+            )
+        if isinstance(drafter, ModelDrafter):
+            raise ConfigError(
+                f"drafter 'model' needs a model that the engine loads by name, got "
+                f"{shown(arguments.model)}",
+                argument="speculation",
+                value=self.config.speculation,
             )
         return await arguments.model.load(self.config, num_slots=num_slots)
 

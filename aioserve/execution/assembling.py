@@ -14,8 +14,11 @@ from msgspec.structs import asdict
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
+from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError
+from aioserve.execution.draft_model import DraftModel
 from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.execution.read_draft import ReadDraft
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import warm_up
@@ -26,6 +29,7 @@ from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache, backend_named
 
 __all__ = [
+    "Draft",
     "KVStorage",
     "decoder_of",
     "described",
@@ -48,6 +52,38 @@ def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
     return make_decoder(weights, backend, use_program=config.step_program)
 
 
+class Draft(NamedTuple):
+    """A model that guesses tokens of another."""
+
+    drafter: ModelDrafter
+    decoder: Decoder
+
+    @classmethod
+    def of(cls, read: ReadDraft, decoder: Decoder, config: EngineConfig) -> Draft:
+        """What was read, on the backend of another model. Uses up the weights."""
+        program = config.step_program
+        made = make_decoder(read.weights, decoder.backend, use_program=program, grouped=False)
+        return cls(read.drafter, made)
+
+    def bytes_per_page(self, config: EngineConfig) -> int:
+        return self.decoder.kv_shape(1, config.page_size).bytes_per_page
+
+    def placed(
+        self, config: EngineConfig, num_pages: int, *, num_slots: int, num_groups: int
+    ) -> DraftModel:
+        """It has KV pages, and its drafter guesses by it. Raises `ConfigError` for more pages than
+        there is room."""
+        model = DraftModel(
+            self.decoder,
+            _reserve(self.decoder, "num_pages", num_pages, config.page_size),
+            num_slots=num_slots,
+            num_groups=num_groups,
+            most_tokens=config.max_num_batched_tokens,
+        )
+        self.drafter.guess_by(model)
+        return model
+
+
 async def loaded_model(
     name: str,
     decoder: Decoder,
@@ -56,13 +92,24 @@ async def loaded_model(
     *,
     num_slots: int,
     seconds: dict[str, float],
+    draft: Draft | None = None,
 ) -> LoadedModel:
     """Ready to serve; made on the event loop that will. `seconds`: what each part of loading took.
+    `draft` is what its drafter guesses by.
 
     Raises `ConfigError` for options that the model, or this machine, can't meet.
     """
-    max_model_len, num_pages = sizes(decoder, config, lambda: _room_bytes(decoder, config))
+    max_model_len, num_pages = sizes(
+        decoder,
+        config,
+        lambda: _room_bytes(decoder, config),
+        beside_bytes=0 if draft is None else draft.bytes_per_page(config),
+    )
     cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
+    follower = None
+    if draft is not None:
+        num_groups = decoder.layout.num_groups
+        follower = draft.placed(config, num_pages, num_slots=num_slots, num_groups=num_groups)
     pages = KVStorage(num_pages, cache, host_pages(decoder, config))
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
@@ -73,6 +120,7 @@ async def loaded_model(
         name=name.rstrip("/").rsplit("/", 1)[-1],
         prefault_pages=_prefault_pages(pages.cache, config),
         processors=processors,
+        follower=follower,
     )
     try:
         await first_steps(runner, pages, config, max_model_len, seconds)
@@ -89,6 +137,7 @@ async def loaded_model(
         processors=processors,
         seconds=seconds,
         take_drafter=runner.take_drafter,
+        facts=None if follower is None else {"draft": follower.facts},
     )
 
 
@@ -208,14 +257,22 @@ def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
     return wanted
 
 
-def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int]) -> tuple[int, int]:
+def sizes(
+    decoder: Decoder,
+    config: EngineConfig,
+    room_bytes: Callable[[], int],
+    *,
+    beside_bytes: int = 0,
+) -> tuple[int, int]:
     """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
-    may take, where the number of its pages isn't given."""
+    may take, where the number of its pages isn't given; beside each page something else takes
+    `beside_bytes`."""
     page_size, layout = config.page_size, decoder.layout
     wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages
     if num_pages is None:
-        one, room = decoder.kv_shape(1, page_size).bytes_per_page, room_bytes()
+        one = decoder.kv_shape(1, page_size).bytes_per_page + beside_bytes
+        room = room_bytes()
         most = pages_of_engine(
             config.max_num_seqs,
             config.max_num_batched_tokens,

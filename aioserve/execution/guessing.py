@@ -12,6 +12,7 @@ tokens are known before the next is settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,17 +22,31 @@ from aioserve.errors import InvariantError
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["Guessing"]
+__all__ = ["Guessing", "StepFollower"]
 
 VERIFY = ItemKind.VERIFY
 
 
+class StepFollower(Protocol):
+    """What computes beside the steps, in memory that follows theirs: a drafter that knows more of
+    sequences than their token ids."""
+
+    def take(self, plan: StepPlan) -> None:
+        """Slots end and start, and their page tables change, as a plan says. It may fail then."""
+        ...
+
+    def follow(self, plan: StepPlan) -> None:
+        """The pages of a plan are copied, its guesses come next, and then it is computed."""
+        ...
+
+
 class Guessing:
     """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
-    None makes none."""
+    None makes none. `follower` hears of every plan."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
+    def __init__(self, drafter: Drafter | None, follower: StepFollower | None = None) -> None:
         self._drafter = drafter
+        self._follower = follower
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
         self._known: dict[int, list[int]] = {}
@@ -45,6 +60,8 @@ class Guessing:
             self._end(start.slot)
             if start.drafting is not None:
                 self._start(start.slot, start.drafting)
+        if self._follower is not None:
+            self._follower.take(plan)
 
     def _start(self, slot: int, sequence: DraftedSequence) -> None:
         self._started[slot], self._known[slot] = sequence, sequence.known_ids.tolist()
@@ -69,6 +86,8 @@ class Guessing:
         """The plan with its guesses made and its items where they begin. Raises `InvariantError`
         for an item whose slot is further than the plan allows, or asks for guesses and started
         without saying so."""
+        if self._follower is not None:
+            self._follower.follow(plan)
         if not plan.num_verified:
             return plan
         asked = [item for item in plan.items if _asks(item)]

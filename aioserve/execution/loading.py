@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,10 +19,12 @@ import msgspec
 from aioserve import _native
 from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
-from aioserve.errors import ConfigError
+from aioserve.drafting.model import ModelDrafter
+from aioserve.errors import ConfigError, ModelError
 from aioserve.execution.devices import chosen_device
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
+from aioserve.execution.read_draft import ReadDraft
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
@@ -45,15 +47,16 @@ async def load(
     num_slots: int,
     progress: ReportBytes | None = None,
     capture_progress: ReportGraphs | None = None,
+    drafter: ModelDrafter | None = None,
 ) -> LoadedModel:
     """Load off the event loop. `progress` is called in a loading thread with bytes done and bytes
     in all; `capture_progress` on the loop with CUDA graphs captured and graphs in all, from 0 on.
-    What they raise ends the loading.
+    What they raise ends the loading. `drafter`: its model is loaded beside the other.
 
     Raises `ModelError` for a model that can't be loaded and `ConfigError` for options that it, or
     this machine, can't meet.
     """
-    return await _Loader(model, config, progress, capture_progress).load(num_slots)
+    return await _Loader(model, config, progress, capture_progress, drafter).load(num_slots)
 
 
 @dataclass
@@ -62,42 +65,65 @@ class _Loader:
     config: EngineConfig
     progress: ReportBytes | None
     capture_progress: ReportGraphs | None
+    drafter: ModelDrafter | None
     device: str = "cpu"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """What each part took, by the clock; parts run at the same time."""
-    _reading: WeightReading | None = None
+    _readings: list[WeightReading] = field(default_factory=list[WeightReading])
     _left: bool = False
 
     async def load(self, num_slots: int) -> LoadedModel:
         files = await asyncio.to_thread(self._find)
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: self._read_weights(files))
+        draft = self._begin_draft()
         try:
-            return await self._load(files, weights, num_slots)
+            return await self._load(files, weights, draft, num_slots)
         finally:
-            await self._leave(weights)
+            await self._leave([weights] if draft is None else [weights, draft])
 
-    async def _leave(self, weights: asyncio.Future[ReadWeights]) -> None:
+    def _begin_draft(self) -> asyncio.Future[ReadDraft] | None:
+        drafter = self.drafter
+        if drafter is None:
+            return None
+        return self._begin("draft_weights", lambda: self._read_draft(drafter))
+
+    async def _leave(self, all_weights: Sequence[asyncio.Future[Any]]) -> None:
         """End the reading of weights, which are no longer waited for."""
         self._left = True
-        if self._reading is not None:
-            self._reading.stop()
-        if not weights.done():
-            await asyncio.wait([weights])
-        if not weights.cancelled():
-            weights.exception()  # is told to whoever awaited it, or to nobody
+        for reading in self._readings:
+            reading.stop()
+        await asyncio.wait(all_weights)
+        for weights in all_weights:
+            if not weights.cancelled():
+                weights.exception()  # is told to whoever awaited it, or to nobody
 
     async def _load(
-        self, files: ModelFiles, weights: asyncio.Future[ReadWeights], num_slots: int
+        self,
+        files: ModelFiles,
+        weights: asyncio.Future[ReadWeights],
+        draft: asyncio.Future[ReadDraft] | None,
+        num_slots: int,
     ) -> LoadedModel:
         text = self._begin("tokenizer", lambda: self._read_text(files))
         importing = self._begin("imports", self._import)
         # All end before an error is raised: nothing of a loading that failed runs on.
-        parts = (text, asyncio.shield(weights), importing)
+        parts: list[asyncio.Future[Any]] = [text, asyncio.shield(weights), importing]
+        if draft is not None:
+            parts.append(asyncio.shield(draft))
         await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
+        if draft is not None:
+            draft.result().check(read.config, described.tokenizer)
         decoder = await self._begin("decoder", lambda: assembling.decoder_of(read, self.config))
-        graphs = {} if self.device == "cpu" else {"captured": self.capture_progress}
+        options: dict[str, Any] = {}
+        if self.device != "cpu":
+            options["captured"] = self.capture_progress
+        elif draft is not None:
+            of = assembling.Draft.of
+            options["draft"] = await self._begin(
+                "draft_decoder", lambda: of(draft.result(), decoder, self.config)
+            )
         return await assembling.loaded_model(
             self.model,
             decoder,
@@ -105,7 +131,7 @@ class _Loader:
             self.config,
             num_slots=num_slots,
             seconds=self.seconds,
-            **graphs,
+            **options,
         )
 
     @property
@@ -153,19 +179,12 @@ class _Loader:
         return files
 
     def _read_weights(self, files: ModelFiles) -> ReadWeights:
-        reading = WeightReading(
+        weights = self._read(
             files,
-            dtype=self.config.dtype,
-            formats=self._formats,
+            self.progress,
             quantization=self.config.quantization,
             max_model_len=self.config.max_model_len,
-            memory_bytes=total_memory_bytes(),
         )
-        self._reading = reading
-        if self._left:
-            reading.stop()
-        with reading:
-            weights = reading.read(self.progress)
         if weights.config.is_text_alone:
             logger.warning(
                 "%s: %s takes images as well; aioserve serves its text alone",
@@ -180,6 +199,31 @@ class _Loader:
                 setting,
             )
         return weights
+
+    def _read(
+        self, files: ModelFiles, progress: ReportBytes | None = None, **options: Any
+    ) -> ReadWeights:
+        reading = WeightReading(
+            files,
+            dtype=self.config.dtype,
+            formats=self._formats,
+            memory_bytes=total_memory_bytes(),
+            **options,
+        )
+        self._readings.append(reading)
+        if self._left:
+            reading.stop()
+        with reading:
+            return reading.read(progress)
+
+    def _read_draft(self, drafter: ModelDrafter) -> ReadDraft:
+        """As it is stored, whatever `quantization` says of the other model."""
+        try:
+            files = model_files(resolve(drafter.path))
+            tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
+            return ReadDraft(drafter, self._read(files), tokenizer)
+        except ModelError as error:
+            raise type(error)(f"the draft model can't be loaded: {error}") from error
 
     def _read_text(self, files: ModelFiles) -> Text:
         why_none = files.why_no_tokenizer()

@@ -10,7 +10,7 @@ import torch
 
 from aioserve.drafting.drafter import Drafter
 from aioserve.execution.batch import HostStep, OpenStep, PlanReader
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.guessing import Guessing, StepFollower
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
@@ -38,9 +38,11 @@ class StepThreadRunner:
         host_cache: KVCache | None = None,
         prefault_pages: int = 0,
         processors: Sequence[Callable[[str], Any]] = (),
+        follower: StepFollower | None = None,
     ) -> None:
         """`prefault_pages`: of `cache`, as many past those in use have their memory before they
-        are needed, from times when no step runs. `processors` are as `PlanReader` has them."""
+        are needed, from times when no step runs. `processors` are as `PlanReader` has them.
+        `follower` hears of every plan on the step thread."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
@@ -51,7 +53,8 @@ class StepThreadRunner:
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)
         self._prefault = Prefault(cache, prefault_pages)
-        self._guessing = Guessing(None)
+        self._follower = follower
+        self._guessing = Guessing(None, follower)
         self._thread: StepThread[StepOutcome] = StepThread(
             f"aioserve-{name}", torch.inference_mode, idle=self._prefault.advance
         )
@@ -70,7 +73,7 @@ class StepThreadRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._guessing = Guessing(drafter)
+        self._guessing = Guessing(drafter, self._follower)
 
     async def aclose(self) -> None:
         await self._thread.aclose()
@@ -84,9 +87,9 @@ class StepThreadRunner:
         if len(read.copies):
             self._thread.tell_loop()
             self._model.backend.copy_pages(self._caches, read.copies)
+        plan = self._guessing.settled(plan)
         if not plan.items:
             return StepOutcome(step=plan.step, token_ids=())
-        plan = self._guessing.settled(plan)
         step = read.settled(plan) if isinstance(read, OpenStep) else read
         outcome = self._computed(step)
         if step.verified is not None:

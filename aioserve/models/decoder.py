@@ -62,6 +62,7 @@ class Decoder:
 
     `max_model_len`: the longest context in tokens that it will be given. `use_program`: run all ops
     of a step by one call, where the backend can record them; the same bits either way.
+    `grouped=False`: KV pages of one group, which keep all positions, as `kv_layout` has them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Decoder:
         max_model_len: int,
         *,
         use_program: bool = True,
+        grouped: bool = True,
     ) -> None:
         self.config = config
         self.dtype: torch.dtype = weights.dtype
@@ -81,7 +83,8 @@ class Decoder:
         self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
         """Linear layers by their descriptions."""
-        self.layout: KVLayout = kv_layout(config.kv_layers(self.kv_dtype.itemsize), max_model_len)
+        layers = config.kv_layers(self.kv_dtype.itemsize)
+        self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=grouped)
         """Which layers share a KV page."""
         self.backend = backend
         self.max_model_len = max_model_len

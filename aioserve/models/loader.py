@@ -61,8 +61,11 @@ def load_model(
     return make_decoder(weights, chosen, use_program=use_program)
 
 
-def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = True) -> Decoder:
-    """Make a decoder of weights that are packed if the backend's are. The weights are used up."""
+def make_decoder(
+    weights: ReadWeights, backend: Backend, *, use_program: bool = True, grouped: bool = True
+) -> Decoder:
+    """Make a decoder of weights that are packed if the backend's are, with the other arguments of
+    `Decoder`. The weights are used up."""
     config, blocks = weights.config, Weights(weights, backend)
     with torch.no_grad():
         layout = weights.layout
@@ -81,4 +84,5 @@ def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = 
             linears=blocks.linears,
             memory=weights.memory,
         )
-    return Decoder(config, made, backend, weights.max_model_len, use_program=use_program)
+    length = weights.max_model_len
+    return Decoder(config, made, backend, length, use_program=use_program, grouped=grouped)

@@ -162,6 +162,20 @@ class Tokenizer:
         text = self.pieces.texts.get(token_id)
         return text or self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def unlike(self, other: Tokenizer) -> tuple[str, int | None, int | None] | None:
+        """The token that the two don't have under the same id, of several the one with the lowest,
+        with its id here and there (None: it has none); None where there is no such token."""
+        here, there = self._vocabulary(), other._vocabulary()
+        ids = [
+            (min(one for one in pair if one is not None), token, *pair)
+            for token in {**here, **there}
+            if len({*(pair := (here.get(token), there.get(token)))}) > 1
+        ]
+        return min(ids)[1:] if ids else None
+
+    def _vocabulary(self) -> dict[str, int]:
+        return self._backend.get_vocab(with_added_tokens=True)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.
 

@@ -1,0 +1,60 @@
+"""What the pages of a draft model hold of the sequences whose pages have the same numbers.
+
+The other model writes every token's KV; the draft model those that it comes by. So a page of the
+draft's may have a hole where the other's has none: behind a prefix that another request computed
+without guesses, or that came back from the host. The hole is computed before the first guess.
+
+    target    [ a b c d ] [ e f g h ] [ i j . . ]
+    draft     [ a b c d ] [ e f . . ] [ . . . . ]     filled 4, 2, 0: the hole begins at position 6
+
+Knows pages, and neither tensors nor requests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.kv.pages import pages_for
+
+__all__ = ["DraftPages"]
+
+PageIds = npt.NDArray[np.int32]
+
+
+class DraftPages:
+    """How many of the first tokens of each page the draft model has written, as the other model
+    has them. A table is the pages of a sequence in order of position, int32 `[n]`."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self._filled = np.zeros(num_pages, np.int32)
+        self._page_size = page_size
+
+    def copied(self, source: int, target: int, num_tokens: int) -> None:
+        """The first tokens of a page were copied to another, of both models."""
+        self._filled[target] = min(int(self._filled[source]), num_tokens)
+
+    def overwritten(self, table: PageIds, start: int, end: int) -> None:
+        """The other model writes positions `[start, end)`, of which the draft knows nothing yet."""
+        first, offset = divmod(start, self._page_size)
+        page = table[first]
+        self._filled[page] = min(int(self._filled[page]), offset)
+        self._filled[table[first + 1 : pages_for(end, self._page_size)]] = 0
+
+    def written(self, table: PageIds, start: int, end: int) -> None:
+        """The draft model has written positions `[start, end)`, where it has all before them."""
+        if start >= end:
+            return
+        last = pages_for(end, self._page_size) - 1
+        self._filled[table[start // self._page_size : last]] = self._page_size
+        page = table[last]
+        self._filled[page] = max(int(self._filled[page]), end - last * self._page_size)
+
+    def hole(self, table: PageIds, end: int) -> int:
+        """The first position before `end` that the draft model hasn't; `end` where it has all."""
+        filled = self._filled[table[: pages_for(end, self._page_size)]]
+        short = np.flatnonzero(filled < self._page_size)
+        if not len(short):
+            return end
+        first = int(short[0])
+        return min(end, first * self._page_size + int(filled[first]))
