@@ -1,0 +1,190 @@
+"""A draft model that would draw what the model draws: all its guesses are right, wherever its pages
+come from."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.drafting.model import ModelDrafter
+from aioserve.errors import ConfigError, InvariantError
+from aioserve.execution.draft_model import DraftModel
+from aioserve.execution.guessing import Guessing
+from aioserve.steps.plan import StepPlan
+from aioserve.testing import expected_tokens
+from tests.doubles.draft_decoder import DraftDecoder, TokenPages
+from tests.scheduling.bench import Bench
+
+PROMPT = [7, 1, 8, 2, 8, 1]
+
+
+def bench_of(
+    decoder: DraftDecoder, *, most_tokens: int = 1000, num_pages: int = 64, **options: Any
+) -> Bench:
+    bench = Bench(num_pages=num_pages, **options)
+    drafter = DraftModel(
+        cast(Any, decoder),
+        cast(Any, TokenPages(num_pages, bench.device.page_size)),
+        num_slots=bench.device.num_slots,
+        num_groups=bench.device.num_groups,
+        most_tokens=most_tokens,
+    )
+    bench.device._guessing = Guessing(drafter, drafter)
+    return bench
+
+
+def run(bench: Bench, depth: int, source: random.Random | None = None) -> dict[int, list[int]]:
+    """Keep `depth` steps in flight until nothing is left; the tokens of every sequence. `source`
+    says which steps fail, and who is preempted."""
+    flying: deque[StepPlan] = deque()
+    tokens: dict[int, list[int]] = {}
+    state = bench.scheduler.state
+    while flying or bench.sequences:
+        if source is not None and state.running and source.random() < 0.05:
+            state.preempt(source.choice(state.running), state.launched + 1)
+        plan = bench.scheduler.plan(0.0) if len(flying) < depth else None
+        bench.scheduler.sanity_check()
+        if plan is not None:
+            bench.page_tables.take(plan)
+            flying.append(plan)
+            continue
+        for update in bench.commit(flying.popleft()):
+            if update.token_id is not None:
+                tokens.setdefault(update.sequence_id, []).append(update.token_id)
+    return tokens
+
+
+def check_all_right(bench: Bench) -> int:
+    """The number of guesses, of which none was wrong."""
+    counters = bench.scheduler.counters
+    assert counters.accepted == counters.drafted
+    return sum(counters.drafted)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_all_guesses_of_the_model_itself_are_right(depth: int) -> None:
+    bench = bench_of(DraftDecoder())
+    bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
+    assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
+    assert check_all_right(bench) >= 30
+
+
+def test_a_prefix_that_was_computed_without_guesses_is_no_hole() -> None:
+    prompt = [*range(30)]
+    bench = bench_of(DraftDecoder(), prefix_caching=True)
+    bench.submit(prompt, max_tokens=9)
+    run(bench, 1)
+    assert not check_all_right(bench)
+    bench.submit([*prompt, *expected_tokens(prompt, 9), 5], max_tokens=20, max_draft_tokens=4)
+    run(bench, 1)
+    assert bench.scheduler.counters.tokens_cached >= 30
+    assert check_all_right(bench) >= 12
+
+
+def test_what_is_shared_is_computed_once() -> None:
+    prompt, decoder = [*range(40)], DraftDecoder()
+    bench = bench_of(decoder, prefix_caching=True)
+    bench.submit(prompt, max_tokens=9, max_draft_tokens=4)
+    run(bench, 1)
+    assert decoder.most_at_once == len(prompt) + 1
+    decoder.most_at_once = 0
+    bench.submit([*prompt, 5], max_tokens=9, max_draft_tokens=4)
+    run(bench, 1)
+    assert check_all_right(bench)
+    assert decoder.most_at_once <= 6  # the page of which a part was cached, and what is behind it
+
+
+def test_a_long_prompt_is_caught_up_with_piece_by_piece() -> None:
+    decoder = DraftDecoder()
+    bench = bench_of(decoder, most_tokens=10)
+    for first in (0, 100):
+        prompt = [*range(first, first + 35)]
+        bench.submit(prompt, max_tokens=60, max_draft_tokens=4)
+    run(bench, 1)
+    assert check_all_right(bench) >= 40
+    assert decoder.most_at_once == 10
+
+
+def test_a_context_that_is_longer_than_the_drafts_goes_on_without_guesses() -> None:
+    bench = bench_of(DraftDecoder(max_model_len=20))
+    bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
+    assert [*run(bench, 1).values()] == [expected_tokens(PROMPT, 40)]
+    assert 8 <= check_all_right(bench) <= 20 - len(PROMPT)
+
+
+def test_a_row_that_nothing_can_be_drawn_from_ends_the_guesses_of_its_slot() -> None:
+    decoder = DraftDecoder()
+    decoder.rows_without_token = frozenset([0])
+    bench = bench_of(decoder)
+    for prompt in (PROMPT, [3, *PROMPT]):
+        bench.submit(prompt, max_tokens=12, max_draft_tokens=4)
+    tokens = run(bench, 1)
+    assert [*tokens.values()] == [expected_tokens(p, 12) for p in (PROMPT, [3, *PROMPT])]
+    assert check_all_right(bench)
+
+
+@given(
+    source=st.randoms(use_true_random=False),
+    prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8),
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 6), st.integers(1, 2))),
+    num_pages=st.integers(18, 64),
+    page_size=st.sampled_from([1, 2, 4]),
+    windows=st.booleans(),
+    prefix_caching=st.booleans(),
+    preemption=st.sampled_from(["recompute", "swap"]),
+    most_tokens=st.sampled_from([3, 1000]),
+    depth=st.integers(1, 2),
+)
+def test_the_model_itself_is_always_right(
+    source: random.Random,
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[tuple[int, int, int]],
+    num_pages: int,
+    page_size: int,
+    windows: bool,
+    prefix_caching: bool,
+    preemption: str,
+    most_tokens: int,
+    depth: int,
+) -> None:
+    """With prefix hits, forks, preemptions, pages from the host, windows, and slots and pages that
+    are used again."""
+    groups = {"num_window_groups": 1, "window": 5} if windows else {}
+    bench = bench_of(
+        DraftDecoder(),
+        most_tokens=most_tokens,
+        num_pages=num_pages * (1 + windows),
+        num_host_pages=16 if preemption == "swap" else 0,
+        page_size=page_size,
+        prefix_caching=prefix_caching,
+        preemption=preemption,
+        **groups,
+    )
+    fits = bench.memory.capacity_tokens
+    expected: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
+    for prompt, (max_tokens, limit, n) in zip(prompts, lengths, strict=False):
+        count = min(max_tokens, fits - len(prompt))
+        if count < 1:
+            continue
+        ids = bench.submit_all(prompt, count, n=n, max_draft_tokens=limit)
+        expected |= {i: expected_tokens(prompt, count, seed) for seed, i in enumerate(ids)}
+        if source.random() < 0.3:
+            tokens |= run(bench, depth, source)
+    tokens |= run(bench, depth, source)
+    assert tokens == expected
+    check_all_right(bench)
+
+
+def test_a_drafter_whose_model_nobody_loaded_says_so() -> None:
+    drafter = ModelDrafter(path="small")
+    with pytest.raises(InvariantError, match="'small' guesses, and nobody has loaded it"):
+        drafter.draft(0, 1)
+    with pytest.raises(ConfigError, match="path must be a str of 1 to 4096 characters, got ''"):
+        ModelDrafter(path="")
