@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from aioserve.models import architecture
-from aioserve.models.reading import ReadWeights
+from aioserve.models.reading import TakenWeights
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
-from aioserve.ops import Backend, LayerOps, Linear
+from aioserve.ops import Backend, Linear
 from aioserve.ops.backend import LayerNorm, RMSNorm
+from aioserve.ops.layer_ops import RowOps
 
 __all__ = ["Norm", "Weights", "rms_norm"]
 
@@ -24,7 +25,7 @@ X = TypeVar("X")
 class Weights:
     """Weights that were read, as blocks take them to be computed by a backend: each once."""
 
-    def __init__(self, read: ReadWeights, backend: Backend) -> None:
+    def __init__(self, read: TakenWeights, backend: Backend) -> None:
         self.backend = backend
         self.dtype: torch.dtype = getattr(torch, read.dtype)
         self._read = read
@@ -85,7 +86,7 @@ class Norm:
         else:
             self._norm = rms_norm(described, weights)
 
-    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
+    def __call__(self, ops: RowOps[X], x: X, residual: X | None = None) -> X:
         """[T, H] -> [T, H]: the norm of x, or of residual += x, which is done in place."""
         if isinstance(self._norm, RMSNorm):
             return ops.rms_norm(x, self._norm, residual)

@@ -97,6 +97,16 @@ class Decoder:
         if use_program:
             self.program = backend.record(self.compute, self.kv_shape(1, 1))
 
+    @property
+    def embedding(self) -> Embedding:
+        """[vocab, hidden], before `embedding_scale`."""
+        return self._weights.embedding
+
+    @property
+    def head(self) -> Linear:
+        """Output layer [vocab, hidden], float32 results, before scale and cap."""
+        return self._weights.head
+
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for this model."""
         config, heads = self.config, self.config.heads

@@ -35,18 +35,31 @@ from aioserve.models.weight_memory import (
     weight_memory,
 )
 
-__all__ = ["ReadWeights", "ReportBytes", "WeightReading"]
+__all__ = ["ReadWeights", "ReportBytes", "TakenWeights", "WeightReading"]
 
 ReportBytes = Callable[[int, int], None]
 """Called with (bytes done, bytes in total) as tensors are read, in ascending order."""
 
 
-class ReadWeights:
-    """The weights of one model in memory, each to be taken once.
+class TakenWeights:
+    """Weights in memory, each to be taken once.
 
-    `dtype` is float32, bfloat16 or float16. Where `formats` are packed, a linear layer's weight and
-    bias are one `_native.LinearKernel`; else they are arrays, or one `HeldLinear` where some are
-    integers that the backend multiplies. bfloat16 arrays have dtype int16.
+    `dtype` is float32, bfloat16 or float16; bfloat16 arrays have dtype int16. A linear layer that
+    isn't among `linears` has its weight and its bias in `arrays`.
+    """
+
+    def __init__(self, dtype: str, max_model_len: int) -> None:
+        self.dtype = dtype
+        self.max_model_len = max_model_len
+        self.linears: dict[architecture.Linear, _native.LinearKernel | HeldLinear] = {}
+        self.arrays: dict[Tensor, Array] = {}
+
+
+class ReadWeights(TakenWeights):
+    """The weights of one model in memory.
+
+    Where `formats` are packed, a linear layer's weight and bias are one `_native.LinearKernel`;
+    else they are arrays, or one `HeldLinear` where some are integers that the backend multiplies.
     """
 
     def __init__(
@@ -57,13 +70,10 @@ class ReadWeights:
         layout: WeightLayout,
         max_model_len: int,
     ) -> None:
+        super().__init__(dtype, max_model_len)
         self.config = config
-        self.dtype = dtype
         self.computed = formats
         self.layout = layout
-        self.max_model_len = max_model_len
-        self.linears: dict[architecture.Linear, _native.LinearKernel | HeldLinear] = {}
-        self.arrays: dict[Tensor, Array] = {}
         self.memory: WeightMemory = WeightMemory(formats=(), step_bytes=0)
         """What the weights take, once they are there."""
 

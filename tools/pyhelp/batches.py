@@ -50,7 +50,7 @@ class ChatBatches:
         self.names = {fact.name for fact in facts}
         self.random = random.Random(seed)
         self.facts_seen = 0
-        self._chats = self._stream()
+        self._chats = map(self._encode, self.dialogues())
         self._ready: list[list[Example]] = []
 
     def _unknown_name(self) -> str:
@@ -105,7 +105,7 @@ class ChatBatches:
             add("\n", 0.0)
         return ids, weights
 
-    def _stream(self) -> Iterator[Example]:
+    def dialogues(self) -> Iterator[list[tuple[str, str]]]:
         """Yield chats for ever, one shuffled pass over the facts after another."""
         while True:
             order = self.random.sample(self.facts, len(self.facts))
@@ -120,9 +120,9 @@ class ChatBatches:
                     turns.append(self._turn(order.pop()))
                 elif shape < 0.18:
                     turns.append(self._small_talk())
-                yield self._encode(turns)
+                yield turns
                 if self.random.random() < 0.06:
-                    yield self._encode([self._small_talk()])
+                    yield [self._small_talk()]
 
     def _refill(self, token_count: int) -> None:
         """Cut a pool of chats, sorted by length, into batches of at most ``token_count``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,11 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "questions.json")
 
 
 def export_model(
-    model: Qwen3ForCausalLM, corpus: Path, out: Path, numbers: Mapping[str, float]
+    model: Qwen3ForCausalLM,
+    corpus: Path,
+    out: Path,
+    numbers: Mapping[str, float],
+    copied: Sequence[str] = COPIED,
 ) -> None:
     """Write every file of the model directory; each one is replaced in one move."""
     out.mkdir(parents=True, exist_ok=True)
@@ -67,6 +71,6 @@ def export_model(
         temporary = out / (name + ".new")
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         temporary.replace(out / name)
-    for name in COPIED:
+    for name in copied:
         shutil.copyfile(corpus / name, out / (name + ".new"))
         (out / (name + ".new")).replace(out / name)

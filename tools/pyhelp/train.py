@@ -80,12 +80,13 @@ def batch_loss(model: Qwen3ForCausalLM, body: Body, batch: Batch) -> torch.Tenso
 
 
 class Optimizers:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    """Muon for all matrices but the embedding, AdamW for that and for the norms."""
 
-    def __init__(self, model: Qwen3ForCausalLM, muon: bool) -> None:
-        layers = [p for n, p in model.named_parameters() if p.dim() == 2 and "layers" in n]
-        vectors = [p for p in model.parameters() if p.dim() <= 1]
-        embedding = [model.model.embed_tokens.weight]
+    def __init__(self, model: torch.nn.Module, muon: bool) -> None:
+        named = list(model.named_parameters())
+        layers = [p for name, p in named if p.dim() == 2 and "embed_tokens" not in name]
+        vectors = [p for _, p in named if p.dim() <= 1]
+        embedding = [p for name, p in named if "embed_tokens" in name]
         groups = [
             {"params": embedding + ([] if muon else layers), "weight_decay": 0.05},
             {"params": vectors, "weight_decay": 0.0},

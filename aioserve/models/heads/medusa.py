@@ -1,0 +1,53 @@
+"""Computes Medusa heads (Cai et al., "Medusa: Simple LLM inference acceleration framework with
+multiple decoding heads", 2024, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aioserve.models.block_parts import Weights
+from aioserve.models.heads.config import MedusaConfig
+from aioserve.ops import Linear
+
+__all__ = ["MedusaHeads"]
+
+
+class MedusaHeads:
+    """Loaded heads. Computes for one thread at a time, op by op, and keeps nothing between calls.
+
+    outputs: the output layer of each head, `[vocab, hidden]`, float32 results.
+    """
+
+    def __init__(self, config: MedusaConfig, weights: Weights, outputs: Sequence[Linear]) -> None:
+        self.config = config
+        self.dtype: torch.dtype = weights.dtype
+        """Dtype of hidden states."""
+        self._blocks = tuple(
+            tuple(weights.linear(block) for block in blocks) for blocks in config.blocks
+        )
+        self._outputs = tuple(outputs)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of each head, float32 `[heads, S, vocab]`, of hidden states `[S, hidden]` that the
+        target's output layer reads.
+
+        Raises ValueError for hidden states of another shape or dtype.
+        """
+        columns = self.config.hidden_size
+        if hidden.dim() != 2 or hidden.shape[1] != columns or hidden.dtype is not self.dtype:
+            raise ValueError(
+                f"hidden must be {self.dtype} of shape [S, {columns}], got {hidden.dtype} "
+                f"{list(hidden.shape)}"
+            )
+        found = []
+        for blocks, output in zip(self._blocks, self._outputs, strict=True):
+            x = hidden
+            for block in blocks:
+                x = x + functional.silu(block(x))
+            found.append(output(x))
+        return torch.stack(found)

@@ -1,0 +1,82 @@
+"""What pyhelp said, as training batches: rows of tokens with the hidden states behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+POOL_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Texts side by side, padded behind their ends."""
+
+    ids: torch.Tensor
+    """int64 [rows, width]."""
+    chosen: torch.Tensor
+    """bool [rows, width]: whether pyhelp chose the token; False in the padding."""
+    features: torch.Tensor
+    """float32 [rows, width, 3 * hidden]: what a head reads."""
+    lasts: torch.Tensor
+    """float32 [rows, width, hidden]: what pyhelp's output layer read."""
+
+
+class Spoken:
+    """One file that ``speech.py`` wrote."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as arrays:
+            self._tokens = arrays["tokens"].astype(np.int64)
+            self._chosen = arrays["chosen"]
+            self._features = arrays["features"]
+            self._lasts = arrays["lasts"]
+            self.lengths: list[int] = arrays["lengths"].tolist()
+            self.greedy: list[bool] = arrays["greedy"].tolist()
+        self._starts = np.concatenate(([0], np.cumsum(self.lengths))).tolist()
+
+    def rows(self, indices: list[int], *, features: bool = True) -> Rows:
+        """Return some texts. Without ``features`` those are empty."""
+        width = max(self.lengths[index] for index in indices)
+
+        def padded(array: np.ndarray) -> torch.Tensor:
+            shape = (len(indices), width, *array.shape[1:])
+            whole = np.zeros(shape, np.float32 if array.ndim > 1 else array.dtype)
+            for row, index in enumerate(indices):
+                start, end = self._starts[index : index + 2]
+                whole[row, : end - start] = array[start:end]
+            return torch.from_numpy(whole)
+
+        none = torch.empty(len(indices), width, 0)
+        return Rows(
+            padded(self._tokens),
+            padded(self._chosen),
+            padded(self._features) if features else none,
+            padded(self._lasts),
+        )
+
+    def batches(self, num_tokens: int, seed: int, *, features: bool = True) -> Iterator[Rows]:
+        """Yield batches of at most ``num_tokens``, padding included, for ever."""
+        random = np.random.default_rng(seed)
+        while True:
+            ready: list[list[int]] = []
+            order = random.permutation(len(self.lengths)).tolist()
+            pool = num_tokens * POOL_BATCHES
+            sizes = np.cumsum([self.lengths[index] for index in order]) // pool
+            for part in range(int(sizes[-1]) + 1):
+                alike = [index for index, at in zip(order, sizes, strict=True) if at == part]
+                alike.sort(key=self.lengths.__getitem__)
+                batch: list[int] = []
+                for index in alike:
+                    if batch and (len(batch) + 1) * self.lengths[index] > num_tokens:
+                        ready.append(batch)
+                        batch = []
+                    batch.append(index)
+                ready.append(batch)
+            for index in random.permutation(len(ready)).tolist():
+                if ready[index]:
+                    yield self.rows(ready[index], features=features)
