@@ -1,6 +1,6 @@
 """Train a head that drafts from pyhelp's hidden states, and write it as ``speculators`` does.
 
-Usage: python tools/pyhelp/eagle.py MODEL_DIR SPEECH_DIR WORK_DIR --minutes 25
+Usage: python tools/pyhelp/eagle.py MODEL_DIR SPEECH_DIR WORK_DIR --minutes 12
 
 The head is that of EAGLE-3 (Li et al., "EAGLE-3: Scaling up inference acceleration of large
 language models via training-time test", 2025): one decoder layer that reads hidden states of three
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from rows import Rows, Spoken
+from rows import Rows, Spoken, divergence
 from safetensors.torch import save_file
 from speech import FEATURE_LAYERS
 from torch import Tensor, nn
@@ -176,22 +176,18 @@ def predicted(rows: Rows, step: int) -> Tensor:
     return chosen & ahead
 
 
-def divergence(head: Head, embedding: Tensor, rows: Rows, steps: int) -> tuple[Tensor, list[float]]:
+def loss_of(head: Head, embedding: Tensor, rows: Rows, steps: int) -> tuple[Tensor, list[float]]:
     """Return the loss, and each step's divergence from pyhelp's distribution in nats."""
-    width = rows.ids.shape[1] - 1
     total, each, weight = torch.zeros(()), [], 1.0
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = head(rows, embedding, steps)
-        with torch.no_grad():
-            targets = functional.linear(rows.lasts, embedding).float().log_softmax(-1)
     for step, hidden in enumerate(found):
         wanted = predicted(rows, step)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = functional.linear(hidden[wanted], embedding)
-        ahead = functional.pad(targets[:, step + 1 :], (0, 0, 0, step))[:, :width]
-        loss = functional.kl_div(
-            logits.float().log_softmax(-1), ahead[wanted], reduction="batchmean", log_target=True
-        )
+        starts, at = wanted.nonzero(as_tuple=True)
+        ahead = at + step + 1
+        loss = divergence(logits, rows.shares[starts, ahead], rows.tops[starts, ahead])
         total = total + weight * loss
         weight *= STEP_WEIGHT
         each.append(loss.item())
@@ -260,9 +256,9 @@ def train(options: argparse.Namespace) -> None:
     batches = Spoken(options.speech / "train.npz").batches(options.tokens, options.seed)
     some = next(batches)
     head.begin(target.model.norm.weight, some.features[some.chosen])
-    began, steps, means = time.monotonic(), 0, [0.0] * options.steps
-    while (progress := (time.monotonic() - began) / (60 * options.minutes)) < 1:
-        loss, each = divergence(head, embedding, next(batches), options.steps)
+    began, steps, means = time.process_time(), 0, [0.0] * options.steps
+    while (progress := (time.process_time() - began) / (60 * options.minutes)) < 1:
+        loss, each = loss_of(head, embedding, next(batches), options.steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         peaks = (options.rate, options.muon_rate)
@@ -283,14 +279,14 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="pyhelp's directory")
     parser.add_argument("speech", type=Path, help="the folder that speech.py wrote")
     parser.add_argument("work", type=Path, help="the folder to write the head to")
-    parser.add_argument("--minutes", type=float, default=25.0, help="the wall-clock budget")
+    parser.add_argument("--minutes", type=float, default=12.0, help="the budget of processor time")
     parser.add_argument("--heads", type=int, default=2, help="query heads")
     parser.add_argument("--inner", type=int, default=128, help="width of the MLP")
     parser.add_argument("--steps", type=int, default=4, help="drafts in a row that are trained")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
     parser.add_argument("--rate", type=float, default=3e-3, help="the peak rate of AdamW")
     parser.add_argument("--muon-rate", type=float, default=1e-2)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

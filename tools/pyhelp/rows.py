@@ -10,6 +10,17 @@ import numpy as np
 import torch
 
 POOL_BATCHES = 16
+TURN_START_ID = 1
+CODE_SHARE = 0.3
+"""Share of the code that a pass has."""
+_WIDE = {np.dtype(np.float16): np.float32, np.dtype(np.int16): np.int64}
+
+
+def divergence(logits: torch.Tensor, shares: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
+    """Return the mean divergence, in nats, of a draft's logits [n, vocab] from pyhelp's
+    distribution, over its likeliest tokens: their probabilities and numbers, [n, top]."""
+    ours = logits.float().log_softmax(-1).gather(1, tops)
+    return (shares * (shares.clamp_min(1e-8).log() - ours)).sum(-1).mean()
 
 
 @dataclass(frozen=True)
@@ -22,8 +33,10 @@ class Rows:
     """bool [rows, width]: whether pyhelp chose the token; False in the padding."""
     features: torch.Tensor
     """float32 [rows, width, 3 * hidden]: what a head reads."""
-    lasts: torch.Tensor
-    """float32 [rows, width, hidden]: what pyhelp's output layer read."""
+    shares: torch.Tensor
+    """float32 [rows, width, top]: probabilities of the likeliest next tokens."""
+    tops: torch.Tensor
+    """int64 [rows, width, top]: these tokens."""
 
 
 class Spoken:
@@ -34,7 +47,8 @@ class Spoken:
             self._tokens = arrays["tokens"].astype(np.int64)
             self._chosen = arrays["chosen"]
             self._features = arrays["features"]
-            self._lasts = arrays["lasts"]
+            self._shares = arrays["shares"]
+            self._tops = arrays["tops"]
             self.lengths: list[int] = arrays["lengths"].tolist()
             self.greedy: list[bool] = arrays["greedy"].tolist()
         self._starts = np.concatenate(([0], np.cumsum(self.lengths))).tolist()
@@ -45,7 +59,7 @@ class Spoken:
 
         def padded(array: np.ndarray) -> torch.Tensor:
             shape = (len(indices), width, *array.shape[1:])
-            whole = np.zeros(shape, np.float32 if array.ndim > 1 else array.dtype)
+            whole = np.zeros(shape, _WIDE.get(array.dtype, array.dtype))
             for row, index in enumerate(indices):
                 start, end = self._starts[index : index + 2]
                 whole[row, : end - start] = array[start:end]
@@ -56,15 +70,21 @@ class Spoken:
             padded(self._tokens),
             padded(self._chosen),
             padded(self._features) if features else none,
-            padded(self._lasts),
+            padded(self._shares),
+            padded(self._tops),
         )
 
     def batches(self, num_tokens: int, seed: int, *, features: bool = True) -> Iterator[Rows]:
-        """Yield batches of at most ``num_tokens``, padding included, for ever."""
+        """Yield batches of at most ``num_tokens``, padding included, for ever.
+
+        Each pass has all chats and some of the code, other ones each time.
+        """
         random = np.random.default_rng(seed)
+        is_chat = self._tokens[self._starts[:-1]] == TURN_START_ID
         while True:
             ready: list[list[int]] = []
-            order = random.permutation(len(self.lengths)).tolist()
+            taken = is_chat | (random.random(len(is_chat)) < CODE_SHARE)
+            order = random.permutation(np.flatnonzero(taken)).tolist()
             pool = num_tokens * POOL_BATCHES
             sizes = np.cumsum([self.lengths[index] for index in order]) // pool
             for part in range(int(sizes[-1]) + 1):

@@ -31,7 +31,8 @@ ROWS = 64
 MOST_ANSWER_TOKENS = 64
 CODE_PROMPT_TOKENS, CODE_TOKENS = 32, 256
 GREEDY_SHARE = 0.6
-SPLITS = ("train", "seen", "unseen", "code")
+TOP = 16
+"""Likeliest next tokens of each token whose probabilities are kept."""
 
 
 def is_held_out(fact: Fact) -> bool:
@@ -151,20 +152,23 @@ def splits(
 
 
 @torch.inference_mode()
-def hidden_states(model: Qwen3ForCausalLM, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the head reads, ``[tokens, 3 * hidden]``, and what the output layer reads."""
-    found = model.model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+def computed(model: Qwen3ForCausalLM, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the head reads, ``[tokens, 3 * hidden]``, and pyhelp's distribution of the token
+    that follows each, ``[tokens, vocab]``."""
+    found = model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
     features = torch.cat([found.hidden_states[layer][0] for layer in FEATURE_LAYERS], dim=-1)
-    return features, found.last_hidden_state[0]
+    return features, found.logits[0].softmax(-1)
 
 
 def save(model: Qwen3ForCausalLM, speeches: Sequence[Speech], path: Path) -> None:
-    """Write tokens, rows and hidden states (float16) of ``speeches`` to ``path``."""
-    features, lasts = [], []
+    """Write ``speeches`` to ``path``, with what drafts learn from."""
+    features, shares, tops = [], [], []
     for speech in speeches:
-        feature, last = hidden_states(model, speech.ids)
+        feature, probabilities = computed(model, speech.ids)
+        share, top = probabilities.topk(TOP)
         features.append(feature.to(torch.float16))
-        lasts.append(last.to(torch.float16))
+        shares.append(share.to(torch.float16))
+        tops.append(top.to(torch.int16))
     np.savez(
         path,
         tokens=np.concatenate([speech.ids for speech in speeches]).astype(np.uint16),
@@ -172,7 +176,8 @@ def save(model: Qwen3ForCausalLM, speeches: Sequence[Speech], path: Path) -> Non
         lengths=np.array([len(speech.ids) for speech in speeches]),
         greedy=np.array([speech.temperature == 0 for speech in speeches]),
         features=torch.cat(features).numpy(),
-        lasts=torch.cat(lasts).numpy(),
+        shares=torch.cat(shares).numpy(),
+        tops=torch.cat(tops).numpy(),
     )
 
 

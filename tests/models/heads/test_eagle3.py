@@ -1,0 +1,346 @@
+"""EAGLE-3 heads: what they guess beside plain torch, and what of their files is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from aioserve.models.decoder import Decoder
+from aioserve.models.heads.eagle3 import Eagle3Head
+from aioserve.models.heads.loader import load_head
+from aioserve.models.loader import load_model
+from aioserve.ops import Backend, Batch, HostBatch, backend_named
+from tests.models.heads.directories import (
+    HIDDEN,
+    LAYERS,
+    Tensors,
+    eagle3_config,
+    eagle3_tensors,
+    layer_config,
+    write_head,
+)
+from tests.models.heads.plain import PlainEagle3
+from tests.parity.tiny_models import VOCAB_SIZE, write
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    """One target on each backend, in float32."""
+    directory = write("llama", tmp_path_factory.mktemp("target"))
+    return {
+        name: load_model(directory, dtype="float32", backend=backend_named(name))
+        for name in ("reference", "native")
+    }
+
+
+@pytest.fixture(scope="module")
+def shared(targets) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's embedding and output layer, [vocab, hidden]."""
+    ids = torch.arange(VOCAB_SIZE)
+    embedding = targets["reference"].embedding
+    table = embedding if isinstance(embedding, torch.Tensor) else embedding.rows(ids)
+    return table, targets["reference"].head.rows(ids)
+
+
+class HeadRun:
+    """Sequences of one head in shuffled KV pages, whose unused memory is NaN."""
+
+    def __init__(self, head: Eagle3Head, backend: Backend, page_size: int) -> None:
+        self.head, self.backend, self.page_size = head, backend, page_size
+        self.cache = head.new_cache(64, page_size)
+        self.cache.storage.fill_(float("nan"))
+        self.pages = random.Random(0).sample(range(64), 64)
+
+    def batch(self, rows: Sequence[tuple[int, Sequence[int]]]) -> Batch:
+        """Rows of some sequences: positions from the number on, with these token ids. The last one
+        of each is wanted."""
+        counts = np.array([len(ids) for _, ids in rows])
+        contexts = np.array([first + len(ids) for first, ids in rows])
+        width = 64 // len(rows)
+        table = np.array(self.pages, np.int32)[: len(rows) * width].reshape(1, len(rows), width)
+        ends = counts.cumsum() - 1
+        host = HostBatch.laid_out(counts, contexts, table, self.page_size, logit_rows=ends)
+        ids = np.array([token for _, own in rows for token in own], np.int64)
+        host = replace(host, token_ids=ids)
+        return self.backend.prepare(host, self.cache, self.backend.allocate_slots(1))
+
+    def guess(
+        self, rows: Sequence[tuple[int, Sequence[int]]], hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states and logits of the last row of each sequence."""
+        last = self.head.forward(hidden, self.batch(rows), self.cache)
+        return last, self.head.logits(last)
+
+    def chain(self, first: int, ids: Sequence[int], features: torch.Tensor, count: int) -> Any:
+        """Logits of `count` greedy guesses behind rows of one sequence, and their tokens."""
+        hidden, found, drawn = self.head.fuse(features), [], []
+        for _ in range(count):
+            hidden, logits = self.guess([(first, ids)], hidden)
+            drawn.append(int(self.head.token_ids(logits.argmax(-1))))
+            found.append(logits)
+            first, ids = first + len(ids), drawn[-1:]
+        return torch.cat(found), drawn
+
+
+def loaded(
+    directory: Path, target: Decoder, config: Mapping[str, Any], tensors: Tensors
+) -> Eagle3Head:
+    head = load_head(write_head(directory, config, tensors), target)
+    assert isinstance(head, Eagle3Head)
+    return head
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # what is changed in the config, and what the weights have
+    "the target's tables": ({}, {}),
+    "its own tables": ({}, {"embedding": True, "output": True, "fusion_bias": True}),
+    "some of the tokens": ({"draft_vocab_size": 90}, {}),
+    "norms its residual": ({"norm_before_residual": True}, {"embedding": True}),
+    "norms features together": ({"norm_before_fc": True, "norm_output": True}, {}),
+    "norms features each": ({"fc_norm": True, "norm_before_residual": True}, {}),
+    "another size": (
+        {"target_hidden_size": HIDDEN, "layer": {"hidden_size": 40}},
+        {"embedding": True, "output": True},
+    ),
+    "two layers": ({"layer": {"num_hidden_layers": 2, "attention_bias": True}}, {}),
+    "qwen3, five features": (
+        {
+            "layer": {"model_type": "qwen3", "head_dim": 16, "num_attention_heads": 4},
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2, 2, 3],
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_guesses_are_those_of_the_formulas(name, backend, targets, shared, tmp_path):
+    changed, has = CONFIGS[name]
+    config = eagle3_config(**changed)
+    tensors = eagle3_tensors(config, **has)
+    head = loaded(tmp_path, targets[backend], config, tensors)
+    plain = PlainEagle3(config, tensors, *shared)
+    ids = [(31 * i + 7) % VOCAB_SIZE for i in range(13)]
+    features = torch.randn(13, head.config.num_features * HIDDEN)
+
+    run = HeadRun(head, targets[backend].backend, page_size=4)
+    run.guess([(0, ids[:5])], head.fuse(features[:5]))
+    logits, drawn = run.chain(5, ids[5:], features[5:], count=4)
+
+    expected, expected_ids = plain.guesses(features, ids, count=4)
+    close(logits, expected)
+    assert drawn == expected_ids
+
+
+@pytest.fixture(scope="module")
+def heads(targets, shared, tmp_path_factory) -> tuple[Eagle3Head, PlainEagle3]:
+    config = eagle3_config({"num_hidden_layers": 2}, draft_vocab_size=100)
+    tensors = eagle3_tensors(config)
+    directory = tmp_path_factory.mktemp("head")
+    head = loaded(directory, targets["reference"], config, tensors)
+    return head, PlainEagle3(config, tensors, *shared)
+
+
+@given(
+    page_size=st.sampled_from([1, 2, 16]),
+    steps=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=20)
+def test_rows_behind_what_was_kept_are_written_anew(heads, targets, page_size, steps, seed):
+    """Steps of (tokens kept since the last one, guesses)."""
+    head, plain = heads
+    run = HeadRun(head, targets["reference"].backend, page_size)
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(kept for kept, _ in steps)
+    ids = torch.randint(VOCAB_SIZE, (total,), generator=generator).tolist()
+    features = torch.randn(total, 3 * HIDDEN, generator=generator)
+    first = 0
+    for kept, count in steps:
+        end = first + kept
+        logits, drawn = run.chain(first, ids[first:end], features[first:end], count + 1)
+        expected, expected_ids = plain.guesses(features[:end], ids[:end], count + 1)
+        close(logits, expected)
+        assert drawn == expected_ids
+        first = end
+
+
+def test_sequences_of_one_batch_are_apart(heads, targets):
+    head, plain = heads
+    run = HeadRun(head, targets["reference"].backend, page_size=2)
+    ids, features = [[5, 6, 7], [9], [200, 5]], torch.randn(6, 3 * HIDDEN)
+
+    _, logits = run.guess([(0, own) for own in ids], head.fuse(features))
+
+    for found, own, part in zip(logits, ids, features.split([3, 1, 2]), strict=True):
+        close(found[None], plain.guesses(part, own, 1)[0])
+
+
+def test_what_is_passed_stays_as_it_is(heads, targets):
+    head, _ = heads
+    run = HeadRun(head, targets["reference"].backend, page_size=2)
+    hidden = head.fuse(torch.randn(2, 3 * HIDDEN))
+    before = hidden.clone()
+
+    run.guess([(0, [1, 2])], hidden)
+
+    assert torch.equal(hidden, before)
+
+
+def test_the_flat_files_of_eagles_authors_read_alike(targets, tmp_path):
+    config = eagle3_config(draft_vocab_size=70, eagle_aux_hidden_state_layer_ids=None)
+    tensors = eagle3_tensors(config)
+    flat = layer_config(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=70)
+    renamed = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+    target = targets["reference"]
+    one = loaded(tmp_path / "a", target, config, tensors)
+    other = loaded(tmp_path / "b", target, flat, renamed)
+    features = torch.randn(4, 3 * HIDDEN)
+
+    found = [
+        HeadRun(head, target.backend, 4).chain(0, [1, 2, 3, 4], features, 3)[0]
+        for head in (one, other)
+    ]
+
+    assert torch.equal(*found)
+    assert other.config.layers_read(32) == (2, 16, 29)
+
+
+def test_bfloat16_heads_have_pages_and_hidden_states_of_it(tmp_path):
+    directory = write("llama", tmp_path / "target")
+    target = load_model(directory, dtype="bfloat16", backend=backend_named("reference"))
+    config = eagle3_config()
+    head = loaded(tmp_path / "head", target, config, eagle3_tensors(config))
+    run = HeadRun(head, target.backend, 4)
+
+    hidden, logits = run.guess([(0, [3])], head.fuse(torch.randn(1, 3 * HIDDEN).bfloat16()))
+
+    assert (hidden.dtype, run.cache.dtype, logits.dtype) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.float32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"speculators_model_type": "peagle"},
+            "speculators_model_type = 'peagle' is not supported",
+        ),
+        (
+            {"layer": {"model_type": "gemma3"}},
+            "transformer_layer_config.model_type = 'gemma3' is not supported",
+        ),
+        ({"draft_vocab_size": 300}, r"draft_vocab_size must be an integer in \[1, 288\], got 300"),
+        ({"fc_norm": True, "norm_before_fc": True}, "fc_norm = True is not supported"),
+        ({"norm_output": 1}, "norm_output must be true or false, got 1"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, -1]},
+            "eagle_aux_hidden_state_layer_ids must be a list of 1 to 64 numbers of layers",
+        ),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [0, 1, 4]},
+            rf"must be in \[0, {LAYERS}\] for a target of 3 layers, got \[0, 1, 4\]",
+        ),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False"),
+        ({"quantization_config": {}}, "quantization_config = {} is not supported"),
+        ({"layer": {"num_attention_heads": 5}}, "num_key_value_heads must be a divisor"),
+        ({"target_hidden_size": 56}, "hidden size must be that of the target, 48, got 56"),
+        (
+            {"layer": {"vocab_size": 300}, "draft_vocab_size": None},
+            "number of tokens must be that of the target, 288, got 300",
+        ),
+        ({"layer": {"hidden_size": 56}}, "hidden size must be that of the target, 48, got 56"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changed, message, targets, tmp_path):
+    config = eagle3_config()
+    tensors = eagle3_tensors(config)
+    with pytest.raises(ModelError, match=message):
+        load_head(write_head(tmp_path, eagle3_config(**changed), tensors), targets["reference"])
+
+
+def test_an_unknown_architecture_is_refused(targets, tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"]}
+    with pytest.raises(UnsupportedModelError, match="architectures of heads are Eagle3DraftModel"):
+        load_head(write_head(tmp_path, config, {"a": torch.ones(1)}), targets["reference"])
+
+
+def test_a_missing_directory_and_config_are_named(targets, tmp_path):
+    with pytest.raises(ModelNotFoundError, match="nothing: no such directory"):
+        load_head(tmp_path / "nothing", targets["reference"])
+    with pytest.raises(ModelError, match="no config"):
+        load_head(tmp_path, targets["reference"])
+
+
+def _without(name: str) -> Any:
+    return lambda tensors: tensors.pop(name)
+
+
+def _with(**added: torch.Tensor) -> Any:
+    return lambda tensors: tensors.update(added)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("fc.weight"), "the weights lack model.fc.weight"),
+        (_without("layers.0.hidden_norm.weight"), "lack model.layers.0.hidden_norm.weight"),
+        (_without("d2t"), "the weights lack d2t, which draft_vocab_size 90 asks for"),
+        (_without("lm_head.weight"), "draft_vocab_size must be 288 for a head without an output"),
+        (_with(d2t=torch.zeros(89, dtype=torch.int64)), r"d2t must be integers of shape \[90\]"),
+        (_with(d2t=torch.zeros(90)), r"d2t must be integers of shape \[90\], got F32"),
+        (
+            _with(d2t=torch.full((90,), 250)),
+            r"in \[0, 287\], to each once at most, got tokens from",
+        ),
+        (_with(d2t=-torch.arange(90)), "to each once at most, got tokens from 0 to 0, 1 of them"),
+        (_with(extra=torch.zeros(1)), "the head of config.json has no place for extra"),
+        (
+            lambda tensors: tensors.update({"midlayer.mlp.up_proj.weight": torch.zeros(2)}),
+            "is also there as",
+        ),
+        (
+            lambda tensors: tensors.update({"fc.weight": torch.zeros(48, 96)}),
+            r"fc.weight has shape \[48, 96\], config.json asks for \[48, 144\]",
+        ),
+        (
+            lambda tensors: tensors.update({"fc.weight": torch.zeros(48, 144, dtype=torch.int8)}),
+            "fc.weight must hold floats",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change, message, targets, tmp_path):
+    config = eagle3_config(draft_vocab_size=90)
+    tensors = eagle3_tensors(config)
+    change(tensors)
+    with pytest.raises((WeightsError, ModelError), match=message):
+        load_head(write_head(tmp_path, config, tensors), targets["reference"])
+
+
+def test_tensors_that_do_not_fit_are_named(heads, targets):
+    head, _ = heads
+    run = HeadRun(head, targets["reference"].backend, page_size=16)
+    with pytest.raises(ValueError, match=r"features must be torch.float32 of shape \[2, 144\]"):
+        head.fuse(torch.randn(2, 48))
+    with pytest.raises(ValueError, match=r"hidden must be torch.float32 of shape \[1, 48\]"):
+        run.guess([(0, [1])], torch.randn(2, 48))
+    with pytest.raises(ValueError, match="max_context must be at most 256, got 300"):
+        run.guess([(299, [1])], torch.randn(1, 48))
