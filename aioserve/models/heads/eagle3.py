@@ -17,28 +17,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models import architecture
 from aioserve.models.block_parts import Norm, Weights
 from aioserve.models.blocks import DecoderLayer, ResidualStream
 from aioserve.models.feed_forward import make_feed_forward
 from aioserve.models.heads.config import Eagle3Config
+from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.mixers import make_mixer
-from aioserve.ops import Batch, Embedding, KVCache, KVShape, Linear, TensorOps
+from aioserve.ops import Batch, Embedding, KVCache, Linear
 
 __all__ = ["Eagle3Head"]
 
 
-class Eagle3Head:
-    """A loaded head. Computes for one thread at a time, op by op, and keeps nothing between calls:
-    what a sequence has left behind is in the KV pages that calls name.
-
-    In a batch of the head's, `token_ids` are one token ahead of `positions`: the row at position i
-    has what the target knew at token i, and token i + 1.
+class Eagle3Head(DecoderHead):
+    """A loaded head.
 
     embedding: `[vocab, hidden]`, its own or the target's.
     output: `[draft vocab, hidden]`, float32 results.
-    draft_ids: int64 `[draft vocab]`, the target's tokens; None: they are the same.
+    draft_ids: int64 `[draft vocab]`, the target's tokens; None: all are alike.
     """
 
     def __init__(
@@ -50,14 +46,7 @@ class Eagle3Head:
         draft_ids: npt.NDArray[np.int64] | None,
         max_model_len: int,
     ) -> None:
-        self.config = config
-        self.dtype: torch.dtype = weights.dtype
-        """Dtype of hidden states, and of the KV pages."""
-        self.max_model_len = max_model_len
-        self.layout: KVLayout = kv_layout(config.kv_layers(self.dtype.itemsize), max_model_len)
-        """Which layers share a KV page."""
-        self._backend = weights.backend
-        self._embedding = embedding
+        self.config: Eagle3Config = config
         self._feature_norms = tuple(Norm(norm, weights) for norm in config.feature_norms)
         self._fusion = weights.linear(config.fusion)
         first = config.layers[0]
@@ -69,19 +58,10 @@ class Eagle3Head:
         others = enumerate(config.layers[1:], start=1)
         self._layers = tuple(DecoderLayer(layer, i, weights) for i, layer in others)
         self._final_norm = Norm(config.final_norm, weights)
-        self._output = output
-        self._rotary_tables = weights.rotary_tables
+        super().__init__(config, weights, embedding, output, max_model_len)
         self._draft_ids: Tensor | None = None
         if draft_ids is not None:
             self._draft_ids = self._backend.place(torch.from_numpy(draft_ids))
-
-    def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
-        """Sizes of KV pages for the head's layers."""
-        heads = self.config.heads
-        return KVShape(self.layout, num_pages, page_size, heads.kv, heads.dim, self.dtype)
-
-    def new_cache(self, num_pages: int, page_size: int) -> KVCache:
-        return self._backend.allocate_kv(self.kv_shape(num_pages, page_size))
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
@@ -105,21 +85,8 @@ class Eagle3Head:
 
     @torch.inference_mode()
     def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
-        """Write the batch's keys and values into `kv`; return hidden states `[S, hidden]` of its
-        `logit_rows`: `logits` makes guesses of them, and the next guess reads them.
-
-        hidden: `[T, hidden]` of `fuse` or of an earlier call. It doesn't change.
-        Raises ValueError for a context beyond `max_model_len`, and for hidden states of another
-        shape or dtype.
-        """
-        self._check("hidden", hidden, len(batch.token_ids), self.config.hidden_size)
-        if batch.max_context > self.max_model_len:
-            raise ValueError(
-                f"max_context must be at most {self.max_model_len}, got {batch.max_context}"
-            )
-        for table in self._rotary_tables:
-            table.cover(batch.max_context)
-        ops = TensorOps(self._backend, batch, kv)
+        """As `DecoderHead.forward`; `hidden` is of `fuse`, or of an earlier call."""
+        ops = self._ops(hidden, batch, kv)
         embedded = self._embedding_norm(ops, ops.embed(self._embedding))
         normed = self._hidden_norm(ops, hidden)
         residual = normed if self.config.norms_residual else hidden
@@ -146,13 +113,6 @@ class Eagle3Head:
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's tokens for tokens of the head, both int64 `[S]`."""
         return draft_ids if self._draft_ids is None else self._draft_ids[draft_ids]
-
-    def _check(self, name: str, x: Tensor, rows: int, columns: int) -> None:
-        shape = (rows, columns)
-        if x.shape != shape or x.dtype is not self.dtype:
-            raise ValueError(
-                f"{name} must be {self.dtype} of shape {list(shape)}, got {x.dtype} {list(x.shape)}"
-            )
 
 
 def _needed(described: architecture.Norm | None, weights: Weights) -> Norm:

@@ -14,16 +14,18 @@ from aioserve.models.block_parts import Weights
 from aioserve.models.config import MAX_CONFIG_BYTES
 from aioserve.models.decoder import Decoder
 from aioserve.models.fields import Fields
-from aioserve.models.heads.config import Eagle3Config, MedusaConfig, read_head_config
+from aioserve.models.heads.config import Eagle3Config, HeadConfig, MedusaConfig, MTPConfig
 from aioserve.models.heads.eagle3 import Eagle3Head
 from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.models.heads.mtp import MTPHead
+from aioserve.models.heads.reading import read_head_config
 from aioserve.models.heads.tensors import HeadTensors
 from aioserve.models.reading import TakenWeights
 
 __all__ = ["load_head"]
 
 
-def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MedusaHeads:
+def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MTPHead | MedusaHeads:
     """Load the head in the directory `path`, to be computed as `target` is: in its dtype, on its
     backend, for contexts as long. An embedding or output layer that the files lack is the target's.
 
@@ -52,6 +54,8 @@ def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MedusaHeads:
             own = config.outputs
             outputs = None if own is None else [weights.linear(o, torch.float32) for o in own]
             return MedusaHeads(config, weights, shared if outputs is None else outputs)
+        if isinstance(config, MTPConfig):
+            return MTPHead(config, weights, target.embedding, target.head, target.max_model_len)
         draft_ids = tensors.draft_ids(config.draft_vocab_size, config.vocab_size)
         return Eagle3Head(
             config,
@@ -65,20 +69,18 @@ def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MedusaHeads:
         )
 
 
-def _check_target(config: Eagle3Config | MedusaConfig, target: Decoder, source: str) -> None:
+def _check_target(config: HeadConfig, target: Decoder, source: str) -> None:
     """Raise `ModelError` unless the head is one for such a target."""
-    is_medusa = isinstance(config, MedusaConfig)
-    hidden = config.hidden_size if is_medusa else config.target_hidden_size
-    sizes = [
-        ("hidden size", hidden, target.config.hidden_size),
-        ("number of tokens", config.vocab_size, target.config.vocab_size),
-    ]
-    if not is_medusa:
+    hidden = [config.hidden_size]
+    if isinstance(config, Eagle3Config):
         config.layers_read(target.config.num_layers)
-        if not (config.has_embedding and config.has_output):
-            sizes.append(("own hidden size", config.hidden_size, target.config.hidden_size))
+        own = config.has_embedding and config.has_output
+        hidden = [config.target_hidden_size, *([] if own else hidden)]
+    sizes = [("hidden size", size, target.config.hidden_size) for size in hidden]
+    if config.vocab_size is not None:
+        sizes.append(("number of tokens", config.vocab_size, target.config.vocab_size))
     for name, size, wanted in sizes:
-        if size not in (None, wanted):
+        if size != wanted:
             raise ModelError(
                 f"{source}: the head's {name} must be that of the target, {wanted}, got {size}"
             )

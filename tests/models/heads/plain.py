@@ -1,5 +1,5 @@
-"""EAGLE-3 in plain torch, all rows anew for each guess: the formulas of Li et al., "EAGLE-3", 2025,
-section 3.1, and of Llama's decoder layer."""
+"""Heads in plain torch, all rows anew for each guess: the formulas of Li et al., "EAGLE-3", 2025,
+section 3.1, of DeepSeek-AI, "DeepSeek-V3", 2024, section 2.2, and of Llama's decoder layer."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ class PlainEagle3:
         attended = torch.einsum("hqk,khd->qhd", shares, v).flatten(1)
         return self.linear(f"{at}.self_attn.o_proj", attended)
 
+    def mlp(self, at: str, x: Tensor) -> Tensor:
+        y = self.norm(f"{at}.post_attention_layernorm", x)
+        gate, up = (self.linear(f"{at}.mlp.{name}_proj", y) for name in ("gate", "up"))
+        return self.linear(f"{at}.mlp.down_proj", silu(gate) * up)
+
     def hidden_states(self, hidden: Tensor, ids: list[int]) -> Tensor:
         """[T, hidden] of rows at positions 0 to T - 1."""
         x = hidden
@@ -78,9 +83,7 @@ class PlainEagle3:
                 normed = torch.cat([normed, of_hidden], dim=1)
                 x = of_hidden if self.config["norm_before_residual"] else x
             x = x + self.attention(at, normed)
-            y = self.norm(f"{at}.post_attention_layernorm", x)
-            gate, up = (self.linear(f"{at}.mlp.{name}_proj", y) for name in ("gate", "up"))
-            x = x + self.linear(f"{at}.mlp.down_proj", silu(gate) * up)
+            x = x + self.mlp(at, x)
         return self.norm("norm", x) if self.config.get("norm_output") else x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -97,3 +100,19 @@ class PlainEagle3:
             drawn.append(best + int(self.tensors["d2t"][best]) if "d2t" in self.tensors else best)
             hidden, ids = torch.cat([hidden, last]), [*ids, drawn[-1]]
         return torch.cat(found), drawn
+
+
+class PlainMTP(PlainEagle3):
+    def fuse(self, features: Tensor) -> Tensor:
+        return features.double()
+
+    def hidden_states(self, hidden: Tensor, ids: list[int]) -> Tensor:
+        at = "mtp_layers.0"
+        tokens = self.norm(f"{at}.token_layernorm", self.embedding[ids])
+        both = torch.cat([tokens, self.norm(f"{at}.hidden_layernorm", hidden)], dim=1)
+        x = self.linear(f"{at}.input_proj", both)
+        x = x + self.attention(at, self.norm(f"{at}.input_layernorm", x))
+        return self.norm(f"{at}.final_layernorm", x + self.mlp(at, x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.output)

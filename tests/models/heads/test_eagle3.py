@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +16,7 @@ from aioserve.models.decoder import Decoder
 from aioserve.models.heads.eagle3 import Eagle3Head
 from aioserve.models.heads.loader import load_head
 from aioserve.models.loader import load_model
-from aioserve.ops import Backend, Batch, HostBatch, backend_named
+from aioserve.ops import backend_named
 from tests.models.heads.directories import (
     HIDDEN,
     LAYERS,
@@ -30,66 +27,8 @@ from tests.models.heads.directories import (
     write_head,
 )
 from tests.models.heads.plain import PlainEagle3
+from tests.models.heads.runs import HeadRun, close
 from tests.parity.tiny_models import VOCAB_SIZE, write
-
-
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    """One target on each backend, in float32."""
-    directory = write("llama", tmp_path_factory.mktemp("target"))
-    return {
-        name: load_model(directory, dtype="float32", backend=backend_named(name))
-        for name in ("reference", "native")
-    }
-
-
-@pytest.fixture(scope="module")
-def shared(targets) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's embedding and output layer, [vocab, hidden]."""
-    ids = torch.arange(VOCAB_SIZE)
-    embedding = targets["reference"].embedding
-    table = embedding if isinstance(embedding, torch.Tensor) else embedding.rows(ids)
-    return table, targets["reference"].head.rows(ids)
-
-
-class HeadRun:
-    """Sequences of one head in shuffled KV pages, whose unused memory is NaN."""
-
-    def __init__(self, head: Eagle3Head, backend: Backend, page_size: int) -> None:
-        self.head, self.backend, self.page_size = head, backend, page_size
-        self.cache = head.new_cache(64, page_size)
-        self.cache.storage.fill_(float("nan"))
-        self.pages = random.Random(0).sample(range(64), 64)
-
-    def batch(self, rows: Sequence[tuple[int, Sequence[int]]]) -> Batch:
-        """Rows of some sequences: positions from the number on, with these token ids. The last one
-        of each is wanted."""
-        counts = np.array([len(ids) for _, ids in rows])
-        contexts = np.array([first + len(ids) for first, ids in rows])
-        width = 64 // len(rows)
-        table = np.array(self.pages, np.int32)[: len(rows) * width].reshape(1, len(rows), width)
-        ends = counts.cumsum() - 1
-        host = HostBatch.laid_out(counts, contexts, table, self.page_size, logit_rows=ends)
-        ids = np.array([token for _, own in rows for token in own], np.int64)
-        host = replace(host, token_ids=ids)
-        return self.backend.prepare(host, self.cache, self.backend.allocate_slots(1))
-
-    def guess(
-        self, rows: Sequence[tuple[int, Sequence[int]]], hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and logits of the last row of each sequence."""
-        last = self.head.forward(hidden, self.batch(rows), self.cache)
-        return last, self.head.logits(last)
-
-    def chain(self, first: int, ids: Sequence[int], features: torch.Tensor, count: int) -> Any:
-        """Logits of `count` greedy guesses behind rows of one sequence, and their tokens."""
-        hidden, found, drawn = self.head.fuse(features), [], []
-        for _ in range(count):
-            hidden, logits = self.guess([(first, ids)], hidden)
-            drawn.append(int(self.head.token_ids(logits.argmax(-1))))
-            found.append(logits)
-            first, ids = first + len(ids), drawn[-1:]
-        return torch.cat(found), drawn
 
 
 def loaded(
@@ -98,10 +37,6 @@ def loaded(
     head = load_head(write_head(directory, config, tensors), target)
     assert isinstance(head, Eagle3Head)
     return head
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

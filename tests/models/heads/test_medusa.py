@@ -13,18 +13,15 @@ from aioserve.errors import ModelError, WeightsError
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.loader import load_head
 from aioserve.models.heads.medusa import MedusaHeads
-from aioserve.models.loader import load_model
-from aioserve.ops import backend_named
 from tests.models.heads.directories import HIDDEN, Tensors, write_head
-from tests.parity.tiny_models import VOCAB_SIZE, write
+from tests.parity.tiny_models import VOCAB_SIZE
 
 HEADS, DEPTH = 3, 2
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory) -> Decoder:
-    directory = write("llama", tmp_path_factory.mktemp("target"))
-    return load_model(directory, dtype="float32", backend=backend_named("reference"))
+@pytest.fixture
+def target(targets) -> Decoder:
+    return targets["reference"]
 
 
 SPELLINGS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -89,7 +86,7 @@ def test_each_head_guesses_by_the_formula(spelling, bias, outputs, target, tmp_p
             at = block.format(i, j)
             own = tensors[f"{at}.bias"].double() if bias else None
             x = x + silu(linear(x, tensors[f"{at}.weight"].double(), own))
-        last = tensors.get(output.format(i) + ".weight", shared)
+        last = tensors[output.format(i) + ".weight"] if outputs else shared
         expected = linear(x, last.double())
         torch.testing.assert_close(found[i].double(), expected, rtol=1e-4, atol=1e-4)
 
