@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from aioserve.models import rotary
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.eagle3 import Eagle3Head
 from aioserve.models.heads.loader import load_head
@@ -124,6 +125,21 @@ def test_sequences_of_one_batch_are_apart(heads, targets):
 
     for found, own, part in zip(logits, ids, features.split([3, 1, 2]), strict=True):
         close(found[None], plain.guesses(part, own, 1)[0])
+
+
+def test_positions_go_on_behind_the_angles_that_were_made_first(
+    targets, shared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 2)
+    config = eagle3_config()
+    tensors = eagle3_tensors(config)
+    head = loaded(tmp_path, targets["reference"], config, tensors)
+    run = HeadRun(head, targets["reference"].backend, page_size=2)
+    features = torch.randn(5, 3 * HIDDEN)
+
+    logits, _ = run.chain(0, [1, 2, 3, 4, 5], features, count=2)
+
+    close(logits, PlainEagle3(config, tensors, *shared).guesses(features, [1, 2, 3, 4, 5], 2)[0])
 
 
 def test_what_is_passed_stays_as_it_is(heads, targets):
