@@ -29,8 +29,8 @@ MOST_DRAFTS = 8
 SPLITS = ("seen", "unseen", "code")
 WAYS = ("greedy", "likeliest", "own noise", "same noise")
 """The first with pyhelp at temperature 0, the others at 1."""
-HIT_SAMPLES = 4
-"""Texts are drawn anew so often at temperature 1."""
+SAMPLES = 2
+"""A draft draws so often for each text at temperature 1."""
 
 Guesses = Callable[[Tensor, Tensor], Tensor]
 """Ids [tokens] and what heads read [tokens, 3 * hidden] -> probabilities [drafts, tokens, vocab]:
@@ -140,16 +140,13 @@ def measure(
             features, probabilities = computed(target, ids.tolist())
             for name, guesses in drafts.items():
                 guessed = guesses(ids, features)
-                hits = torch.zeros(MOST_DRAFTS, len(ids), dtype=torch.bool)
-                wanted = [functional.pad(ids[2 + d :], (0, 2 + d)) for d in range(MOST_DRAFTS)]
-                likeliest = guessed.argmax(-1)
-                for drawn in range(MOST_DRAFTS):
-                    hits[drawn] = likeliest[drawn] == wanted[drawn]
+                ahead = [functional.pad(ids[2 + d :], (0, 2 + d)) for d in range(MOST_DRAFTS)]
+                hits = guessed.argmax(-1) == torch.stack(ahead)
                 found[name]["greedy" if greedy else "likeliest"].add(hits, chosen)
                 if greedy:
                     continue
                 for way in ("own noise", "same noise"):
-                    for sample in range(HIT_SAMPLES):
+                    for sample in range(SAMPLES):
                         hits = drawn_alike(ids, probabilities, guessed, sample, way == "same noise")
                         found[name][way].add(hits, chosen)
     return found
@@ -164,7 +161,7 @@ def drawn_alike(
     exponentials E / p the winner's time is Exp(1), and the others' E are p times what is later.
     """
     generator = torch.Generator().manual_seed(seed)
-    behind = torch.full_like(probabilities, 0.0)
+    behind = torch.zeros_like(probabilities)
     behind[1:] = probabilities[:-1]
     noise = torch.empty_like(probabilities).exponential_(generator=generator)
     if same_noise:
@@ -180,8 +177,6 @@ def drawn_alike(
             break
         race = noise[ahead:] / guessed[draft, :count].clamp_min(1e-30)
         hits[draft, :count] = race.argmin(-1) == ids[ahead:]
-        if not same_noise:
-            noise = torch.empty_like(noise).exponential_(generator=generator)
     return hits
 
 
