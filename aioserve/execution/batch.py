@@ -29,6 +29,7 @@ from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import (
     NO_TOKEN_LEFT,
     PENDING_TOKEN,
+    ItemKind,
     SlotStart,
     StepPlan,
     WorkItem,
@@ -55,10 +56,16 @@ class OpenStep:
     masks: LateMasks | None
     pooled: tuple[int, ...]
 
-    def settled(self, plan: StepPlan) -> HostStep:
-        """The step as `Guessing.settled` has left its plan."""
-        slots = np.array([item.slot for item in plan.items], np.int64)
-        batch = _batch_of(plan.items, slots, self.page_table, self.page_size)
+    def settled(self, plan: StepPlan, *, one_by_one: bool = False) -> HostStep:
+        """The step as `Guessing.settled` has left its plan. `one_by_one`: what is verified is in
+        the batch as so many sequences of one token each, which have the same pages."""
+        items: Sequence[WorkItem] = plan.items
+        page_table = self.page_table
+        if one_by_one:
+            page_table = page_table[:, _repeats(items)]
+            items = [single for item in items for single in _singles(item)]
+        slots = np.array([item.slot for item in items], np.int64)
+        batch = _batch_of(items, slots, page_table, self.page_size)
         verified = VerifiedRows.of(plan)
         firsts, counts, guesses = verified.firsts, verified.counts, verified.guesses
         positions = [
@@ -248,6 +255,29 @@ class PlanReader:
         page_table = self._tables.rows(slots, starts + 1, self._page_size)
         arranged = self._query_start, self._rows, starts, starts + 1, self._rows
         return _arranged(items, slots, page_table, self._page_size, *arranged)
+
+
+def _repeats(items: Sequence[WorkItem]) -> npt.NDArray[np.int64]:
+    counts = [item.count if item.kind is ItemKind.VERIFY else 1 for item in items]
+    return np.repeat(np.arange(len(items)), counts)
+
+
+def _singles(item: WorkItem) -> Sequence[WorkItem]:
+    """A decode for each token of an item that verifies; any other as it is."""
+    if item.kind is not ItemKind.VERIFY:
+        return (item,)
+    return [
+        WorkItem(
+            ItemKind.DECODE,
+            item.sequence_id,
+            item.slot,
+            item.start + place,
+            1,
+            item.token_ids[place : place + 1],
+            item.rows,
+        )
+        for place in range(item.count)
+    ]
 
 
 def _batch_of(

@@ -111,9 +111,8 @@ class Guessing:
                 f"sequence {item.sequence_id} goes on from position {item.start} at most, and slot "
                 f"{item.slot} has {known and len(known)} known tokens"
             )
-        token_ids = item.token_ids
-        if _asks(item):
-            token_ids = np.array([token_ids[0], *guesses], np.int32)
+        behind = guesses if _asks(item) else item.token_ids[1:]
+        token_ids = np.array([known[-1], *behind], np.int32)
         return msgspec.structs.replace(
             item, start=len(known) - 1, count=len(token_ids), token_ids=token_ids
         )

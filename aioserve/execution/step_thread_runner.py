@@ -92,19 +92,8 @@ class StepThreadRunner:
             return StepOutcome(step=plan.step, token_ids=())
         step = read.settled(plan) if isinstance(read, OpenStep) else read
         outcome = self._computed(step)
-        if step.verified is not None:
-            self._keep_last(step.verified.slots, outcome)
         self._guessing.note(plan, outcome)
         return outcome
-
-    def _keep_last(self, slots: Sequence[int], outcome: StepOutcome) -> None:
-        """A slot's last token is the last one that counts of its rows."""
-        last, end = self._last_tokens.numpy(), 0
-        for row, slot in enumerate(slots):
-            count = outcome.token_counts.get(row, 1)
-            end += count
-            if count:
-                last[slot] = outcome.token_ids[end - 1]
 
     def _computed(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend

@@ -49,7 +49,6 @@ class DrawnRows:
 class VerifiedRows:
     """The rows of a plan among those drawn from."""
 
-    slots: Sequence[int]
     firsts: Sequence[int]
     """Index of the first of each, in rising order."""
     counts: Sequence[int]
@@ -68,7 +67,7 @@ class VerifiedRows:
             for first, count, (item, row) in zip(firsts, counts, rows, strict=True)
             if count > 1
         }
-        return cls([row.slot for _, row in rows], firsts, counts, guesses)
+        return cls(firsts, counts, guesses)
 
     @property
     def drafted(self) -> dict[int, int]:

@@ -285,10 +285,12 @@ class Scheduler:
                 # Of a family's entries, which have one item, the first is the prompt's own.
                 if item.scored is not None and sequence.sequence_id == item.sequence_id:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
-                    if not drops:
+                    # Other samples may go on behind a prompt whose own one was preempted.
+                    if not drops or sequence.awaits_score(item.start + item.scored.offset + 1):
                         scored = outcome.scored[begin:scores_read]
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
+                        sequence.score_at = max(sequence.score_at, sequence.scored)
                 if item.pooled is not None:
                     if not drops and sequence.pooling is not None:
                         sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)

@@ -66,5 +66,5 @@ class DraftDecoder:
             assert position == host.positions[row] + 1
             known = kv.ids[host.page_table[0, sequence]].reshape(-1)[: int(position)]
             tokens += expected_tokens(known.tolist(), 1, int(seed))
-        errors = {row: "the logits have a NaN" for row in self.rows_without_token}
+        errors = dict.fromkeys(self.rows_without_token, "the logits have a NaN")
         return Drawn(torch.tensor(tokens), errors)

@@ -19,6 +19,7 @@ from aioserve.config import EngineConfig
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import HUNG_SECONDS
+from aioserve.execution.gpu.graphs import max_sequences
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
@@ -359,7 +360,7 @@ class FakeGpuModel:
             num_slots=num_slots,
             num_host_pages=config.num_host_pages,
             max_tokens=max(config.max_num_batched_tokens, *self.graph_sizes, config.max_num_seqs),
-            max_rows=max(num_slots, *self.graph_sizes, 1),
+            max_rows=max(num_slots, *self.graph_sizes, max_sequences(config)),
             max_model_len=max_model_len,
         )
         host_side: HostSide = SimulatedHost(self.gpu)
@@ -391,4 +392,5 @@ class FakeGpuModel:
             tokenizer=byte_tokenizer(),
             chat_template=None,
             description={"architecture": "fake"},
+            take_drafter=runner.take_drafter,
         )

@@ -30,7 +30,7 @@ from aioserve.execution.gpu.cupy_device import CupyDevice
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
-from aioserve.execution.gpu.graphs import default_graph_sizes
+from aioserve.execution.gpu.graphs import default_graph_sizes, max_sequences
 from aioserve.execution.gpu.memory import MemoryCounts, TorchMemory, measure_step, room_bytes
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import HostSide
@@ -123,6 +123,7 @@ class GpuAssembling:
                 max_model_len=max_model_len,
                 processors=processors,
                 seconds=seconds,
+                take_drafter=runner.take_drafter,
                 facts={
                     "attention": {
                         "prompts": attention.used,
@@ -152,7 +153,10 @@ class GpuAssembling:
     def _place(
         self, decoder: Decoder, config: EngineConfig, num_slots: int
     ) -> tuple[DecoderSteps, KVStorage, int]:
-        most = {"max_tokens": config.max_num_batched_tokens, "max_sequences": config.max_num_seqs}
+        most = {
+            "max_tokens": config.max_num_batched_tokens,
+            "max_sequences": max_sequences(config),
+        }
         steps = functools.partial(DecoderSteps, decoder, num_slots=num_slots, **most)
 
         def room() -> int:
@@ -178,5 +182,5 @@ class GpuAssembling:
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     """Numbers of sequences at which decodes are captured."""
     if config.graph_sizes is None:
-        return default_graph_sizes(config.max_num_seqs)
+        return default_graph_sizes(max_sequences(config))
     return tuple(config.graph_sizes)

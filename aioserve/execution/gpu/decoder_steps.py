@@ -38,9 +38,10 @@ FORWARD = "forward"
 class DecoderSteps:
     """The `StepModel` of a decoder whose backend is `CudaBackend`.
 
-    `cache` has one page more than plans may name. `num_slots` are those that plans may name, and
-    the most rows that a step samples; `max_tokens` and `max_sequences` are of a step, and
-    `max_model_len` is the longest context in tokens.
+    `cache` has one page more than plans may name. `num_slots` are those that plans may name;
+    `max_tokens` and `max_sequences` are of a step, where each guess that is verified is a sequence
+    more, and `max_model_len` is the longest context in tokens. A step samples no more rows than
+    there are slots, or sequences.
     """
 
     def __init__(
@@ -60,19 +61,20 @@ class DecoderSteps:
         self.page_size: int = cache.page_size
         self.num_groups: int = cache.layout.num_groups
         self.hidden_size: int = decoder.config.hidden_size
-        largest = ResultShape.largest(num_slots, max_sequences, self.hidden_size)
+        max_rows = max(num_slots, max_sequences)
+        largest = ResultShape.largest(max_rows, max_sequences, self.hidden_size)
         self.max_result_bytes: int = largest.num_bytes
         self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
         """Steps with rows that are filtered, or ask for more than a draw, are rare: their graphs
         wait until they are needed."""
         self._logits: Tensor | None = None
-        """float32 `[num_slots, V]`: what `FORWARD` leaves, from the first such step on. Graphs
+        """float32 `[max_rows, V]`: what `FORWARD` leaves, from the first such step on. Graphs
         have its address."""
         max_tokens = max(max_tokens, max_sequences)
         self._layout = InputLayout(
             max_tokens=max_tokens,
             max_sequences=max_sequences,
-            max_rows=num_slots,
+            max_rows=max_rows,
             # Of prompts that are scored, and of those whose hidden states are added up.
             max_unsampled=MAX_SCORED_TOKENS + max_tokens,
             max_pages=pages_for(max_model_len, cache.page_size),
@@ -82,6 +84,7 @@ class DecoderSteps:
         self.max_input_bytes: int = self._layout.num_bytes
         self._padding_page = cache.num_pages - 1
         self._padding_slot = num_slots
+        self._max_rows = max_rows
         self._last_tokens = decoder.backend.allocate_slots(num_slots + 1)
         caches = (cache,) if host_cache is None else (cache, host_cache)
         self._page_copies = PageCopies(caches)
@@ -139,7 +142,7 @@ class DecoderSteps:
             logits = self.decoder.forward(views.batch, self.cache)
         if packed.is_sampled_apart:
             if self._logits is None:
-                self._logits = logits.new_empty((self._padding_slot, logits.shape[1]))
+                self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
             self._logits[: len(logits)] = logits
         else:
             self._sample(packed, views.samples, logits, results)

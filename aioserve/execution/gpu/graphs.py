@@ -18,12 +18,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aioserve.config import EngineConfig
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import Device, Graph
 
-__all__ = ["DecodeGraphs", "GraphKey", "default_graph_sizes", "is_decode"]
+__all__ = ["DecodeGraphs", "GraphKey", "default_graph_sizes", "is_decode", "max_sequences"]
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+def max_sequences(config: EngineConfig) -> int:
+    """Sequences of a step, each guess that it verifies being one more."""
+    if config.speculation is None:
+        return config.max_num_seqs
+    most = config.max_num_seqs * (1 + config.speculation.max_tokens)
+    return max(config.max_num_seqs, min(most, config.max_num_batched_tokens))
 
 
 def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from aioserve.drafting.drafter import Drafter
 from aioserve.execution.batch import NO_COPIES, HostStep, PlanReader
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import (
@@ -33,9 +34,11 @@ from aioserve.execution.gpu.failures import (
 )
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
+from aioserve.execution.gpu.settling import Settling
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
+from aioserve.execution.guessing import Guessing
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.ops import SampleRows
@@ -87,6 +90,7 @@ class CudaRunner:
         self._queued: deque[tuple[HostStep, GraphKey | None, asyncio.Future[StepOutcome]]] = deque()
         """Steps for which there is no block, and what one that is nothing but padding is for."""
         self._in_flight: deque[StepInFlight] = deque()
+        self._settling = Settling(Guessing(None), self._launch_settled)
         self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
@@ -118,11 +122,16 @@ class CudaRunner:
             _fail(future, self._failure)
             return future
         try:
-            step = self._reader.read(plan, masks)
+            step = self._reader.read_open(plan, masks)
         except Exception as error:
             future.set_exception(error)
             return future
-        return self._launch(step, None, future)
+        self._settling.put(plan, step, future)
+        return future
+
+    def take_drafter(self, drafter: Drafter) -> None:
+        """Let a drafter make the guesses that plans ask for. To be called before the first."""
+        self._settling = Settling(Guessing(drafter), self._launch_settled)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with
@@ -164,6 +173,9 @@ class CudaRunner:
         self._callbacks.close()
 
     # -- on the loop
+
+    def _launch_settled(self, step: HostStep, future: asyncio.Future[StepOutcome]) -> None:
+        self._launch(step, None, future)
 
     def _launch(
         self, step: HostStep, padding: GraphKey | None, future: asyncio.Future[StepOutcome]
@@ -208,6 +220,8 @@ class CudaRunner:
             _fail(future, result)
         else:
             settle(future, result)
+            if flight.padding is None:
+                self._settling.ended(result)
         self._start_queued()
         if not self._in_flight:
             self._at_rest.set()
@@ -220,6 +234,7 @@ class CudaRunner:
         for _, _, future in self._queued:
             _fail(future, failure)
         self._queued.clear()
+        self._settling.fail(failure)
 
     def _oldest(self) -> StepInFlight | None:
         return self._in_flight[0] if self._in_flight else None

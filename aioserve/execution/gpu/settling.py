@@ -1,0 +1,93 @@
+"""Steps that verify guesses, on a device that runs ahead of the host.
+
+What is guessed depends on the last token, which the host knows when the step before is done. So a
+step that verifies is launched then, and those behind it wait with it; all others are launched as
+soon as they come, while steps before them run.
+
+    loop      read 8, 9    results 7, settle 8     read 10    results 8
+    device    [ step 7 ]                 [ step 8 ][ step 9 ]           ..
+                         8 verifies: it waits for 7, and 9 behind it
+
+On a CPU nothing waits: the thread that computes a step knows the tokens of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aioserve.execution.batch import HostStep, OpenStep
+from aioserve.execution.guessing import Guessing
+from aioserve.execution.loop_callbacks import settle
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["Settling"]
+
+OutcomeFuture = asyncio.Future[StepOutcome]
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    is_taken: bool
+    """Whether the slots of guesses have changed as it says."""
+
+
+class Settling:
+    """The order in which steps are launched. For the thread of the event loop."""
+
+    def __init__(
+        self, guessing: Guessing, launch: Callable[[HostStep, OutcomeFuture], object]
+    ) -> None:
+        """`launch` enqueues a step; `ended` is to be called for each, in this order."""
+        self._guessing = guessing
+        self._launch = launch
+        self._waiting: deque[tuple[StepPlan, HostStep | OpenStep, OutcomeFuture]] = deque()
+        self._launched: deque[_Launched] = deque()
+
+    def put(self, plan: StepPlan, step: HostStep | OpenStep, future: OutcomeFuture) -> None:
+        """Launch a step as soon as may be."""
+        self._waiting.append((plan, step, future))
+        self._go_on()
+
+    def ended(self, result: StepOutcome | Exception) -> None:
+        """The oldest step that was launched is done, or has failed."""
+        oldest = self._launched.popleft()
+        if not oldest.is_taken:
+            self._guessing.take(oldest.plan)
+        if isinstance(result, StepOutcome):
+            self._guessing.note(oldest.plan, result)
+        self._go_on()
+
+    def fail(self, failure: Exception) -> None:
+        """No step succeeds from here on, and none is launched."""
+        self._launched.clear()
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, future in waiting:
+            settle(future, failure)
+            if not future.cancelled():
+                future.exception()  # what was told already need not be asked for
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            plan, step, future = self._waiting[0]
+            if isinstance(step, HostStep):
+                self._waiting.popleft()
+                self._launched.append(_Launched(plan, is_taken=False))
+                self._launch(step, future)
+                continue
+            if self._launched:
+                return
+            self._waiting.popleft()
+            self._guessing.take(plan)
+            try:
+                plan = self._guessing.settled(plan)
+                settled = step.settled(plan, one_by_one=True)
+            except Exception as error:
+                settle(future, error)
+                continue
+            self._launched.append(_Launched(plan, is_taken=True))
+            self._launch(settled, future)
