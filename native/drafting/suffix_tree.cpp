@@ -116,8 +116,8 @@ SuffixTree::Position SuffixTree::add(std::span<const Token> tokens) {
 }
 
 void SuffixTree::grow(Token token) {
+    if (has_ends_) occurrences_.push_back({.older = end(), .newer = end()});
     text_.push_back(token);
-    if (has_ends_) occurrences_.emplace_back();
     NodeId unlinked = kNone;
     while (!step(active_, token)) {
         NodeId parent = active_.node;
@@ -203,8 +203,8 @@ void SuffixTree::remove_window(Position start) {
         if (id == kNone) throw DraftingError("a window to remove is not in the tree");
     }
     const auto [older, newer] = occurrences_[index(start)];
-    if (older != kNowhere) occurrences_[index(older)].newer = newer;
-    if (newer != kNowhere) occurrences_[index(newer)].older = older;
+    if (older != start) occurrences_[index(older)].newer = newer == start ? older : newer;
+    if (newer != start) occurrences_[index(newer)].older = older == start ? newer : older;
     if (nodes_[id].last == start) nodes_[id].last = older;
 
     // `id` is the child that has lost a window, of nodes that are to lose it.

@@ -101,7 +101,8 @@ class SuffixTree {
   private:
     static constexpr NodeId kRoot = 0;
     static constexpr NodeId kNone = std::numeric_limits<NodeId>::max();
-    static constexpr Position kNowhere = std::numeric_limits<Position>::max();
+    // Positions wrap around soon, so that this is nothing that happens once in a year.
+    static constexpr Position kFirst = std::numeric_limits<Position>::max() - 30;
 
     struct alignas(32) Node {
         NodeId parent = kNone;  // of a node that is free: the next free one
@@ -119,8 +120,9 @@ class SuffixTree {
     struct Family {
         NodeId first_child = kNone, next = kNone, previous = kNone;
     };
+    // The next windows with the same text on either side, or itself.
     struct Occurrence {
-        Position older = kNowhere, newer = kNowhere;
+        Position older, newer;
     };
 
     size_t index(Position position) const { return static_cast<Position>(position - base_); }
@@ -158,7 +160,7 @@ class SuffixTree {
     bool has_ends_;
     std::vector<Token> text_;
     std::vector<Occurrence> occurrences_;  // of the same window, by position, where there are ends
-    Position base_ = 0;                    // of the first token of the text
+    Position base_ = kFirst;               // of the first token of the text
     Position end_of_sequence_ = 0;         // which is being added
     Match active_;
     std::vector<Node> nodes_;
