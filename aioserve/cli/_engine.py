@@ -246,9 +246,13 @@ def opening(
 def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
     """Counts and speed of one answer; tokens/s is the rate after the first token."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    guesses = (
+        f"{usage.accepted_draft_tokens} of {counted(usage.drafted_tokens, 'guess', 'guesses')}"
+    )
+    guessed = f" ({guesses} right)" if usage.drafted_tokens else ""
     parts = [
         f"{counted(usage.prompt_tokens, 'prompt token')}{cached}",
-        counted(usage.completion_tokens, "output token"),
+        f"{counted(usage.completion_tokens, 'output token')}{guessed}",
     ]
     if timings.first_token_seconds is not None:
         parts.append(f"first token {timings.first_token_seconds * 1000:.0f} ms")

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,10 +225,17 @@ async def measure(
             "preemptions": after.preemptions_total - before.preemptions_total,
             "tokens_prefilled": after.tokens_prefilled_total - before.tokens_prefilled_total,
             "tokens_cached": after.tokens_cached_total - before.tokens_cached_total,
+            "tokens_drafted": _grown(before.tokens_drafted_total, after.tokens_drafted_total),
+            "tokens_accepted": _grown(before.tokens_accepted_total, after.tokens_accepted_total),
             "pages_total": after.pages_total,
             "pages_held_at_end": after.pages_held_by_requests,
         },
     }
+
+
+def _grown(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Guesses by their place, since `before`: there may have been fewer places."""
+    return [late - early for early, late in zip_longest(before, after, fillvalue=0)]
 
 
 async def run_requests(

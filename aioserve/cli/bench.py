@@ -166,6 +166,9 @@ def _print_table(result: dict[str, Any]) -> None:
         f"{counted(stats['steps'], 'step')}, {counted(stats['preemptions'], 'preemption')}, "
         f"prompt tokens: {stats['tokens_prefilled']} computed, {stats['tokens_cached']} cached"
     )
+    if drafted := sum(stats["tokens_drafted"]):
+        right = sum(stats["tokens_accepted"])
+        console.print(f"{right:,} of {drafted:,} guesses right ({right / drafted:.0%})")
 
 
 def _print_host(console: Console, host: dict[str, float]) -> None:

@@ -40,6 +40,17 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     assert host["step_milliseconds"] * stats["steps"] < seconds * 1000
 
 
+def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
+    options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
+    guesses = ("--speculation", "ngram:min_ngram=1", "--speculation-max-tokens", 3)
+    done = aioserve_here("bench", "latency", "pyhelp", *options, *guesses, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(done.stdout)["stats"]
+    drafted, accepted = stats["tokens_drafted"], stats["tokens_accepted"]
+    assert 0 < len(drafted) <= 3
+    assert all(right <= all_of for right, all_of in zip(accepted, drafted, strict=True))
+
+
 def test_latency_prints_a_table_and_writes_json(
     aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
