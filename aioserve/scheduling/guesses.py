@@ -82,8 +82,13 @@ def with_guesses(
 
 
 def _may_have_guesses(sequence: SequenceState) -> bool:
-    """Whether its next token is one of the answer, so that no sample is to fork off it."""
-    return sequence.drafts is not None and sequence.lease.computed >= sequence.prompt_tokens
+    """Whether its next token is one of the answer, so that no sample is to fork off it, and the
+    last one there is: some that are forced may be known behind it."""
+    return (
+        sequence.drafts is not None
+        and sequence.lease.computed >= sequence.prompt_tokens
+        and sequence.remaining == 1
+    )
 
 
 def _is_told(sequence: SequenceState) -> bool:
