@@ -90,10 +90,16 @@ def _tokens(prompt: tuple[int, ...], seed: int) -> list[int]:
 
 
 class FakeModelDrafters:
-    """A plugin that offers `scripted`, a `FakeModelDrafter` of that guess."""
+    """A plugin that offers `scripted`, a `FakeModelDrafter` of that guess, or what is `made`."""
 
-    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int] = lambda ids: 0):
-        self._made = lambda: FakeModelDrafter(guess, seed_of)
+    def __init__(
+        self,
+        guess: Guess,
+        seed_of: Callable[[Sequence[int]], int] = lambda ids: 0,
+        *,
+        made: Callable[[], Drafter] | None = None,
+    ):
+        self._made = made or (lambda: FakeModelDrafter(guess, seed_of))
 
     @hookimpl
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:
