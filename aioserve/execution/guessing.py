@@ -11,7 +11,7 @@ tokens are known before the next is settled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -90,6 +90,7 @@ class Guessing:
             self._follower.follow(plan)
         if not plan.num_verified:
             return plan
+        self._take_forced(plan)
         asked = [item for item in plan.items if _asks(item)]
         guesses: dict[int, Sequence[int]] = {}
         if asked and self._drafter is not None:
@@ -101,6 +102,17 @@ class Guessing:
             for item in plan.items
         ]
         return msgspec.structs.replace(plan, items=tuple(items))
+
+    def _take_forced(self, plan: StepPlan) -> None:
+        """Where no step before it is in flight, a plan knows the last token of a slot, and whether
+        a grammar forced it."""
+        forced: dict[int, list[int]] = {}
+        for item in plan.items:
+            if item.kind is VERIFY and item.slot in self._known:
+                is_new = len(self._known[item.slot]) == item.start
+                if is_new and item.token_ids[0] != PENDING_TOKEN:
+                    forced[item.slot] = item.token_ids[:1].tolist()
+        self._extend(forced)
 
     def _settled(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:
         known = self._known.get(item.slot)
@@ -130,6 +142,10 @@ class Guessing:
                     sampled = outcome.token_ids[at : at + count]
                     extended[row.slot] = self._come_to_know(item, row.slot, sampled)
                 at, index = at + count, index + 1
+        self._extend(extended)
+
+    def _extend(self, extended: Mapping[int, list[int]]) -> None:
+        """So many more ids are known of slots."""
         extended = {slot: ids for slot, ids in extended.items() if ids}
         for slot, ids in extended.items():
             self._known[slot] += ids
