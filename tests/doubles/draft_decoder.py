@@ -29,12 +29,13 @@ class TokenPages:
 
 class DraftDecoder:
     """Decoder and backend in one. `most_at_once` is the largest number of tokens that it has
-    computed in one batch."""
+    computed in one batch; it is wrong about the tokens at the positions `wrong_at`."""
 
     def __init__(self, max_model_len: int = 10**6) -> None:
         self.max_model_len = max_model_len
         self.most_at_once = 0
         self.rows_without_token: frozenset[int] = frozenset()
+        self.wrong_at: frozenset[int] = frozenset()
 
     @property
     def backend(self) -> Any:
@@ -65,6 +66,7 @@ class DraftDecoder:
             sequence = int(np.searchsorted(host.query_start, row, side="right")) - 1
             assert position == host.positions[row] + 1
             known = kv.ids[host.page_table[0, sequence]].reshape(-1)[: int(position)]
-            tokens += expected_tokens(known.tolist(), 1, int(seed))
+            (token,) = expected_tokens(known.tolist(), 1, int(seed))
+            tokens.append(token + (int(position) in self.wrong_at))
         errors = dict.fromkeys(self.rows_without_token, "the logits have a NaN")
         return Drawn(torch.tensor(tokens), errors)

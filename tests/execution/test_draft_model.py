@@ -75,6 +75,19 @@ def test_all_guesses_of_the_model_itself_are_right(depth: int) -> None:
     assert check_all_right(bench) >= 30
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_wrong_guess_is_forgotten(depth: int) -> None:
+    decoder = DraftDecoder()
+    decoder.wrong_at = frozenset([len(PROMPT) + 2])
+    bench = bench_of(decoder)
+    bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
+    assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
+    counters = bench.scheduler.counters
+    assert sum(counters.drafted) >= 30
+    # The second of four, and those that were made behind it.
+    assert sum(counters.drafted) - sum(counters.accepted) == 3
+
+
 def test_a_prefix_that_was_computed_without_guesses_is_no_hole() -> None:
     prompt = [*range(30)]
     bench = bench_of(DraftDecoder(), prefix_caching=True)
