@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aioserve.arguments import check, text
+from aioserve.arguments import check, optional, text
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import ConfigError, InvariantError
 
@@ -25,10 +25,10 @@ class ModelDrafter(Drafter):
     Only an engine that loads its model by name can have one: it loads the smaller model beside it.
     """
 
-    def __init__(self, *, path: str) -> None:
-        """`path`: the smaller model, named as an engine's own. Raises `ConfigError` for a path that
-        is none."""
-        self.path: str = check(ConfigError, "path", path, text(1, MAX_PATH_CHARS))
+    def __init__(self, *, path: str | None = None) -> None:
+        """`path`: the smaller model, named as an engine's own; None: the one that comes with the
+        embedded model that is served. Raises `ConfigError` for a path that is none."""
+        self.path: str | None = check(ConfigError, "path", path, optional(text(1, MAX_PATH_CHARS)))
         self._loaded: Drafter | None = None
 
     def guess_by(self, loaded: Drafter) -> None:
@@ -38,7 +38,7 @@ class ModelDrafter(Drafter):
     @property
     def _guesses(self) -> Drafter:
         if self._loaded is None:
-            raise InvariantError(f"the model {self.path!r} guesses, and nobody has loaded it")
+            raise InvariantError(f"no engine has loaded the draft model {self.path!r}")
         return self._loaded
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:

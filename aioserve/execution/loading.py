@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioserve import _native
+from aioserve import _native, assets
 from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
 from aioserve.drafting.model import ModelDrafter
@@ -219,11 +219,23 @@ class _Loader:
     def _read_draft(self, drafter: ModelDrafter) -> ReadDraft:
         """As it is stored, whatever `quantization` says of the other model."""
         try:
-            files = model_files(resolve(drafter.path))
+            path = self._draft_path(drafter)
+            files = model_files(path)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
-            return ReadDraft(drafter, self._read(files), tokenizer)
+            return ReadDraft(drafter, path, self._read(files), tokenizer)
         except ModelError as error:
             raise type(error)(f"the draft model can't be loaded: {error}") from error
+
+    def _draft_path(self, drafter: ModelDrafter) -> Path:
+        if drafter.path is not None:
+            return resolve(drafter.path)
+        if (path := assets.draft_path(self.model)) is not None:
+            return path
+        raise ConfigError(
+            f"drafter 'model' needs the option path: no draft model comes with {shown(self.model)}",
+            argument="speculation",
+            value=self.config.speculation,
+        )
 
     def _read_text(self, files: ModelFiles) -> Text:
         why_none = files.why_no_tokenizer()

@@ -5,6 +5,7 @@ Knows no torch: it is read while that is imported.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from aioserve.drafting.model import ModelDrafter
@@ -20,6 +21,7 @@ class ReadDraft(NamedTuple):
     """A draft model that was read for a drafter."""
 
     drafter: ModelDrafter
+    path: Path
     weights: ReadWeights
     tokenizer: Tokenizer | None
     """None: it has none, and what its ids mean isn't known."""
@@ -27,7 +29,7 @@ class ReadDraft(NamedTuple):
     def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
         """Raise `ConfigError` unless its token ids are those of a model with this tokenizer, if
         any."""
-        path, config = self.drafter.path, self.weights.config
+        config = self.weights.config
         if not config.has_head:
             raise self._unfit("has no head, so it makes no tokens")
         if config.vocab_size != target.vocab_size:
@@ -41,14 +43,14 @@ class ReadDraft(NamedTuple):
             token, there, here = unlike
             raise self._unfit(
                 f"has other tokens than the model that it is to guess for: {token!r} is "
-                f"{_told(here)} in {path}, and {_told(there)} there"
+                f"{_told(here)} there, and {_told(there)} here"
             )
 
     def _unfit(self, why: str) -> ConfigError:
         return ConfigError(
-            f"drafter 'model': {self.drafter.path} {why}",
+            f"drafter 'model': {self.path} {why}",
             argument="speculation",
-            value=self.drafter.path,
+            value=str(self.path),
         )
 
 

@@ -168,6 +168,10 @@ async def test_a_model_that_is_an_object_has_no_draft_model() -> None:
     with pytest.raises(ConfigError, match="needs a model that the engine loads by name, got <"):
         async with Engine(FakeModel(), speculation=speculation):
             pass
-    with pytest.raises(ConfigError, match="drafter 'model' needs the option path"):
-        async with Engine("pyhelp", speculation=Speculation(drafter="model")):
+
+
+async def test_a_draft_model_is_named_unless_one_comes_with_the_model(models: Path) -> None:
+    speculation = Speculation(drafter="model")
+    with pytest.raises(ConfigError, match="needs the option path: no draft model comes with '/"):
+        async with Engine(str(models / "qwen3"), speculation=speculation):
             pass

@@ -198,7 +198,7 @@ def test_the_model_itself_is_always_right(
 
 def test_a_drafter_whose_model_nobody_loaded_says_so() -> None:
     drafter = ModelDrafter(path="small")
-    with pytest.raises(InvariantError, match="'small' guesses, and nobody has loaded it"):
+    with pytest.raises(InvariantError, match="no engine has loaded the draft model 'small'"):
         drafter.draft(0, 1)
     with pytest.raises(ConfigError, match="path must be a str of 1 to 4096 characters, got ''"):
         ModelDrafter(path="")
