@@ -79,22 +79,22 @@ class SpeculationMetrics(msgspec.Struct, frozen=True):
     drafted_tokens: int
     """Guesses that steps verified."""
     accepted_tokens: int
-    """Those that were right."""
+    """Guesses that were right."""
     acceptance: float | None
-    """Share of these; None where there was none."""
+    """Share of guesses that were right; None where there was none."""
     tokens_per_step: float | None
     """Tokens of completions that a step brought a sequence on average; None where none came."""
     drafted: tuple[int, ...]
     """Guesses by their place: entry 0 counts those right behind a sequence's last token."""
     accepted: tuple[int, ...]
-    """Those that were right, and all before them in their step, likewise."""
+    """Guesses that were right, and all before them in their step, by place."""
 
     @classmethod
     def of(
         cls, drafted: Sequence[int], accepted: Sequence[int], num_tokens: int, sequence_steps: int
     ) -> SpeculationMetrics:
-        """Of so many tokens, which came with so many steps, each counted for every sequence in
-        it."""
+        """Count guesses by place, of a run whose steps brought so many tokens; `sequence_steps`
+        counts a step once for each sequence that it brought some."""
         verified, right = sum(drafted), sum(accepted)
         return cls(
             drafted_tokens=verified,

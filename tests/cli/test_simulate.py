@@ -357,6 +357,7 @@ def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run, tmp_path: 
     table = machine_table(tmp_path / "table.json", kv=None)
     arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
     arguments += ["--cost-table", table, "--num-host-pages", 50]
+    arguments += ["--speculation-max-tokens", 2, "--acceptance", 0.7]
     arguments += [
         "--deadline-seconds",
         99,
@@ -529,3 +530,23 @@ def test_an_unbounded_cache_finds_what_was_seen_before(
         pytest.skip(f"no {path.name} beside the repository")
     found = simulated(aioserve_here, path, "--unbounded-cache")
     assert round(found["policies"]["fcfs"]["block_hit_share"], 4) == share
+
+
+def test_guesses_are_in_the_results_where_something_guesses_and_only_there(
+    aioserve_here: Run, mooncake: Path
+) -> None:
+    pages = ("--num-pages", "400")
+    plain = simulated(aioserve_here, mooncake, *pages)
+    guesses = ("--speculation-max-tokens", "3", "--acceptance", "1,0.5", "--seed", "4")
+    guessing = simulated(aioserve_here, mooncake, *pages, *guesses)
+    assert "speculation_max_tokens" not in plain["options"]
+    assert "acceptance" not in plain["options"]
+    assert guessing["options"]["speculation_max_tokens"] == 3
+    assert guessing["options"]["acceptance"] == "1,0.5"
+    assert "speculation" not in plain["policies"]["fcfs"]
+    found = guessing["policies"]["fcfs"]["speculation"]
+    assert found["drafted_tokens"] == sum(found["drafted"]) > 0
+    assert guessing["policies"]["fcfs"]["steps"] < plain["policies"]["fcfs"]["steps"]
+    done = aioserve_here("simulate", mooncake, *pages, "--acceptance", "0.5")
+    assert done.returncode != 0
+    assert "acceptance='0.5' has no effect with speculation_max_tokens=0" in done.stderr
