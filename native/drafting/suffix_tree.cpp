@@ -13,9 +13,10 @@ SuffixTree::SuffixTree(uint32_t max_depth, bool has_ends)
 
 void SuffixTree::reserve(size_t num_tokens) {
     text_.reserve(text_.size() + num_tokens);
-    // Code and prose have about so many nodes.
+    // All that there can be, of which the system provides what is used. In the table, which is
+    // written at once, as many as code and prose have.
+    nodes_.reserve(nodes_.size() + 2 * num_tokens);
     const size_t num_nodes = nodes_.size() + num_tokens + num_tokens / 2;
-    nodes_.reserve(num_nodes);
     if (2 * num_nodes > table_.size()) resize(std::bit_ceil(2 * num_nodes));
 }
 
