@@ -39,7 +39,7 @@ class _Sequence:
     """int32 `[room]`, of which the first `known` are known."""
     known: int
     guesses: list[int] = field(default_factory=list[int])
-    """Those made last, behind the known ones: the draft has written the KV of all but the last."""
+    """Guesses made last, behind the known ids: the draft has written the KV of all but the last."""
 
     def append(self, token_ids: Sequence[int]) -> None:
         end = self.known + len(token_ids)

@@ -145,7 +145,7 @@ class Guessing:
         self._extend(extended)
 
     def _extend(self, extended: Mapping[int, list[int]]) -> None:
-        """So many more ids are known of slots."""
+        """Append ids to what is known of slots, by slot."""
         extended = {slot: ids for slot, ids in extended.items() if ids}
         for slot, ids in extended.items():
             self._known[slot] += ids

@@ -25,12 +25,12 @@ class DrawnRows:
 
     token_ids: list[int]
     errors: dict[int, str]
-    """By index of a row, as `failures` and `token_counts` are."""
+    """What is wrong with logits, by index of a row, as `failures` and `token_counts` are."""
     failures: dict[int, str]
     late: Collection[int]
     """Rows whose mask came too late."""
     logprobs: dict[int, Logprobs]
-    """By index of a token."""
+    """What is told, by index of a token."""
     token_counts: dict[int, int] = field(default_factory=dict)
     """Tokens of rows that haven't one."""
 
@@ -76,7 +76,7 @@ class VerifiedRows:
         return {numbers[first]: len(ids) for first, ids in self.guesses.items()}
 
     def kept(self, drawn: DrawnRows) -> DrawnRows:
-        """Those that count: up to the first that is no guess, or of which something is wrong."""
+        """Keep those that count: up to the first that is no guess, or of which something is wrong."""
         return _picked(drawn, [self._kept(first, drawn) for first in self.firsts])
 
     def _kept(self, first: int, drawn: DrawnRows) -> Sequence[int]:

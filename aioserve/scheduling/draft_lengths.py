@@ -56,7 +56,7 @@ class DraftRecord:
         return self._right / self._tried
 
     def verified(self, asked: int, drafted: int, accepted: int) -> None:
-        """Of `asked` guesses the drafter made `drafted`, of which `accepted` were right."""
+        """The drafter made `drafted` of `asked` guesses, of which `accepted` were right."""
         if not asked:
             return
         self.made += (1 - DECAY) * (drafted / asked - self.made)
