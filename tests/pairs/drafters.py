@@ -7,8 +7,6 @@ from itertools import cycle
 
 from aioserve import hookimpl
 from aioserve.drafting.drafter import DraftedSequence, Drafter
-from aioserve.drafting.ngram import NgramDrafter
-from aioserve.drafting.suffix import SuffixDrafter
 from aioserve.plugins import DrafterSpec
 from tests.parity.tiny_models import VOCAB_SIZE
 
@@ -105,16 +103,11 @@ MANNERS: tuple[Manner, ...] = (
 
 
 class DrafterPlugin:
-    """Offers `moody`, which knows these answers, and those that ship, which needn't be installed
-    here by name."""
+    """Offers `moody`, which knows these answers."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
     @hookimpl
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:
-        return [
-            DrafterSpec("moody", lambda: Moody(self._answers)),
-            DrafterSpec("by_ngrams", NgramDrafter),
-            DrafterSpec("by_suffixes", SuffixDrafter),
-        ]
+        return [DrafterSpec("moody", lambda: Moody(self._answers))]

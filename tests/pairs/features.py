@@ -283,10 +283,10 @@ FEATURES: dict[str, Feature] = {
     ),
     "speculation": _speculation("moody", _right_wrong_and_faulty),
     "ngram": _speculation(
-        "by_ngrams:min_ngram=1", lambda seen: seen.num_wrong > 0, never_met_by=["penalties"]
+        "ngram:min_ngram=1", lambda seen: seen.num_wrong > 0, never_met_by=["penalties"]
     ),
     "suffix": _speculation(
-        "by_suffixes", lambda seen: seen.num_right > 0 and seen.num_wrong > 0, again=True
+        "suffix", lambda seen: seen.num_right > 0 and seen.num_wrong > 0, again=True
     ),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),
