@@ -267,7 +267,7 @@ class CoreLoop:
             return failed
 
     async def _finish_step(self, handle: Awaitable[StepOutcome]) -> None:
-        plan, parts = self.pipeline.steps[0][0], None
+        plan, parts, outcome = self.pipeline.steps[0][0], None, None
         began = self._launched_seconds
         try:
             try:
@@ -275,7 +275,7 @@ class CoreLoop:
             finally:
                 self._note_end(plan)
                 if self.observer_events.observers.watch_steps:
-                    parts = self.observer_events.parts_of(plan)
+                    parts = self.observer_events.parts_of(plan, outcome)
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
         except Exception as error:

@@ -10,7 +10,9 @@ import msgspec
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
 from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
+from aioserve.scheduling.guesses import num_not_drafted
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
 __all__ = ["ObserverEvents"]
@@ -20,6 +22,7 @@ class StepParts(msgspec.Struct, frozen=True):
     """Requests of one step, as observers of steps are told of them."""
 
     parts: tuple[StepPart, ...]
+    computed_tokens: int
     preempted: tuple[tuple[str, int], ...]
     """Ids and samples of those that gave way."""
 
@@ -43,18 +46,36 @@ class ObserverEvents:
         if self.observers:
             self._ended.append(live)
 
-    def parts_of(self, plan: StepPlan) -> StepParts:
-        """Requests whose tokens a step computed. To be asked before its commit: one that ends there
-        is known no more."""
-        samples = self._table.samples
-        parts = [
-            _part(item, samples[item.sequence_id])
-            for item in plan.items
-            if item.sequence_id in samples
-        ]
+    def parts_of(self, plan: StepPlan, outcome: StepOutcome | None) -> StepParts:
+        """Requests whose tokens a step computed; `outcome` is None where it failed. To be asked
+        before its commit: one that ends there is known no more."""
+        samples, row, parts = self._table.samples, 0, list[StepPart]()
+        for item in plan.items:
+            sample = samples.get(item.sequence_id)
+            if sample is not None and outcome is not None and item.kind is ItemKind.VERIFY:
+                parts.append(self._verified(item, sample, row, outcome))
+            elif sample is not None:
+                parts.append(_part(item, sample))
+            row += len(item.rows)
         named = [samples[one] for one in plan.preempted if one in samples]
         preempted = [(sample.request.request_id, sample.index) for sample in named]
-        return StepParts(tuple(parts), tuple(preempted))
+        computed = plan.num_tokens
+        if outcome is not None:
+            computed -= num_not_drafted(plan, outcome)
+        return StepParts(tuple(parts), computed, tuple(preempted))
+
+    def _verified(
+        self, item: WorkItem, sample: LiveSample, row: int, outcome: StepOutcome
+    ) -> StepPart:
+        """The plan says the most that it could be, and the outcome what it was."""
+        return StepPart(
+            sample.request.mailbox.request_id,
+            sample.index,
+            self._scheduler.num_known(item.sequence_id) - 1,
+            1 + outcome.drafted.get(row, 0),
+            outcome.token_counts.get(row, 1),
+            True,
+        )
 
     def tell_of_step(
         self,
@@ -73,7 +94,7 @@ class ObserverEvents:
                 step=plan.step,
                 end_seconds=now_seconds,
                 num_sequences=plan.num_sequences,
-                computed_tokens=plan.num_tokens,
+                computed_tokens=parts.computed_tokens,
                 num_preempted=len(plan.preempted),
                 failed=failed,
                 num_running=self._scheduler.num_running,
@@ -106,7 +127,7 @@ def _part(item: WorkItem, sample: LiveSample) -> StepPart:
         item.start,
         item.count,
         len(item.rows),
-        item.kind is ItemKind.DECODE,
+        item.kind is not ItemKind.PREFILL,
     )
 
 

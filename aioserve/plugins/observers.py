@@ -74,10 +74,11 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     """Tokens computed behind them."""
     num_sampled: int
-    """Tokens drawn: 0 while a prompt is computed in part, several where samples begin to differ."""
+    """Tokens drawn: 0 while a prompt is computed in part, several where samples begin to differ or
+    guesses were right."""
     is_decode: bool
-    """Whether one token of the completion was computed, to draw the next; else tokens of the prompt
-    were, or those of both that a preemption cost."""
+    """Whether one token of the completion was computed, to draw the next, and guesses behind it, if
+    there were any; else tokens of the prompt were, or those of both that a preemption cost."""
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):

@@ -130,6 +130,11 @@ class Scheduler:
         if sequence is not None:
             self.state.end([sequence])
 
+    def num_known(self, sequence_id: int) -> int:
+        """Tokens of a live sequence that are known, those of its prompt included; raises KeyError
+        for another."""
+        return self.state.sequences[sequence_id].num_known
+
     def pause(self, sequence_id: int) -> None:
         """Plan no more work for a sequence whose reader is behind."""
         if sequence_id in self.state.sequences:

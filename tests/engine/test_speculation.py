@@ -246,6 +246,17 @@ def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
         parts = [part for step in noted.steps for part in step.parts]
         drawing = [part for part in parts if part.num_sampled]
         assert len(drawing) + usage.accepted_draft_tokens == usage.completion_tokens == 60
+        assert sum(part.num_sampled for part in drawing) == 60
+        at = 0  # each goes on where the last guess before it that was right stands
+        for part in drawing:
+            assert part.start_tokens + part.num_tokens >= at + len(PROMPT)
+            assert part.start_tokens == (at + len(PROMPT) - 1 if part.is_decode else 0)
+            at += part.num_sampled
+        assert [part.is_decode for part in drawing] == [False] + [True] * (len(drawing) - 1)
+        made = sum(part.num_tokens - 1 for part in drawing if part.is_decode)
+        assert made == usage.drafted_tokens
+        for step in noted.steps:
+            assert step.computed_tokens >= sum(part.num_tokens for part in step.parts)
         if guess == "all right":
             assert usage.accepted_draft_tokens == usage.drafted_tokens > 40
         elif guess == "none right":
