@@ -267,15 +267,15 @@ class CoreLoop:
             return failed
 
     async def _finish_step(self, handle: Awaitable[StepOutcome]) -> None:
-        plan, parts, outcome = self.pipeline.steps[0][0], None, None
+        plan, parts, brought = self.pipeline.steps[0][0], None, None
         began = self._launched_seconds
         try:
             try:
-                outcome = await handle
+                outcome = brought = await handle
             finally:
                 self._note_end(plan)
                 if self.observer_events.observers.watch_steps:
-                    parts = self.observer_events.parts_of(plan, outcome)
+                    parts = self.observer_events.parts_of(plan, brought)
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
         except Exception as error:

@@ -73,7 +73,7 @@ async def test_guesses_of_drafters_that_ship_change_no_token(
 ) -> None:
     """By native kernels the logits are the same to the last bit. By torch's, those of several rows
     are so without guesses neither, and in bfloat16 then not even the tokens."""
-    options = {"backend": backend, "dtype": dtype}
+    options: dict[str, Any] = {"backend": backend, "dtype": dtype}
     plain, _ = await answers(**options)
     speculation = Speculation(drafter=drafter, max_tokens=6)
     guessed, engine = await answers(2, speculation=speculation, **options)

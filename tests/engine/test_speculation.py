@@ -275,7 +275,7 @@ def plans_of(engine: Engine) -> list[tuple[ItemKind, int, int]]:
         items.extend((item.kind, item.start, item.count) for item in plan.items)
         return launch(plan, masks)
 
-    runner.launch = noted  # pyright: ignore[reportAttributeAccessIssue]
+    runner.launch = noted
     return items
 
 
@@ -284,7 +284,7 @@ def test_a_request_without_guesses_has_the_steps_of_an_engine_without(overlap: b
     async def plans(guess: Guess | None) -> list[tuple[ItemKind, int, int]]:
         async with engine_of(guess, overlap=overlap) as engine:
             items = plans_of(engine)
-            limits = {} if guess is None else {"max_draft_tokens": 0}
+            limits: dict[str, Any] = {} if guess is None else {"max_draft_tokens": 0}
             await read(engine, PROMPT, SamplingParams(max_tokens=20, seed=0, **limits))
             assert engine.stats().tokens_drafted_total == ()
             return items

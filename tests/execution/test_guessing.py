@@ -64,7 +64,7 @@ class Slot:
 
 
 def plan_of(**parts: tuple[object, ...]) -> StepPlan:
-    return StepPlan(step=1, num_verified=1, **{"items": (), **parts})  # pyright: ignore[reportArgumentType]
+    return StepPlan(step=1, num_verified=1, **{"items": (), **parts})
 
 
 def test_an_item_begins_where_the_guesses_before_it_ended() -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_steps_fail_readers_leave_and_memory_runs_short_and_every_token_is_right
     seed: int, overlap: bool
 ) -> None:
     draw = random.Random(seed)
-    windows = {"num_window_groups": 1, "window": 7} if seed % 3 == 0 else {}
+    windows: dict[str, Any] = {"num_window_groups": 1, "window": 7} if seed % 3 == 0 else {}
 
     async def main() -> None:
         model = FakeModel(
@@ -161,7 +162,7 @@ class Broken(Drafter):
     def draft(self, slot: int, limit: int) -> Sequence[int]:
         self._maybe_break()
         odd = [None, [256], [-1], [1] * (limit + 1), ["1"], "12", 7, [1.5], [True]]
-        return self._draw.choice([*odd, *[[self._draw.randrange(256)]] * 40])  # pyright: ignore[reportReturnType]
+        return self._draw.choice([*odd, *[[self._draw.randrange(256)]] * 40])
 
 
 @pytest.mark.parametrize("seed", range(4))
