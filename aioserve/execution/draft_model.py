@@ -116,10 +116,8 @@ class DraftModel(Drafter):
         `take`, and before the guesses of the plan are made."""
         self._copy(plan)
         for item in plan.items:
-            start, sequence = item.start, self._sequences.get(item.slot)
-            if sequence is not None:  # where guesses are verified, only this slot knows from where
-                start = min(start, sequence.known - 1)
-            self._pages.overwritten(self._tables.page_ids(item.slot), start, item.end)
+            # Where guesses were wrong it begins before that, among what was overwritten for them.
+            self._pages.overwritten(self._tables.page_ids(item.slot), item.start, item.end)
 
     def _copy(self, plan: StepPlan) -> None:
         within: list[tuple[int, int, int, int, int]] = []
