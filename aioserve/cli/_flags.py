@@ -38,6 +38,8 @@ def option_flags(options: type, names: Iterable[str]) -> list[inspect.Parameter]
             kind = tuple[str, ...]
         elif isinstance(default, str):
             kind = str
+        elif str in get_args(kind):
+            kind = str | None
         flag = name.replace("_", "-")
         can_be_off = bool in (kind, *get_args(kind)) and default is not False
         about = Parameter(
