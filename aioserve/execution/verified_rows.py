@@ -76,7 +76,7 @@ class VerifiedRows:
         return {numbers[first]: len(ids) for first, ids in self.guesses.items()}
 
     def kept(self, drawn: DrawnRows) -> DrawnRows:
-        """Keep those that count: up to the first that is no guess, or of which something is wrong."""
+        """Keep those that count: up to the first that is no guess, or that is bad."""
         return _picked(drawn, [self._kept(first, drawn) for first in self.firsts])
 
     def _kept(self, first: int, drawn: DrawnRows) -> Sequence[int]:
