@@ -136,6 +136,8 @@ class Guessing:
         extended: dict[int, list[int]] = {}
         at, index, counts, errors = 0, 0, outcome.token_counts, outcome.row_errors
         for item in plan.items:
+            if not item.rows and item.slot in self._known:
+                extended[item.slot] = self._forced(item)
             for row in item.rows:
                 count = counts.get(index, 1)
                 if count and row.slot in self._known and index not in errors:
@@ -156,14 +158,17 @@ class Guessing:
         """Ids of a slot that weren't known: those that its item brought, where a grammar forced
         them, and what was sampled behind them. None where the item went on from a token that wasn't
         sampled: its own count for nothing."""
-        begin = len(self._known[slot])
         if item.kind is VERIFY:
             return [*sampled]
-        if item.end < begin:
+        if item.end < len(self._known[slot]):
             self._go_back(slot, item.end)
-            begin = item.end
-        brought = item.token_ids[item.count - (item.end - begin) :].tolist()
+        brought = self._forced(item)
         return [] if PENDING_TOKEN in brought else [*brought, *sampled]
+
+    def _forced(self, item: WorkItem) -> list[int]:
+        """Ids of an item behind those that are known of its slot."""
+        count = item.end - len(self._known[item.slot])
+        return item.token_ids[item.count - count :].tolist() if count > 0 else []
 
 
 def _asks(item: WorkItem) -> bool:
