@@ -44,10 +44,9 @@ from aioserve.simulation.records import (
     Ending,
     RequestRecord,
     SimulationResult,
-    SpeculationMetrics,
     recorded_length,
 )
-from aioserve.simulation.speculation import SimulatedGuesses, acceptance_by_place
+from aioserve.simulation.speculation import SimulatedGuesses
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
@@ -156,12 +155,9 @@ class _Run:
         """Deadlines of requests that may have ended since, the next one first."""
         self.guesses: SimulatedGuesses | None = None
         if options.speculation_max_tokens:
-            chances = acceptance_by_place(options.acceptance)
-            self.guesses = SimulatedGuesses(chances, options.acceptance_seed)
+            self.guesses = SimulatedGuesses(options.acceptance, options.acceptance_seed)
         self.outcomes: deque[StepOutcome] = deque()
         """With guesses, what comes of the steps in flight."""
-        self.sequence_steps = 0
-        """Steps that brought tokens, once for each sequence that got some."""
         self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
         """Requests of each tenant that haven't started; those without any are left out."""
@@ -223,13 +219,7 @@ class _Run:
             steps_outside=self.cost.outside if isinstance(self.cost, TableSteps) else None,
             pages_swapped_out=memory.counters.pages_swapped_out if memory.host_pool else None,
             pages_swapped_in=memory.counters.pages_swapped_in if memory.host_pool else None,
-            speculation=None if self.guesses is None else self._speculation(),
-        )
-
-    def _speculation(self) -> SpeculationMetrics:
-        counters, tokens = self.scheduler.counters, self.scheduler.counters.tokens_generated
-        return SpeculationMetrics.of(
-            counters.drafted, counters.accepted, tokens, self.sequence_steps
+            speculation=None if self.guesses is None else self.guesses.metrics(counters),
         )
 
     def _submit_arrived(self) -> None:
@@ -342,9 +332,9 @@ class _Run:
             # How many guesses are worth their time is for the scheduler to learn.
             self.scheduler.charge(plan, self.step_seconds.popleft())
         updates = self.pipeline.finish(outcome, self.now)
-        # Tokens that come with one step have no gap between them.
         sequence_ids = list(dict.fromkeys([progress.sequence_id for progress in updates]))
-        self.sequence_steps += len(sequence_ids)
+        if self.guesses is not None:
+            self.guesses.sequence_steps += len(sequence_ids)
         self.token_gaps.add(sequence_ids, (self.now,))
         for progress in updates:
             record = active[progress.sequence_id]

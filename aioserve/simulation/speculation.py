@@ -21,6 +21,8 @@ from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
+from aioserve.scheduling.updates import SchedulerCounters
+from aioserve.simulation.records import SpeculationMetrics
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 from aioserve.traces.request import END_TOKEN, TraceRequest
@@ -56,16 +58,19 @@ def _chance(part: float | str, given: float | str) -> float:
 
 
 class SimulatedGuesses:
-    """Guesses for all requests of one run. `chances` are those of every request, by place; None:
-    each has its own, which the trace tells."""
+    """Guesses for all requests of one run. `acceptance` is that of every request; None: each has
+    its own, which the trace tells. Raises `ConfigError` for what is no chance."""
 
-    def __init__(self, chances: Sequence[float] | None, seed: int) -> None:
-        self._chances = chances
+    def __init__(self, acceptance: float | str | None, seed: int) -> None:
+        self._chances = acceptance_by_place(acceptance)
         self._seed = seed
         self._reached: dict[int, int] = {}
         """Known tokens by slot, the one sampled last included."""
         self._requests: dict[int, tuple[int, npt.NDArray[np.float64], Sequence[float]]] = {}
         """Length of the prompt, draws, and chances, by sequence id."""
+
+        self.sequence_steps: int = 0
+        """Steps that brought tokens, counted once for each sequence that got some."""
 
     def submitted(self, sequence_id: int, request: TraceRequest) -> None:
         """Raises `TraceError` for a request without a chance."""
@@ -118,6 +123,11 @@ class SimulatedGuesses:
             drafted=drafted,
         )
         return replace(plan, items=tuple(items)), outcome
+
+    def metrics(self, counters: SchedulerCounters) -> SpeculationMetrics:
+        tokens = counters.tokens_generated
+        drafted, accepted = counters.drafted, counters.accepted
+        return SpeculationMetrics.of(drafted, accepted, tokens, self.sequence_steps)
 
     def _settled(self, item: WorkItem) -> WorkItem:
         if item.kind is not ItemKind.VERIFY:

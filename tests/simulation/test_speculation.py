@@ -173,7 +173,7 @@ def test_luck_is_that_of_a_request_and_a_place_whatever_step_it_is_in(
     number: int, seed: int, acceptance: float
 ) -> None:
     request = asking(number, 0.0, 5, 30)
-    guesses = SimulatedGuesses((acceptance,), seed)
+    guesses = SimulatedGuesses(acceptance, seed)
     steps = 0
 
     def num_right(sequence_id: int, slot: int, position: int, count: int) -> int:
