@@ -79,6 +79,7 @@ class Draft(NamedTuple):
             num_slots=num_slots,
             num_groups=num_groups,
             most_tokens=config.max_num_batched_tokens,
+            end_ids=self.decoder.config.eos_token_ids,
         )
         self.drafter.guess_by(model)
         return model

@@ -12,7 +12,7 @@ All slots of a step are computed together, each until it has as many guesses as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,8 @@ class _Work:
 
 class DraftModel(Drafter):
     """Guesses of a decoder whose KV pages have the numbers of the target's pages of group 0, which
-    keep all positions. `num_groups`: groups of the target.
+    keep all positions. `num_groups`: groups of the target. Nothing is guessed behind a guess of
+    `end_ids`, which mostly ends an answer.
 
     A draft that has missed much, such as a long prompt, catches up over several steps: it computes
     at most `most_tokens` of what it missed in one, and makes no guesses for the slot before.
@@ -78,10 +79,12 @@ class DraftModel(Drafter):
         num_slots: int,
         num_groups: int,
         most_tokens: int,
+        end_ids: Collection[int] = (),
     ) -> None:
         self._model = model
         self._cache = cache
         self._most_tokens = most_tokens
+        self._end_ids = frozenset(end_ids)
         self._pages = DraftPages(cache.num_pages, cache.page_size)
         self._tables = SlotPageTables(num_slots, num_groups)
         self._slots = SlotTable(num_slots)
@@ -202,7 +205,9 @@ class DraftModel(Drafter):
             able = [
                 at
                 for at, one in enumerate(work)
-                if one.limit > made and len(guesses[one.slot]) == made
+                if one.limit > made
+                and len(guesses[one.slot]) == made
+                and guesses[one.slot][-1] not in self._end_ids
             ]
             if not able:
                 return

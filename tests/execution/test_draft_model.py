@@ -25,7 +25,12 @@ PROMPT = [7, 1, 8, 2, 8, 1]
 
 
 def bench_of(
-    decoder: DraftDecoder, *, most_tokens: int = 1000, num_pages: int = 64, **options: Any
+    decoder: DraftDecoder,
+    *,
+    most_tokens: int = 1000,
+    num_pages: int = 64,
+    draft_end_ids: Sequence[int] = (),
+    **options: Any,
 ) -> Bench:
     bench = Bench(num_pages=num_pages, **options)
     drafter = DraftModel(
@@ -34,6 +39,7 @@ def bench_of(
         num_slots=bench.device.num_slots,
         num_groups=bench.device.num_groups,
         most_tokens=most_tokens,
+        end_ids=draft_end_ids,
     )
     bench.device._guessing = Guessing(drafter, drafter)
     return bench
@@ -123,6 +129,16 @@ def test_a_long_prompt_is_caught_up_with_piece_by_piece() -> None:
     run(bench, 1)
     assert check_all_right(bench) >= 40
     assert decoder.most_at_once == 10
+
+
+def test_nothing_is_guessed_behind_an_end() -> None:
+    tokens = expected_tokens(PROMPT, 9)
+    bench = bench_of(DraftDecoder(), draft_end_ids=tokens[8:])
+    bench.submit(PROMPT, max_tokens=40, max_draft_tokens=6, end_ids=frozenset(tokens[8:]))
+    assert [*run(bench, 1).values()] == [tokens]
+    counters = bench.scheduler.counters
+    # The end is a guess too. It is right, and nothing comes of a guess that is the end.
+    assert (counters.drafted, counters.accepted) == ([2, *[1] * 5], [1] * 6)
 
 
 def test_a_context_that_is_longer_than_the_drafts_goes_on_without_guesses() -> None:
