@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve import Completion, ConfigError, Engine, ModelError, SamplingParams, Speculation
+from aioserve import (
+    ChatCompletion,
+    Completion,
+    ConfigError,
+    Engine,
+    ModelError,
+    SamplingParams,
+    Speculation,
+)
 from aioserve.engine.stats import EngineStats
 from aioserve.testing import FakeModel
 from aioserve.testing.random_model import write_random_model
@@ -168,6 +176,18 @@ async def test_a_model_that_is_an_object_has_no_draft_model() -> None:
     with pytest.raises(ConfigError, match="needs a model that the engine loads by name, got <"):
         async with Engine(FakeModel(), speculation=speculation):
             pass
+
+
+async def test_pyhelp_has_a_draft_of_its_own() -> None:
+    messages = [{"role": "user", "content": "What does functools.lru_cache do?"}]
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=60)
+    answers: list[ChatCompletion] = []
+    for speculation in (None, Speculation(drafter="model", max_tokens=4)):
+        async with Engine("pyhelp", speculation=speculation) as engine:
+            answers.append(await engine.chat(messages, params).completion())
+    plain, guessed = answers
+    assert [t.id for t in guessed.answers[0].tokens] == [t.id for t in plain.answers[0].tokens]
+    assert 0 < guessed.usage.accepted_draft_tokens <= guessed.usage.drafted_tokens
 
 
 async def test_a_draft_model_is_named_unless_one_comes_with_the_model(models: Path) -> None:

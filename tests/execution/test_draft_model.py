@@ -187,7 +187,7 @@ def test_the_model_itself_is_always_right(
     """With prefix hits, forks, preemptions, pages from the host, windows, and slots and pages that
     are used again."""
     source = random.Random(seed)
-    groups = {"num_window_groups": 1, "window": 5} if windows else {}
+    groups: dict[str, Any] = {"num_window_groups": 1, "window": 5} if windows else {}
     bench = bench_of(
         DraftDecoder(),
         most_tokens=most_tokens,
