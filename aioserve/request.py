@@ -162,8 +162,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
     stream can't take tokens back. None: as many as `n`."""
     max_draft_tokens: int | None = None
     """Most tokens that the engine's drafter may guess for an answer in one step, in [0, 64]: 0
-    guesses none. None: as many as the engine's `speculation` allows, which is the limit. It changes
-    no token."""
+    guesses none, and with `logits_processors` none are. None: as many as the engine's `speculation`
+    allows, which is the limit. It changes no token."""
     prediction: str | None = None
     """What the answer will be, or much of it, such as the text that it is to edit: the drafter
     guesses by it. It changes no token. For an engine with `speculation`, and a model with a
@@ -195,6 +195,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
                 value=self.best_of,
                 limit=self.n,
             )
+        for name in ("max_draft_tokens", "prediction"):
+            if self.logits_processors and getattr(self, name):
+                raise InvalidSamplingError(
+                    f"{name} has no effect with logits_processors, which are called once a token: "
+                    "leave one of them out",
+                    argument=name,
+                    value=getattr(self, name),
+                )
         if self.prediction is not None and self.max_draft_tokens == 0:
             raise InvalidSamplingError(
                 "prediction has no effect with max_draft_tokens=0: leave one of them out",

@@ -189,7 +189,10 @@ class ParamsIntake:
     # -- what a request has of them
 
     def max_draft_tokens(self, params: SamplingParams) -> int:
-        """Most guesses of an answer that a step may verify; 0: none."""
+        """Most guesses of an answer that a step may verify; 0: none. Logits processors may count
+        on being called once a token, which those of guesses that are wrong aren't."""
+        if params.logits_processors:
+            return 0
         wanted = params.max_draft_tokens
         return self._max_draft_tokens if wanted is None else wanted
 

@@ -33,7 +33,7 @@ class StepSummary(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int
     """Tokens known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
-    """Sequences of which the step computes the token sampled last."""
+    """Sequences of which the step computes the token sampled last, and guesses behind it."""
     context_tokens: int
     """Tokens that the step attended to: for each item, all up to its last."""
     seconds: float
@@ -110,8 +110,8 @@ def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSumm
     prefill = decodes = context = 0
     for item in items:
         context += item.start + item.count
-        if item.kind is ItemKind.DECODE:
-            decodes += 1
+        if item.kind is not ItemKind.PREFILL:
+            decodes += item.count
         else:
             prefill += item.count
     return StepSummary(step, prefill, decodes, context, seconds)

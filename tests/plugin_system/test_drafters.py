@@ -212,6 +212,11 @@ def test_a_request_that_asks_for_what_there_is_not_is_refused(params, speculates
         ({"prediction": ""}, "prediction must be a str"),
         ({"prediction": 7}, "prediction must be a str"),
         ({"prediction": "x", "max_draft_tokens": 0}, "prediction has no effect with"),
+        ({"prediction": "x", "logits_processors": ["p"]}, "prediction has no effect with logits_"),
+        (
+            {"max_draft_tokens": 2, "logits_processors": "p"},
+            "max_draft_tokens has no effect with logits_processors",
+        ),
     ],
 )
 def test_parameters_outside_their_range_are_refused(params, message):
