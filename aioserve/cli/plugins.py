@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._plugin_project import write_project
+from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
@@ -238,6 +239,15 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     def processor(text: str) -> Any:
         return registry.processor_makers[registry.logits_processor(text)].make(text)
 
+    def drafter(text: str) -> Any:
+        made = registry.drafter(text)
+        if isinstance(made, ModelDrafter):
+            raise ConfigError(
+                f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
+                "checked here"
+            )
+        return made
+
     for kind, offers, make, check in (
         ("policy", registry.policies, registry.policy, check_policy),
         ("eviction strategy", registry.evictions, strategy, check_eviction),
@@ -247,7 +257,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
             processor,
             check_logits_processor,
         ),
-        ("drafter", registry.drafters, registry.drafter, check_drafter),
+        ("drafter", registry.drafters, drafter, check_drafter),
     ):
         for offer in filter(meant, offers.values()):
             full = offer.spec.name + colon + options

@@ -155,6 +155,11 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
             2,
             "has no option 'broke'; did you mean broken? There are: broken (true or",
         ),
+        (
+            "model:path=small",
+            2,
+            "drafter 'model:path=small' guesses by a model that an engine",
+        ),
         ("bad:size=1", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
         ("pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
         ("only_in_pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
