@@ -133,6 +133,9 @@ class Guessing:
         """Take note of what a step, whose plan was settled, computed and sampled row by row."""
         if not self._known:
             return
+        if (decoded := self._decoded(plan, outcome)) is not None:
+            self._extend(decoded)
+            return
         extended: dict[int, list[int]] = {}
         at, index, counts, errors = 0, 0, outcome.token_counts, outcome.row_errors
         for item in plan.items:
@@ -145,6 +148,19 @@ class Guessing:
                     extended[row.slot] = self._come_to_know(item, row.slot, sampled)
                 at, index = at + count, index + 1
         self._extend(extended)
+
+    def _decoded(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, list[int]] | None:
+        """What slots come to know by a step that decodes a token of each, as most steps do; None
+        for any other."""
+        if plan.num_decodes != len(plan.items) or outcome.token_counts or outcome.row_errors:
+            return None
+        extended: dict[int, list[int]] = {}
+        for item, token_id in zip(plan.items, outcome.token_ids, strict=True):
+            if (known := self._known.get(item.slot)) is not None:
+                if len(known) != item.start + 1:
+                    return None
+                extended[item.slot] = [token_id]
+        return extended
 
     def _extend(self, extended: Mapping[int, list[int]]) -> None:
         """Append ids to what is known of slots, by slot."""

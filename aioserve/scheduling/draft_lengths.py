@@ -5,9 +5,9 @@ second, by what steps have cost and how often guesses were right.
     A  right in 0.9  0.9  0.81 0.73 0.66 ..         A1 A2 A3 A4 B1 ..
     B  right in 0.5  0.5  0.25 0.13 ..              tokens so far / seconds of a step of so many
 
-A step takes those rows up to which the quotient is largest. Beside many sequences, where a row
-takes time of its own, or while hardly a guess is right, that is none at all. Then one is made now
-and again, since nobody would know otherwise that it pays again.
+A step takes those rows up to which the quotient is largest, if that is larger than without a guess.
+Beside many sequences, where a row takes time of its own, or while hardly a guess is right or made,
+it isn't. Then one is asked for now and again, since nobody would know otherwise that it pays again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ __all__ = ["DraftLengths", "DraftRecord", "StepCosts"]
 
 DECAY = 0.95
 """What a guess still counts after each further one."""
-FIRST_ACCEPTANCE, FIRST_WEIGHT = 0.8, 2.0
-"""Until guesses were verified, so often are they taken to be right; and as many guesses is that
-worth."""
-PROBE_STEPS = 32
-"""A sequence without guesses has one after so many steps."""
+FIRST_ACCEPTANCE = 0.8
+"""The first guesses of an engine are taken to be right so often."""
+FIRST_WEIGHT = 2.0
+"""What is known of others counts as so many guesses of a sequence that begins."""
+PROBE_STEPS = 64
+"""After so many steps sequences without guesses have one, all in the same step; and where others
+always have some, there is a step without any."""
 LEAST_GAIN = 1.02
 """Guesses that bring less than that are within what nobody can measure."""
 COST_DECAY = 0.9
@@ -38,16 +40,16 @@ machine did something else meanwhile."""
 class DraftRecord:
     """How guesses for one sequence have fared."""
 
-    __slots__ = ("_right", "_tried", "limit", "made", "steps_without")
+    __slots__ = ("_right", "_tried", "limit", "made")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, usual: DraftRecord | None = None) -> None:
+        """`usual`: what to expect, as guesses for others have fared."""
         self.limit: int = limit
         """Most guesses of a step."""
-        self.made: float = 1.0
+        self.made: float = 1.0 if usual is None else usual.made
         """Mean share of the guesses asked for that the drafter made."""
-        self.steps_without: int = 0
-        """Steps since it last had a guess to make."""
-        self._right = FIRST_ACCEPTANCE * FIRST_WEIGHT
+        acceptance = FIRST_ACCEPTANCE if usual is None else usual.acceptance
+        self._right = acceptance * FIRST_WEIGHT
         self._tried = FIRST_WEIGHT
 
     @property
@@ -73,6 +75,11 @@ class StepCosts:
         self._tokens: list[int] = []
         """Means of tokens are kept beside those of seconds, by bucket, in rising order."""
         self._seconds: list[float] = []
+
+    @property
+    def are_known(self) -> bool:
+        """Whether any step was measured."""
+        return bool(self._tokens)
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; what took no time tells nothing."""
@@ -105,10 +112,23 @@ def _bucket(num_tokens: int) -> int:
 
 
 class DraftLengths:
-    """Chooses for the sequences of one step at a time."""
+    """Chooses for the sequences of one step at a time.
+
+    What a step costs that verifies is known apart: a drafter takes its time, and the next step
+    can't begin before it is asked.
+    """
 
     def __init__(self) -> None:
-        self.costs: StepCosts = StepCosts()
+        self.plain: StepCosts = StepCosts()
+        """Costs of steps in which the drafter isn't asked."""
+        self.verifying: StepCosts = StepCosts()
+        self.usual: DraftRecord = DraftRecord(0)
+        """How guesses for all sequences have fared."""
+        self._steps = 0
+
+    def took(self, num_tokens: int, seconds: float, *, verified: bool) -> None:
+        """A step of so many tokens took so long; whether it verified guesses."""
+        (self.verifying if verified else self.plain).took(num_tokens, seconds)
 
     def choose(
         self, records: Sequence[DraftRecord], num_others: int, num_prefilled: int, most: int
@@ -116,30 +136,44 @@ class DraftLengths:
         """The number of guesses for each of `records`, together at most `most`, beside `num_others`
         sequences that have none and `num_prefilled` tokens of prompts, which count as much as any
         other."""
-        limits = np.array([record.limit for record in records])
-        width = int(limits.max(initial=0))
-        if not width or most <= 0:
-            return [0] * len(records)
+        nothing = [0] * len(records)
+        if most <= 0:
+            return nothing
         others = len(records) + num_others + num_prefilled
+        lengths = self._best(records, others, most)
+        self._steps += 1
+        if self._steps % PROBE_STEPS:
+            return lengths
+        if any(lengths):
+            return nothing if self._steps % (2 * PROBE_STEPS) else lengths
+        able = [min(record.limit, 1) for record in records]
+        return able if sum(able) <= most else nothing
+
+    def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
+        limits = np.array([record.limit for record in records])
+        numbers = np.arange(1, int(limits.max(initial=0)) + 1)
+        if not len(numbers):
+            return [0] * len(records)
         chances = np.array([record.acceptance for record in records])[:, None]
         made = np.array([max(record.made, 1 / PROBE_STEPS) for record in records])
-        numbers = np.arange(1, width + 1)
         gains = np.where(numbers <= limits[:, None], chances**numbers, 0.0)
         order = np.argsort(-gains, axis=None, kind="stable")[:most]
-        rows = order // width
-        order, rows = order[gains.flat[order] > 0], rows[gains.flat[order] > 0]
+        order = order[gains.flat[order] > 0]
+        rows = order // len(numbers)
         brought = np.cumsum(gains.flat[order] * made[rows])
-        tokens = others + np.concatenate(([0.0], np.cumsum(made[rows])))
-        rates = (others + np.concatenate(([0.0], brought))) / self.costs.of(tokens)
+        tokens = others + np.cumsum(made[rows])
+        if not len(rows):
+            return [0] * len(records)
+        rates = (others + brought) / self._cost(self.verifying, self.plain, tokens)
+        without = others / self._cost(self.plain, self.verifying, np.array([float(others)]))[0]
         best = int(rates.argmax())
-        if rates[best] < LEAST_GAIN * rates[0]:
-            best = 0
-        lengths = np.bincount(rows[:best], minlength=len(records)).tolist()
-        return [self._probed(*pair) for pair in zip(records, lengths, strict=True)]
+        if rates[best] < LEAST_GAIN * without:
+            return [0] * len(records)
+        return np.bincount(rows[: best + 1], minlength=len(records)).tolist()
 
-    def _probed(self, record: DraftRecord, length: int) -> int:
-        record.steps_without = 0 if length else record.steps_without + 1
-        if record.steps_without < PROBE_STEPS or not record.limit:
-            return length
-        record.steps_without = 0
-        return 1
+    @staticmethod
+    def _cost(
+        costs: StepCosts, similar: StepCosts, num_tokens: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Seconds of steps; where none of the kind was measured, those of similar ones."""
+        return (costs if costs.are_known else similar).of(num_tokens)

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from aioserve.kv.memory import KVMemory
+from aioserve.scheduling.draft_lengths import DraftRecord
 from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.state import Entry, SchedulerState
@@ -147,6 +148,7 @@ def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -
 def settle(
     memory: KVMemory,
     counters: SchedulerCounters,
+    usual: DraftRecord,
     run: Run,
     item: WorkItem,
     taken: int,
@@ -159,8 +161,9 @@ def settle(
     sequence.unsure -= guessed
     memory.retreat(run.lease, item.count - taken)
     accepted = min(taken - 1, drafted)
-    if sequence.drafts is not None:
-        sequence.drafts.verified(guessed, drafted, accepted)
+    for record in (sequence.drafts, usual):
+        if record is not None:
+            record.verified(guessed, drafted, accepted)
     sequence.account.drafted_tokens += drafted
     sequence.account.accepted_tokens += accepted
     for totals, count in ((counters.drafted, drafted), (counters.accepted, accepted)):

@@ -347,11 +347,20 @@ class Scheduler:
                 ended.append(sequence)
             if not decodes and item.kind is VERIFY:
                 drafted = outcome.drafted.get(index, 0)
-                settle(self.memory, state.counters, run, item, at - first, drafted)
+                settle(
+                    self.memory,
+                    state.counters,
+                    state.draft_lengths.usual,
+                    run,
+                    item,
+                    at - first,
+                    drafted,
+                )
         state.counters.tokens_generated += num_tokens
         if state.drafts:
             computed = plan.num_tokens - num_not_drafted(plan, outcome)
-            state.draft_lengths.costs.took(computed, self._step_seconds)
+            verified = plan.num_verified > 0
+            state.draft_lengths.took(computed, self._step_seconds, verified=verified)
             self._step_seconds = 0.0
         state.end(ended)
         if broken:

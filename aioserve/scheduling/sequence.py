@@ -144,8 +144,6 @@ class SequenceState:
         next one."""
         self.drafts: DraftRecord | None = None
         """Where steps may verify guesses for it."""
-        if request.max_draft_tokens:
-            self.drafts = DraftRecord(request.max_draft_tokens)
         self.lease: KVLease = KVLease(request.namespace)
         self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""

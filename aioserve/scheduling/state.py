@@ -27,7 +27,7 @@ from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.draft_lengths import DraftLengths
+from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
 from aioserve.scheduling.pins import PinnedPrefixes
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.reserve import OutputReserve
@@ -142,7 +142,11 @@ class SchedulerState:
             for sample in range(request.num_samples)
         ]
         self._last_id += len(family)
-        self.drafts |= request.max_draft_tokens > 0
+        if request.max_draft_tokens:
+            self.drafts = True
+            for sequence in family:
+                usual = self.draft_lengths.usual
+                sequence.drafts = DraftRecord(request.max_draft_tokens, usual)
         hints = msgspec.structs.asdict(request.hints)
         first.pending_samples = others
         for sequence in family:

@@ -13,7 +13,8 @@ from aioserve.scheduling.draft_lengths import PROBE_STEPS, DraftLengths, DraftRe
 def lengths_with(seconds: dict[int, float]) -> DraftLengths:
     lengths = DraftLengths()
     for num_tokens, one in seconds.items():
-        lengths.costs.took(num_tokens, one)
+        lengths.took(num_tokens, one, verified=False)
+        lengths.took(num_tokens, one, verified=True)
     return lengths
 
 
@@ -47,8 +48,26 @@ def test_what_a_step_without_guesses_takes_is_found_out(per_row: float, last: in
     for _ in range(12):
         chosen = lengths.choose(records, 0, 0, 100)
         num_tokens = len(records) + sum(chosen)
-        lengths.costs.took(num_tokens, 1.0 + per_row * num_tokens)
+        lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
     assert lengths.choose(records, 0, 0, 100) == [last] * 4
+
+
+def test_a_drafter_that_takes_longer_than_its_guesses_save_is_not_asked() -> None:
+    lengths, records = DraftLengths(), [record_of(8, 0.3)]
+    asked = 0
+    for _ in range(4 * PROBE_STEPS):
+        chosen = lengths.choose(records, 0, 0, 100)
+        asked += any(chosen)
+        num_tokens = len(records) + sum(chosen)
+        lengths.took(num_tokens, 1.0 + any(chosen), verified=any(chosen))
+    assert 4 <= asked <= 8
+
+
+def test_beside_steps_that_always_verify_there_is_one_without_now_and_again() -> None:
+    lengths, records = lengths_with(FREE), [record_of(8, 0.9)]
+    chosen = [lengths.choose(records, 0, 0, 100)[0] for _ in range(4 * PROBE_STEPS)]
+    assert chosen.count(0) == 2
+    assert chosen.count(8) == len(chosen) - 2
 
 
 def test_the_likeliest_guesses_come_first() -> None:
