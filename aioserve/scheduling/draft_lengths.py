@@ -25,9 +25,13 @@ FIRST_ACCEPTANCE = 0.8
 """The first guesses of an engine are taken to be right so often."""
 FIRST_WEIGHT = 2.0
 """What is known of others counts as so many guesses of a sequence that begins."""
-PROBE_STEPS = 64
-"""After so many steps sequences without guesses have one, all in the same step; and where others
-always have some, there is a step without any."""
+PROBE_STEPS = 96
+"""After so many steps sequences without guesses have one, all in the same steps; and where there
+always are guesses, there are none for a while."""
+PROBE_LENGTH = 3
+"""So many steps in a row, as steps overlap with those of their kind alone."""
+KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
+"""Steps for which a choice stands among the same sequences, and one for none at all."""
 LEAST_GAIN = 1.02
 """Guesses that bring less than that are within what nobody can measure."""
 COST_DECAY = 0.9
@@ -115,7 +119,8 @@ class DraftLengths:
     """Chooses for the sequences of one step at a time.
 
     What a step costs that verifies is known apart: a drafter takes its time, and the next step
-    can't begin before it is asked.
+    can't begin before it is asked. Only steps behind one of their kind count, since only these tell
+    how steps of the kind overlap.
     """
 
     def __init__(self) -> None:
@@ -125,10 +130,15 @@ class DraftLengths:
         self.usual: DraftRecord = DraftRecord(0)
         """How guesses for all sequences have fared."""
         self._steps = 0
+        self._last_verified: bool | None = None
+        self._kept: tuple[list[DraftRecord], int, list[int], int] = ([], 0, [], 0)
+        """Records and numbers that were asked about last, what was best, and in which step."""
 
     def took(self, num_tokens: int, seconds: float, *, verified: bool) -> None:
         """A step of so many tokens took so long; whether it verified guesses."""
-        (self.verifying if verified else self.plain).took(num_tokens, seconds)
+        if verified is self._last_verified:
+            (self.verifying if verified else self.plain).took(num_tokens, seconds)
+        self._last_verified = verified
 
     def choose(
         self, records: Sequence[DraftRecord], num_others: int, num_prefilled: int, most: int
@@ -140,14 +150,31 @@ class DraftLengths:
         if most <= 0:
             return nothing
         others = len(records) + num_others + num_prefilled
-        lengths = self._best(records, others, most)
+        lengths = self._kept_or_best(records, others, most)
         self._steps += 1
-        if self._steps % PROBE_STEPS:
+        if self._steps % PROBE_STEPS >= PROBE_LENGTH or self._steps < PROBE_STEPS:
             return lengths
         if any(lengths):
-            return nothing if self._steps % (2 * PROBE_STEPS) else lengths
+            return nothing
         able = [min(record.limit, 1) for record in records]
         return able if sum(able) <= most else nothing
+
+    def _kept_or_best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
+        """What was best a few steps before, if these were the same: to look again takes as long as
+        all else that is planned for a few sequences."""
+        kept_records, kept_others, lengths, at_step = self._kept
+        age = KEPT_STEPS if any(lengths) else KEPT_STEPS_WITHOUT
+        if (
+            self._steps - at_step < age
+            and kept_others == others
+            and kept_records == records
+            and sum(lengths) <= most
+        ):
+            return lengths
+        lengths = self._best(records, others, most)
+        if self.plain.are_known and self.verifying.are_known:
+            self._kept = ([*records], others, lengths, self._steps)
+        return lengths
 
     def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
         limits = np.array([record.limit for record in records])

@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.scheduling.draft_lengths import PROBE_STEPS, DraftLengths, DraftRecord, StepCosts
+from aioserve.scheduling.draft_lengths import (
+    PROBE_LENGTH,
+    PROBE_STEPS,
+    DraftLengths,
+    DraftRecord,
+    StepCosts,
+)
 
 
 def lengths_with(seconds: dict[int, float]) -> DraftLengths:
     lengths = DraftLengths()
-    for num_tokens, one in seconds.items():
-        lengths.took(num_tokens, one, verified=False)
-        lengths.took(num_tokens, one, verified=True)
+    for verified in (False, True):
+        for num_tokens, one in seconds.items():
+            for _ in range(2):
+                lengths.took(num_tokens, one, verified=verified)
     return lengths
 
 
@@ -60,14 +67,14 @@ def test_a_drafter_that_takes_longer_than_its_guesses_save_is_not_asked() -> Non
         asked += any(chosen)
         num_tokens = len(records) + sum(chosen)
         lengths.took(num_tokens, 1.0 + any(chosen), verified=any(chosen))
-    assert 4 <= asked <= 8
+    assert 3 * PROBE_LENGTH <= asked <= 6 * PROBE_LENGTH
 
 
 def test_beside_steps_that_always_verify_there_is_one_without_now_and_again() -> None:
     lengths, records = lengths_with(FREE), [record_of(8, 0.9)]
     chosen = [lengths.choose(records, 0, 0, 100)[0] for _ in range(4 * PROBE_STEPS)]
-    assert chosen.count(0) == 2
-    assert chosen.count(8) == len(chosen) - 2
+    assert 3 * PROBE_LENGTH <= chosen.count(0) <= 4 * PROBE_LENGTH
+    assert chosen.count(8) == len(chosen) - chosen.count(0)
 
 
 def test_the_likeliest_guesses_come_first() -> None:
@@ -87,7 +94,7 @@ def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
 def test_one_without_guesses_has_one_now_and_again() -> None:
     lengths, record = lengths_with(BY_ROW), record_of(8, 0.0)
     given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(3 * PROBE_STEPS)]
-    assert sum(given) == 3
+    assert 2 * PROBE_LENGTH <= sum(given) <= 3 * PROBE_LENGTH
     assert max(given) == 1
 
 
