@@ -171,8 +171,9 @@ class SampleRows:
         """Each row so many times, for the tokens at these positions, uint64, one for each. Raises
         as the class does."""
         at = np.repeat(np.arange(len(self)), counts)
-        fields = {name: getattr(self, name)[at] for name in SampleRows.__slots__}
-        return SampleRows(**fields | {"positions": positions})
+        fields: dict[str, Any] = {name: getattr(self, name)[at] for name in SampleRows.__slots__}
+        fields["positions"] = positions
+        return SampleRows(**fields)
 
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raise ValueError unless `logits` have a row for each."""

@@ -80,7 +80,8 @@ def test_health_is_ok_exactly_where_an_engine_serves_and_its_step_is_young(
     assert (found.engine, found.step_age_seconds) == (state, age)
 
 
-STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0))
+BY_PLACE: dict[str, Any] = {"tokens_drafted_total": (), "tokens_accepted_total": ()}
+STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0) | BY_PLACE)
 
 
 @pytest.mark.asyncio
