@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import metadata
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -80,8 +80,8 @@ def test_health_is_ok_exactly_where_an_engine_serves_and_its_step_is_young(
     assert (found.engine, found.step_age_seconds) == (state, age)
 
 
-BY_PLACE: dict[str, Any] = {"tokens_drafted_total": (), "tokens_accepted_total": ()}
-STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0) | BY_PLACE)
+ZEROS: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
+STATS = EngineStats(**ZEROS | {"tokens_drafted_total": (), "tokens_accepted_total": ()})
 
 
 @pytest.mark.asyncio
