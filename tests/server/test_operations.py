@@ -81,7 +81,8 @@ def test_health_is_ok_exactly_where_an_engine_serves_and_its_step_is_young(
 
 
 ZEROS: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-STATS = EngineStats(**ZEROS | {"tokens_drafted_total": (), "tokens_accepted_total": ()})
+ZEROS |= {"tokens_drafted_total": (), "tokens_accepted_total": ()}
+STATS = EngineStats(**ZEROS)
 
 
 @pytest.mark.asyncio
