@@ -42,9 +42,10 @@ class DraftedSequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Drafter(ABC):
     """Guesses for the sequences of one engine, each in a slot.
 
-    All calls come from the thread of the steps, one at a time, between two steps: what they take is
-    time in which nothing is computed. An exception ends nothing but the guessing for the slots that
-    it was called for.
+    All calls come one at a time, between two steps: what they take is time in which nothing is
+    computed. On a CPU they come from the thread of the steps; where a GPU computes, from that of
+    the event loop, which they hold up too. An exception ends nothing but the guessing for the slots
+    that it was called for.
     """
 
     @abstractmethod

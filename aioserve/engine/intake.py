@@ -66,6 +66,8 @@ by the number of the prompt's tokens."""
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
+MAX_PREDICTED_TOKENS = 2**17
+"""Of one request: each of its answers has an index of the prediction."""
 CHARS_PER_TOKEN = 4
 """Characters of English text that count as a token, about, as long as a text isn't encoded."""
 NAME_OR_NONE: Rule[str | None] = optional(name)
@@ -159,6 +161,7 @@ class Intake:
         if params.prediction is not None:
             self.encoder.check_text("prediction", params.prediction)
             num_chars += len(params.prediction)
+            num_tokens += len(params.prediction) // CHARS_PER_TOKEN
         self.encoder.check_room(num_chars)
         self._check_tokens_waiting(num_tokens, hints.deadline_seconds)
         live = LiveRequest(
@@ -406,7 +409,16 @@ class Intake:
         if checked.prompt_fields is not None:
             fields |= checked.prompt_fields(len(ids))
         if checked.predicted is not None:
-            fields["predicted_ids"] = checked.predicted.predicted_ids
+            predicted = checked.predicted.predicted_ids
+            if params.n * len(predicted) > MAX_PREDICTED_TOKENS:
+                raise InvalidSamplingError(
+                    f"prediction must have at most {MAX_PREDICTED_TOKENS} tokens for n={params.n} "
+                    f"answers together, got {len(predicted)} for each",
+                    argument="prediction",
+                    value=len(predicted),
+                    limit=MAX_PREDICTED_TOKENS // params.n,
+                )
+            fields["predicted_ids"] = predicted
         if checked.prompt_fields is None and params.prompt_logprobs is not None:
             fields["score_from"] = 1
             live.mailbox.prompt_logprobs = [None]

@@ -34,8 +34,8 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     right behind a sequence's last token. As long as the most guesses of a sequence that a step has
     verified; empty without any."""
     tokens_accepted_total: tuple[int, ...]
-    """Guesses among them that were what the step itself drew, and so are tokens of a completion;
-    likewise."""
+    """Guesses among them that were what the step itself drew, those behind the end of a completion
+    included; likewise."""
     preemptions_total: int
     steps_total: int
     step_seconds_total: float

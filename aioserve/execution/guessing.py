@@ -108,10 +108,14 @@ class Guessing:
         a grammar forced it."""
         forced: dict[int, list[int]] = {}
         for item in plan.items:
-            if item.kind is VERIFY and item.slot in self._known:
-                is_new = len(self._known[item.slot]) == item.start
-                if is_new and item.token_ids[0] != PENDING_TOKEN:
-                    forced[item.slot] = item.token_ids[:1].tolist()
+            if item.kind is not VERIFY or item.token_ids[0] == PENDING_TOKEN:
+                continue
+            if (known := self._known.get(item.slot)) is None:
+                continue
+            if len(known) > item.start + 1:
+                self._go_back(item.slot, item.start + 1)
+            elif len(known) == item.start:
+                forced[item.slot] = item.token_ids[:1].tolist()
         self._extend(forced)
 
     def _settled(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:

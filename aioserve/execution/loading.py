@@ -74,6 +74,13 @@ class _Loader:
 
     async def load(self, num_slots: int) -> LoadedModel:
         files = await asyncio.to_thread(self._find)
+        if self.drafter is not None and self.device != "cpu":
+            raise ConfigError(
+                f"speculation: draft models run on CPUs alone, and {self.model} is to run on "
+                f"{self.device}",
+                argument="speculation",
+                value=self.config.speculation,
+            )
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: self._read_weights(files))
         draft = self._begin_draft()

@@ -91,6 +91,8 @@ def _compute(calls: queue.SimpleQueue[Any], callbacks: LoopCallbacks, entry: Cal
     except BaseException as error:
         result = error
     if future is None:
+        if len(callbacks):  # the call before left it to this one to wake the loop
+            callbacks.wake()
         return
     callbacks.put(functools.partial(settle, future, result))
     if calls.empty() or len(callbacks) > 1:

@@ -26,7 +26,7 @@ from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["launch_with_guesses", "num_not_drafted", "settle", "with_guesses"]
+__all__ = ["Guessed", "launch_with_guesses", "num_not_drafted", "settle", "with_guesses"]
 
 
 class Planning(Protocol):
@@ -108,15 +108,18 @@ def _sits_out(sequence: SequenceState) -> bool:
 
 def launch_with_guesses(planner: Planning, guessed: Sequence[Guessed]) -> None:
     """Add the next token of each sequence, and the guesses behind it, to the step."""
-    for sequence, count in guessed:
+    room = planner.room
+    room.take_tokens([sequence for sequence, _ in guessed], 1)
+    for sequence, wanted in guessed:
         planner.working_on = sequence
+        count = min(wanted, room.tokens_left_for(sequence))
         lease, page_ids = sequence.lease, sequence.lease.page_table.page_ids
         if lease.carried != lease.covered:
             planner.state.slots.carry(sequence.slot, lease)
         item = _item(sequence, count)
         _advance(planner.state.memory, sequence, count, planner.step)
         planner.entries.append((sequence.run, item, page_ids))
-        planner.room.take_tokens([sequence], 1 + count)
+        room.take_tokens([sequence], count)
     planner.working_on = None
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.guesses import launch_with_guesses, with_guesses
+from aioserve.scheduling.guesses import Guessed, launch_with_guesses, with_guesses
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
@@ -204,12 +204,11 @@ class StepPlanner:
         chosen = room.one_token_each(ready)
         if growing:
             chosen = self._with_pages(chosen, set(growing))
+        guessed: Sequence[Guessed] = ()
         if self.state.drafts:
-            chosen, drafting = with_guesses(self, chosen, prefilling)
-            self._launch(chosen, 1)
-            launch_with_guesses(self, drafting)
-        else:
-            self._launch(chosen, 1)
+            chosen, guessed = with_guesses(self, chosen, prefilling)
+        self._launch(chosen, 1)
+        launch_with_guesses(self, guessed)
 
     def _with_pages(
         self, ready: Sequence[SequenceState], growing: set[KVLease]

@@ -62,7 +62,11 @@ class Room:
         return self._budget.taken
 
     def has_tokens(self, sequence: SequenceState) -> bool:
-        return self._budget.left_for(sequence) > 0
+        return self.tokens_left_for(sequence) > 0
+
+    def tokens_left_for(self, sequence: SequenceState) -> int:
+        """Tokens that a sequence may still have: of its share, and of those in common."""
+        return self._budget.left_for(sequence)
 
     def one_token_each(self, ready: list[SequenceState]) -> Sequence[SequenceState]:
         """Sequences of `ready` that may have one token each, in the order of `ready`."""
@@ -123,16 +127,16 @@ class Room:
 
     def guesses_with_pages(self, sequence: SequenceState, count: int) -> int:
         """How many of `count` guesses behind the next token of a sequence, which has its page, have
-        pages. Nothing is evicted for them, and nobody is preempted."""
+        pages. Nobody is preempted for them; what is evicted, its next tokens would have needed."""
         memory, lease = self._memory, sequence.lease
         left = sequence.max_length - sequence.num_known - sequence.pending - 1
         count = min(count, left)
         if count <= 0:
             return 0
-        if memory.num_pages_to_reserve([lease], 1 + count) > memory.pool.num_free:
-            return capacity_tokens(lease.covered, memory.page_size) - lease.computed - 1
-        memory.reserve(lease, 1 + count, self._step)
-        return count
+        there_are = memory.num_pages_to_reserve([lease], 1 + count) <= memory.num_available
+        if there_are and memory.reserve(lease, 1 + count, self._step):
+            return count
+        return capacity_tokens(lease.covered, memory.page_size) - lease.computed - 1
 
     # -- pages of a sequence that waits
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <limits>
 
+#include "drafting/scatter.h"
+
 namespace aioserve::drafting {
 
 NgramIndex::NgramIndex(size_t min_length, size_t max_length, size_t num_tokens)
@@ -24,8 +26,7 @@ void NgramIndex::append(Token token) {
 size_t NgramIndex::place_of(const Table& table, size_t length, size_t end) const {
     const Token* run = text_.data() + end - length;
     uint64_t hash = 0;
-    for (size_t i = 0; i < length; ++i)
-        hash = ((hash ^ static_cast<uint32_t>(run[i])) * 0x9E3779B97F4A7C15) ^ (hash >> 32);
+    for (size_t i = 0; i < length; ++i) hash = scattered(hash ^ static_cast<uint32_t>(run[i]));
     const size_t mask = table.ends.size() - 1;
     for (size_t place = (hash >> 32) & mask;; place = (place + 1) & mask) {
         const uint32_t other = table.ends[place];

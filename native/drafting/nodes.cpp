@@ -3,6 +3,7 @@
 #include <bit>
 #include <string>
 
+#include "drafting/scatter.h"
 #include "drafting/suffix_tree.h"
 
 namespace aioserve::drafting {
@@ -33,7 +34,7 @@ void SuffixTree::delete_node(NodeId id) {
 
 size_t SuffixTree::home(NodeId parent, Token token) const {
     const uint64_t key = static_cast<uint64_t>(parent) << 32 | static_cast<uint32_t>(token);
-    return key * 0x9E3779B97F4A7C15 >> shift_;
+    return scattered(key) >> shift_;
 }
 
 SuffixTree::NodeId SuffixTree::child(NodeId parent, Token token) const {

@@ -98,6 +98,15 @@ def test_what_was_drawn_behind_a_mask_that_came_late_is_forgotten() -> None:
     assert slot.known == [*PROMPT, 20, 30]
 
 
+def test_an_item_with_guesses_goes_back_to_a_token_that_its_plan_knows() -> None:
+    slot = Slot()
+    slot.step(ItemKind.DECODE, 3, [20], [21])
+    slot.step(ItemKind.DECODE, 4, [PENDING_TOKEN], [22])
+    item = slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN], [30])
+    assert (item.start, item.token_ids[0]) == (3, 20)
+    assert slot.known == [*PROMPT, 20, 30]
+
+
 def test_an_item_whose_slot_is_further_than_its_plan_is_refused() -> None:
     slot = Slot()
     slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN, DRAFT_TOKEN], [21, 22, 23])

@@ -38,6 +38,18 @@ async def test_what_a_call_raises_reaches_its_awaiter_and_the_thread_goes_on():
 
 
 @pytest.mark.asyncio
+async def test_what_ends_before_a_call_of_which_nobody_hears_is_told_all_the_same():
+    thread: StepThread[int] = StepThread("test")
+    go_on, posted = threading.Event(), threading.Event()
+    handle = thread.submit(lambda: go_on.wait(60) and 7)
+    thread.post(posted.set)
+    go_on.set()
+    assert await asyncio.wait_for(handle, 60) == 7
+    assert posted.is_set()
+    await thread.aclose()
+
+
+@pytest.mark.asyncio
 async def test_the_loop_stays_free_while_a_call_runs():
     thread: StepThread[None] = StepThread("test")
     handle = asyncio.ensure_future(thread.submit(lambda: time.sleep(0.2)))

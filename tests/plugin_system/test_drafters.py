@@ -26,6 +26,7 @@ from aioserve import (
     hookimpl,
 )
 from aioserve.drafting.guarded import GuardedDrafter
+from aioserve.engine import intake
 from aioserve.plugins import PluginRegistry
 from aioserve.testing import FakeModel, byte_tokenizer, run_simulated
 from tests.plugin_system.planted import entry_point
@@ -271,5 +272,21 @@ def test_a_prediction_longer_than_the_model_is_refused(length):
             with pytest.raises(PromptTooLongError, match=r"^prediction has ") as refused:
                 await engine.generate([1], SamplingParams(prediction="x" * length))
             assert refused.value.argument == "prediction"
+
+    run_simulated(main)
+
+
+def test_predictions_of_many_answers_are_limited_together(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_PREDICTED_TOKENS", 20)
+
+    async def main() -> None:
+        speculation = Speculation(drafter="repeating")
+        options: Any = {"policy": SchedulingPolicy(), "plugins": [DrafterPlugin()]}
+        async with Engine(Verifying(), speculation=speculation, **options) as engine:
+            for n, length in ((1, 20), (2, 10)):
+                await engine.generate([1], SamplingParams(prediction="x" * length, n=n))
+            with pytest.raises(InvalidSamplingError, match="at most 20 tokens for n=3") as refused:
+                await engine.generate([1], SamplingParams(prediction="x" * 7, n=3))
+            assert (refused.value.argument, refused.value.limit) == ("prediction", 6)
 
     run_simulated(main)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.request import FinishReason
-from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.policy import SchedulingPolicy, StepBudget, TokenShare
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import expected_tokens
@@ -128,6 +128,38 @@ def test_an_outcome_with_more_tokens_than_were_asked_for_is_refused() -> None:
     several = msgspec.structs.replace(outcome, drafted={0: 3})
     with pytest.raises(InvariantError, match="1 rows, its outcome 3 tokens"):
         bench.scheduler.commit(plan, several, 0.0)
+
+
+class Shares(SchedulingPolicy):
+    """Keeps 14 tokens of each step for one tenant."""
+
+    def begin_step(self, view: SchedulerView) -> StepBudget:
+        own = [r for r in (*view.running, *view.waiting) if r.tenant == b"vip"]
+        return StepBudget(shares=[TokenShare(own, 14)])
+
+
+def test_guesses_take_no_token_that_a_policy_keeps_for_others() -> None:
+    bench = bench_of(right_up_to(16), policy=Shares(), max_num_batched_tokens=16)
+    bench.submit(PROMPT, max_tokens=60, max_draft_tokens=12)
+    for _ in range(6):
+        bench.step()
+    bench.submit([*range(100)], max_tokens=4, tenant=b"vip")
+    counts = {item.sequence_id: item.count for item in bench.plan().items}
+    assert counts == {1: 2, 2: 14}
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_guesses_go_on_where_the_prefix_cache_has_all_pages(page_size: int) -> None:
+    bench = bench_of(
+        right_up_to(8), num_pages=128 // page_size, page_size=page_size, prefix_caching=True
+    )
+    for request in range(6):
+        bench.submit([request, 1, 2, 3], max_tokens=60, max_draft_tokens=8)
+        before = bench.scheduler.counters.steps
+        run(bench, 1)
+        steps = bench.scheduler.counters.steps - before
+    assert bench.pool.num_free < 40 // page_size
+    assert steps <= 12
 
 
 class Few(SchedulingPolicy):

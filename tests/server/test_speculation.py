@@ -47,6 +47,11 @@ async def test_a_prediction_changes_counts_and_no_text() -> None:
             drafted = details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
             assert drafted >= details["accepted_prediction_tokens"]
             assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+        for content in ("", []):  # an empty file is to be edited
+            answer = await post(
+                client, CHAT, BODY | {"prediction": {"type": "content", "content": content}}
+            )
+            assert answer["choices"][0]["message"]["content"] == text
 
 
 async def test_the_numbers_of_guesses_are_those_of_the_engine() -> None:

@@ -33,6 +33,8 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
             for path in weight_files(directory):
                 file = SafetensorsFile(path)
                 self._stack.callback(file.close)
+                if twice := self._found.keys() & file.tensors.keys():
+                    raise WeightsError(f"{path}: {min(twice)} stands in another file too")
                 self._found |= file.tensors
         except BaseException:
             self._stack.close()

@@ -284,7 +284,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             structured_output=plan.form,
-            prediction=None if body.prediction is None else body.prediction.text,
+            prediction=None if body.prediction is None else body.prediction.text or None,
         )
         messages = messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))

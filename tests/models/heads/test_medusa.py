@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
 
 from aioserve.errors import ModelError, WeightsError
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.loader import load_head
 from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.models.heads.tensors import HeadTensors
 from tests.models.heads.directories import HIDDEN, Tensors, write_head
 from tests.parity.tiny_models import VOCAB_SIZE
 
@@ -134,3 +137,15 @@ def test_hidden_states_that_do_not_fit_are_named(target, tmp_path):
     assert isinstance(heads, MedusaHeads)
     with pytest.raises(ValueError, match=r"hidden must be torch.float32 of shape \[S, 48\]"):
         heads.logits(torch.randn(1, 40))
+
+
+def test_a_tensor_that_stands_in_two_files_is_refused(tmp_path: Path) -> None:
+    weight_map: dict[str, str] = {}
+    for name in ("a", "b"):
+        tensors = {"twice": torch.zeros(2, 2), name: torch.zeros(2)}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+        weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
+    index = json.dumps({"weight_map": weight_map})
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(WeightsError, match=r"\.safetensors: twice stands in another"):
+        HeadTensors(tmp_path)
