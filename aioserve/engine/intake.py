@@ -67,7 +67,7 @@ by the number of the prompt's tokens."""
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
 MAX_PREDICTED_TOKENS = 2**17
-"""Of one request: each of its answers has an index of the prediction."""
+"""A request's, for all its answers: each of them has an index of the prediction."""
 CHARS_PER_TOKEN = 4
 """Characters of English text that count as a token, about, as long as a text isn't encoded."""
 NAME_OR_NONE: Rule[str | None] = optional(name)

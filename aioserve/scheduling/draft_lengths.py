@@ -29,7 +29,7 @@ PROBE_STEPS = 96
 """After so many steps sequences without guesses have one, all in the same steps; and where there
 always are guesses, there are none for a while."""
 PROBE_LENGTH = 3
-"""So many steps in a row, as steps overlap with those of their kind alone."""
+"""Number of those steps in a row, as steps overlap with those of their kind alone."""
 KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands among the same sequences, and one for none at all."""
 LEAST_GAIN = 1.02
