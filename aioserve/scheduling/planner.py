@@ -208,7 +208,8 @@ class StepPlanner:
         if self.state.drafts:
             chosen, guessed = with_guesses(self, chosen, prefilling)
         self._launch(chosen, 1)
-        launch_with_guesses(self, guessed)
+        if guessed:
+            launch_with_guesses(self, guessed)
 
     def _with_pages(
         self, ready: Sequence[SequenceState], growing: set[KVLease]

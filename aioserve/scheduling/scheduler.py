@@ -290,12 +290,10 @@ class Scheduler:
                 # Of a family's entries, which have one item, the first is the prompt's own.
                 if item.scored is not None and sequence.sequence_id == item.sequence_id:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
-                    # Other samples may go on behind a prompt whose own one was preempted.
-                    if not drops or sequence.awaits_score(item.start + item.scored.offset + 1):
+                    if not drops:
                         scored = outcome.scored[begin:scores_read]
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
-                        sequence.score_at = max(sequence.score_at, sequence.scored)
                 if item.pooled is not None:
                     if not drops and sequence.pooling is not None:
                         sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
@@ -327,7 +325,6 @@ class Scheduler:
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
-            first = at
             while True:
                 token_id = token_ids[at]
                 reason = sequence.append(token_id)
@@ -347,6 +344,7 @@ class Scheduler:
                 ended.append(sequence)
             if not decodes and item.kind is VERIFY:
                 drafted = outcome.drafted.get(index, 0)
+                first = end - counts.get(index, 1)
                 settle(
                     self.memory,
                     state.counters,

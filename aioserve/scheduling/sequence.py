@@ -233,11 +233,6 @@ class SequenceState:
             return other if limit is None else min(limit, other)
         return limit
 
-    def awaits_score(self, position: int) -> bool:
-        """Whether it waits to begin again, and the token at `position` is the next one of its
-        prompt to be scored: what a step had computed of that before stands."""
-        return self.phase is Phase.WAITING and self.scored == position
-
     def num_scored_by(self, end: int) -> int:
         """How many tokens are scored when those up to position `end` are computed next."""
         return max(0, min(end + 1, self.prompt_tokens) - self.score_at)

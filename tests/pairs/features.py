@@ -148,7 +148,7 @@ def _speculation(
         options=options,
         again=again,
         met=lambda seen: seen.guessed,
-        never_met_by=frozenset(["pooling", *never_met_by]),
+        never_met_by=frozenset(["pooling", "logits_processors", *never_met_by]),
         happened=happened,
         group="drafter",
     )

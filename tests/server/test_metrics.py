@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from aioserve import Engine, SamplingParams
+from aioserve import Engine, SamplingParams, Speculation
 from aioserve.server import ServerSettings, create_app
 from tests.server.serving import client_of, served, until
 
@@ -96,7 +96,8 @@ async def test_the_model_server_protocol_finds_its_gauges_while_requests_run() -
 
 @pytest.mark.asyncio
 async def test_prometheus_reads_both_formats_and_names_have_a_prefix() -> None:
-    async with served(num_pages=64) as (_, client):
+    speculation = Speculation(drafter="ngram:min_ngram=1")
+    async with served(num_pages=64, speculation=speculation) as (_, client):
         await client.post("/v1/completions", json=BODY)
         text = await client.get("/metrics")
         modern = await client.get("/metrics", headers=OPENMETRICS)
