@@ -85,6 +85,11 @@ class StepCosts:
         """Whether any step was measured."""
         return bool(self._tokens)
 
+    def has_measured_below(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens or fewer was measured: what a smaller one than any costs
+        is a guess."""
+        return bool(self._tokens) and self._tokens[0] <= num_tokens
+
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; what took no time tells nothing."""
         if seconds <= 0:
@@ -119,8 +124,8 @@ class DraftLengths:
     """Chooses for the sequences of one step at a time.
 
     What a step costs that verifies is known apart: a drafter takes its time, and the next step
-    can't begin before it is asked. Only steps behind one of their kind count, since only these tell
-    how steps of the kind overlap.
+    can't begin before it is asked. But for the first, only steps behind one of their kind count,
+    since only these tell how steps of the kind overlap.
     """
 
     def __init__(self) -> None:
@@ -136,8 +141,9 @@ class DraftLengths:
 
     def took(self, num_tokens: int, seconds: float, *, verified: bool) -> None:
         """A step of so many tokens took so long; whether it verified guesses."""
-        if verified is self._last_verified:
-            (self.verifying if verified else self.plain).took(num_tokens, seconds)
+        costs = self.verifying if verified else self.plain
+        if verified is self._last_verified or not costs.are_known:
+            costs.took(num_tokens, seconds)
         self._last_verified = verified
 
     def choose(
@@ -172,7 +178,7 @@ class DraftLengths:
         ):
             return lengths
         lengths = self._best(records, others, most)
-        if self.plain.are_known and self.verifying.are_known:
+        if self.plain.has_measured_below(others) and self.verifying.are_known:
             self._kept = ([*records], others, lengths, self._steps)
         return lengths
 

@@ -26,7 +26,15 @@ from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["Guessed", "launch_with_guesses", "num_not_drafted", "settle", "with_guesses"]
+__all__ = [
+    "Guessed",
+    "Wishes",
+    "launch_with_guesses",
+    "num_not_drafted",
+    "settle",
+    "wished_guesses",
+    "with_guesses",
+]
 
 
 class Planning(Protocol):
@@ -41,26 +49,28 @@ class Planning(Protocol):
     def view(self) -> SchedulerView: ...
 
 
-Guessed = tuple[SequenceState, int]
-"""A sequence with the number of guesses behind its next token, maybe none."""
+Wishes = dict[SequenceState, int]
+"""The most guesses that are worth their time behind a sequence's next token, maybe none."""
+Guessed = list[tuple[SequenceState, int]]
+"""Sequences with the number of guesses behind the next token of each, maybe none."""
 
 
-def with_guesses(
+def wished_guesses(
     planner: Planning,
-    chosen: Sequence[SequenceState],
+    ready: list[SequenceState],
     prefilling: Sequence[SequenceState],
-) -> tuple[Sequence[SequenceState], list[Guessed]]:
-    """Split `chosen`, each of which has a page for its next token, into those whose next token is
-    computed alone, and those with guesses behind it or whose place nobody knows yet."""
-    able = [s for s in chosen if _may_have_guesses(s)]
+) -> tuple[list[SequenceState], Wishes]:
+    """Those that are `ready` for their next token and don't sit the step out, before any of them
+    has a page for it; and for whom of them how many guesses are worth their time."""
+    able = [s for s in ready if _may_have_guesses(s)]
     if not able:
-        return chosen, []
+        return ready, {}
     state, room, policy_calls = planner.state, planner.room, planner.state.policy_calls
-    left = room.tokens - len(chosen)
+    left = room.tokens - len(ready)
     lengths = state.draft_lengths.choose(
         [s.drafts for s in able if s.drafts is not None],
-        len(chosen) - len(able),
-        min(left, sum([s.remaining for s in prefilling])),
+        len(ready) - len(able),
+        max(0, min(left, sum([s.remaining for s in prefilling]))),
         # Prompts that have begun, or wait, are not to wait longer for what may be wrong.
         left // 2 if prefilling or len(state.queue) else left,
     )
@@ -68,17 +78,29 @@ def with_guesses(
         view = planner.view()
         asked = zip(able, lengths, strict=True)
         lengths = [policy_calls.draft(s.view, n, view) if n else 0 for s, n in asked]
-    guessed: list[Guessed] = []
-    named: set[SequenceState] = set()
+    wishes: Wishes = {}
+    waiting: set[SequenceState] = set()
     for sequence, length in zip(able, lengths, strict=True):
         if sequence.constrained and (length or sequence.unsure) and not _is_told(sequence):
             if _sits_out(sequence):
-                named.add(sequence)
-            continue
-        count = room.guesses_with_pages(sequence, length)
-        if count or sequence.unsure:
-            named.add(sequence)
-            guessed.append((sequence, count))
+                waiting.add(sequence)
+        elif length or sequence.unsure:
+            wishes[sequence] = length
+    return [s for s in ready if s not in waiting] if waiting else ready, wishes
+
+
+def with_guesses(
+    room: Room, chosen: Sequence[SequenceState], wishes: Wishes
+) -> tuple[Sequence[SequenceState], Guessed]:
+    """Split `chosen`, each of which has a page for its next token, into those whose next token is
+    computed alone, and those with guesses behind it or whose place nobody knows yet."""
+    guessed: Guessed = []
+    for sequence in chosen:
+        if (wished := wishes.get(sequence)) is not None:
+            count = room.guesses_with_pages(sequence, wished)
+            if count or sequence.unsure:
+                guessed.append((sequence, count))
+    named = {sequence for sequence, _ in guessed}
     return [s for s in chosen if s not in named], guessed
 
 
@@ -106,7 +128,7 @@ def _sits_out(sequence: SequenceState) -> bool:
     return waits
 
 
-def launch_with_guesses(planner: Planning, guessed: Sequence[Guessed]) -> None:
+def launch_with_guesses(planner: Planning, guessed: Guessed) -> None:
     """Add the next token of each sequence, and the guesses behind it, to the step."""
     room = planner.room
     room.take_tokens([sequence for sequence, _ in guessed], 1)
@@ -141,7 +163,7 @@ def _item(sequence: SequenceState, count: int) -> WorkItem:
 def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -> None:
     lease = sequence.lease
     memory.advance(lease, 1 + count, step)
-    if memory.tree is not None:
+    if memory.tree is not None and not sequence.foretold:
         memory.publish(lease, sequence.final_ids)
     sequence.pending += 1 + count
     sequence.unsure += count

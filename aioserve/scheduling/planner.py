@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.guesses import Guessed, launch_with_guesses, with_guesses
+from aioserve.scheduling.guesses import Wishes, launch_with_guesses, wished_guesses, with_guesses
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
@@ -188,6 +188,9 @@ class StepPlanner:
         sits this step out: pages that are fenced now are free in the next. Prefills that lack the
         window pages of a token get these, so that nobody is preempted for them in vain."""
         memory, room = self.memory, self.room
+        wishes: Wishes = {}
+        if self.state.drafts:
+            ready, wishes = wished_guesses(self, ready, prefilling)
         growing = memory.short_of_pages([s.lease for s in room.one_token_each(ready)])
         begun: list[SequenceState] = []
         if prefilling and memory.windows.num_groups:
@@ -204,12 +207,12 @@ class StepPlanner:
         chosen = room.one_token_each(ready)
         if growing:
             chosen = self._with_pages(chosen, set(growing))
-        guessed: Sequence[Guessed] = ()
-        if self.state.drafts:
-            chosen, guessed = with_guesses(self, chosen, prefilling)
-        self._launch(chosen, 1)
-        if guessed:
-            launch_with_guesses(self, guessed)
+        if not wishes:
+            self._launch(chosen, 1)
+            return
+        alone, guessed = with_guesses(room, chosen, wishes)
+        self._launch(alone, 1)
+        launch_with_guesses(self, guessed)
 
     def _with_pages(
         self, ready: Sequence[SequenceState], growing: set[KVLease]

@@ -715,9 +715,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live(), "requests that never end"
         self.state_is_consistent()
         self.scheduler.state.pins.end_all()
-        # One that had its pages and sat the step out, since nobody knew what may come next, may
-        # have left some fenced for a step that was never planned: the next one frees them.
-        self.memory.complete(self.scheduler.state.launched + 1)
         assert self.pool.num_free + self.memory.num_cached == self.pool.num_pages
         if self.memory.tree is not None:
             self.memory.tree.clear()
