@@ -1,6 +1,6 @@
 """Finds what a lease may begin with: pages that the prefix tree has, or that were swapped out.
 
-Locks what is found for the lease that begins with it; knows leases, and changes none.
+Locks what is found for the lease that begins with it, or for a pin; changes no lease that has begun.
 """
 
 from __future__ import annotations
@@ -103,6 +103,19 @@ class Claims:
         if swapped is not None and capacity_tokens(swapped.first, self._page_size) <= device + host:
             return max(swapped.computed, device + host)
         return device + host
+
+    def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
+        """Keep what the tree has of `token_ids`, in whole pages, from being evicted until
+        `KVMemory.leave`. The lease has no pages of its own; `published` says how many are kept.
+        """
+        lease = KVLease(namespace)
+        if self._tree is not None:
+            match = self._tree.match(namespace, token_ids, partial=False, use=False)
+            lease.receipt = match.receipt
+            lease.published = len(match.page_ids) + len(match.host_page_ids)
+            if self._windows.num_groups:
+                self._windows.pin(lease, match.page_ids, lease.published)
+        return lease
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
         """Find and lock what is cached of `token_ids`, but for the last: one token is always

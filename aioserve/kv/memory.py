@@ -424,20 +424,6 @@ class KVMemory:
             self._tree.release(lease.receipt)
         self.windows.leave(lease)  # no sooner, so that no leaf is younger than what it needs
 
-    def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
-        """Keep what the tree has of `token_ids`, in whole pages, from being evicted until `leave`.
-
-        The lease has no pages of its own; `published` says how many pages are kept.
-        """
-        lease = KVLease(namespace)
-        if self.tree is not None:
-            match = self.tree.match(namespace, token_ids, partial=False, use=False)
-            lease.receipt = match.receipt
-            lease.published = len(match.page_ids) + len(match.host_page_ids)
-            if self.windows.num_groups:
-                self.windows.pin(lease, match.page_ids, lease.published)
-        return lease
-
     def swap_out(
         self, lease: KVLease, num_known: int, step: int, how: Preemption | None = None
     ) -> None:

@@ -62,7 +62,7 @@ def wished_guesses(
 ) -> tuple[list[SequenceState], Wishes]:
     """Those that are `ready` for their next token and don't sit the step out, before any of them
     has a page for it; and for whom of them how many guesses are worth their time."""
-    able = [s for s in ready if _may_have_guesses(s)]
+    able = [s for s in ready if _may_have_guesses(s)] if planner.state.drafts else ()
     if not able:
         return ready, {}
     state, room, policy_calls = planner.state, planner.room, planner.state.policy_calls
@@ -95,6 +95,8 @@ def with_guesses(
     """Split `chosen`, each of which has a page for its next token, into those whose next token is
     computed alone, and those with guesses behind it or whose place nobody knows yet."""
     guessed: Guessed = []
+    if not wishes:
+        return chosen, guessed
     for sequence in chosen:
         if (wished := wishes.get(sequence)) is not None:
             count = room.guesses_with_pages(sequence, wished)

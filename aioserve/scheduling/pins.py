@@ -51,7 +51,7 @@ class PinnedPrefixes:
         if not pages:
             return
         count = capacity_tokens(pages, self.memory.page_size)
-        pinned = self.memory.pin(lease.namespace, sequence.ids(0, count))
+        pinned = self.memory.claims.pin(lease.namespace, sequence.ids(0, count))
         if not pinned.published:
             self.memory.leave(pinned)
             return

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.guesses import Wishes, launch_with_guesses, wished_guesses, with_guesses
+from aioserve.scheduling.guesses import launch_with_guesses, wished_guesses, with_guesses
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
@@ -188,9 +188,7 @@ class StepPlanner:
         sits this step out: pages that are fenced now are free in the next. Prefills that lack the
         window pages of a token get these, so that nobody is preempted for them in vain."""
         memory, room = self.memory, self.room
-        wishes: Wishes = {}
-        if self.state.drafts:
-            ready, wishes = wished_guesses(self, ready, prefilling)
+        ready, wishes = wished_guesses(self, ready, prefilling)
         growing = memory.short_of_pages([s.lease for s in room.one_token_each(ready)])
         begun: list[SequenceState] = []
         if prefilling and memory.windows.num_groups:
@@ -207,9 +205,6 @@ class StepPlanner:
         chosen = room.one_token_each(ready)
         if growing:
             chosen = self._with_pages(chosen, set(growing))
-        if not wishes:
-            self._launch(chosen, 1)
-            return
         alone, guessed = with_guesses(room, chosen, wishes)
         self._launch(alone, 1)
         launch_with_guesses(self, guessed)
@@ -306,8 +301,7 @@ class StepPlanner:
         for sequence in self._one_by_one(prefilling):
             if self.room.tokens <= 0:
                 break
-            wanted = self.room.tokens_from(sequence, sequence.lease.computed)
-            if not wanted:
+            if not (wanted := self.room.tokens_from(sequence, sequence.lease.computed)):
                 continue
             count = self.policy_calls.chunk(sequence.view, wanted, view)
             if count := self.room.tokens_with_pages(sequence, count):
@@ -416,8 +410,7 @@ class StepPlanner:
             if count := self.room.tokens_with_pages(sequence, wanted):
                 self._launch([sequence], count)
                 return
-        late = [s for s in self.state.running if s.waits_for_mask]
-        if late or self.policy_calls.limits_decodes:
+        if self.policy_calls.limits_decodes or any(s.waits_for_mask for s in self.state.running):
             decoding, _ = self._split_running()
             self._decode(decoding[:1])
             if self.entries:

@@ -376,7 +376,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(0, 40))
     def pin(self, data, tokens):
         holder = data.draw(st.sampled_from(self.holders))
-        self.pinned.append(self.memory.pin(b"", holder.ids[:tokens]))
+        self.pinned.append(self.memory.claims.pin(b"", holder.ids[:tokens]))
 
     @precondition(lambda self: self.pinned)
     @rule()
