@@ -51,7 +51,7 @@ class Row:
     start_ms: float
     end_ms: float
     bytes_per_token: float
-    """Of the sequences alone: before any has ended."""
+    """Memory of the sequences alone: before any has ended."""
     drafted: float
     """Tokens per slot and step."""
 

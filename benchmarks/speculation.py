@@ -59,7 +59,7 @@ class Row:
     """Guesses by their place, of all runs."""
     accepted: list[int] = field(default_factory=list)
     tokens_per_second: list[float] = field(default_factory=list)
-    """Of each run."""
+    """The speed of each run."""
     seconds_per_output_token: list[float] = field(default_factory=list)
     """The median over the completions of each run."""
     other: int = 0

@@ -1,6 +1,7 @@
 """Finds what a lease may begin with: pages that the prefix tree has, or that were swapped out.
 
-Locks what is found for the lease that begins with it, or for a pin; changes no lease that has begun.
+Locks what is found for the lease that begins with it, or for a pin; changes no lease that has
+begun.
 """
 
 from __future__ import annotations

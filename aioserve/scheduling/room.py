@@ -127,7 +127,8 @@ class Room:
 
     def guesses_with_pages(self, sequence: SequenceState, count: int) -> int:
         """How many of `count` guesses behind the next token of a sequence, which has its page, have
-        pages. Nobody is preempted for them; what is evicted, its next tokens would have needed."""
+        pages. Nobody is preempted for them. Cached pages are evicted, since the pages stay with the
+        sequence for its next tokens."""
         memory, lease = self._memory, sequence.lease
         left = sequence.max_length - sequence.num_known - sequence.pending - 1
         count = min(count, left)

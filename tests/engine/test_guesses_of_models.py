@@ -49,7 +49,7 @@ def told(completion: Completion) -> Told:
 
 
 async def answers(rounds: int = 1, **options: Any) -> tuple[list[Told], Engine]:
-    """Of all requests together, which come so many times."""
+    """Answers to all requests together, which come so many times."""
     found: list[Told] = []
     async with Engine("pyhelp", device="cpu", **options) as engine:
         for _ in range(rounds):

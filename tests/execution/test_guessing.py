@@ -78,7 +78,7 @@ def test_an_item_begins_where_the_guesses_before_it_ended() -> None:
 
 @pytest.mark.parametrize("sizes", [[4], [1, 1, 1, 1], [3, 1], [1, 3]])
 def test_forced_tokens_are_known_however_many_steps_they_take(sizes: list[int]) -> None:
-    """Those that draw nothing bring tokens as well."""
+    """Items that draw nothing bring tokens as well."""
     slot, forced = Slot(), [20, 21, 22, 23, 24]
     start = 3
     for size in sizes:

@@ -68,7 +68,7 @@ class Windows:
 
 
 def known_windows(known: list[int], depth: int) -> tuple[Windows, int]:
-    """Those of a sequence that grows, and how many last tokens stood before: windows that begin in
+    """Windows of a sequence that grows, and how many last tokens stood before: windows that begin in
     these aren't counted yet."""
     end = len(known)
     for length in range(min(depth - 1, end), 0, -1):

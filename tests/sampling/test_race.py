@@ -131,7 +131,7 @@ def test_where_the_winner_lies_does_not_count(row: torch.Tensor, isa: str) -> No
 
 
 def test_many_rare_tokens_are_drawn_as_often_as_they_should() -> None:
-    """Of 20,000 tokens with a hundred-thousandth of a percent each."""
+    """20,000 tokens have a hundred-thousandth of a percent each."""
     count, rare = 20_000, 20_000
     logits = torch.zeros(rare + 1)
     logits[1:] = math.log(1e-7)
