@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from aioserve.arguments import counted, plain_int
+from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
 
@@ -25,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 NO_GUESSES: tuple[int, ...] = ()
 
 
-class GuardedDrafter(Drafter):
+class GuardedDrafter(AtOnce):
     """Passes calls on to `drafter`, and raises nothing that it raises.
 
     A slot for which it raised, or answered something else than at most `limit` ids in
@@ -57,12 +58,6 @@ class GuardedDrafter(Drafter):
         # One that fails to start has not started, and need not end.
         if self._passed_on((), "start", self._drafter.start, slot, _for_reading(sequence)):
             self._guesses[slot] = True
-
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        self.extend_all((slot,), (token_ids,))
-
-    def draft(self, slot: int, limit: int) -> Sequence[int]:
-        return self.draft_all((slot,), (limit,))[0]
 
     def end(self, slot: int) -> None:
         if self._guesses.pop(slot, None) is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aioserve.arguments import check, optional, text
+from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import ConfigError, InvariantError
 
@@ -14,7 +15,7 @@ __all__ = ["MAX_PATH_CHARS", "ModelDrafter"]
 MAX_PATH_CHARS = 4096
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(AtOnce):
     """Guesses by a smaller model that has the tokens of the one that is served.
 
     The smaller model draws with the parameters, the seed and the positions of the request, which
@@ -43,12 +44,6 @@ class ModelDrafter(Drafter):
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._guesses.start(slot, sequence)
-
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        self._guesses.extend(slot, token_ids)
-
-    def draft(self, slot: int, limit: int) -> Sequence[int]:
-        return self._guesses.draft(slot, limit)
 
     def end(self, slot: int) -> None:
         self._guesses.end(slot)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from aioserve import _native
 from aioserve.arguments import check, integer
-from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.drafting.at_once import AtOnce
+from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import ConfigError
 
 __all__ = ["MAX_NGRAM", "NgramDrafter"]
@@ -15,7 +16,7 @@ MAX_NGRAM = 8
 """Largest length of a run: there is an index for each length, which takes its time."""
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(AtOnce):
     """Guesses that a sequence goes on as it did where its last tokens stood last.
 
     Prompt lookup decoding (Saxena 2023, "Prompt Lookup Decoding"), with an index in place of a
@@ -42,12 +43,6 @@ class NgramDrafter(Drafter):
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         """Raises `InvariantError` where the slot has not ended, `ValueError` for ids below 0."""
         self._native.start(slot, sequence.known_ids, sequence.prompt_tokens, sequence.predicted_ids)
-
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        self._native.extend((slot,), (token_ids,))
-
-    def draft(self, slot: int, limit: int) -> Sequence[int]:
-        return self._native.draft((slot,), (limit,))[0]
 
     def end(self, slot: int) -> None:
         self._native.end(slot)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from aioserve import _native
 from aioserve.arguments import check, integer, number
-from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.drafting.at_once import AtOnce
+from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import ConfigError
 
 __all__ = ["SuffixDrafter"]
@@ -15,7 +16,7 @@ MAX_DEPTH = 256
 MAX_CACHE_TOKENS = 2**24
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(AtOnce):
     """Guesses what followed the last tokens most often, in the sequence and in recent answers.
 
     After SuffixDecoding (Oliaro et al., arXiv 2411.04975). A suffix tree over prompt and answer of
@@ -77,12 +78,6 @@ class SuffixDrafter(Drafter):
             sequence.namespace,
             sequence.predicted_ids,
         )
-
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        self._native.extend((slot,), (token_ids,))
-
-    def draft(self, slot: int, limit: int) -> Sequence[int]:
-        return self._native.draft((slot,), (limit,))[0]
 
     def end(self, slot: int) -> None:
         self._native.end(slot)

@@ -60,8 +60,8 @@ def wished_guesses(
     ready: list[SequenceState],
     prefilling: Sequence[SequenceState],
 ) -> tuple[list[SequenceState], Wishes]:
-    """Those that are `ready` for their next token and don't sit the step out, before any of them
-    has a page for it; and for whom of them how many guesses are worth their time."""
+    """Sequences of those `ready` for their next token that don't sit the step out, before any of
+    them has a page for it; and for whom of them how many guesses are worth their time."""
     able = [s for s in ready if _may_have_guesses(s)] if planner.state.drafts else ()
     if not able:
         return ready, {}

@@ -68,8 +68,8 @@ class Windows:
 
 
 def known_windows(known: list[int], depth: int) -> tuple[Windows, int]:
-    """Windows of a sequence that grows, and how many last tokens stood before: windows that begin in
-    these aren't counted yet."""
+    """Windows of a sequence that grows, and how many last tokens stood before: none that begins in
+    these is counted yet."""
     end = len(known)
     for length in range(min(depth - 1, end), 0, -1):
         run = known[end - length :]
