@@ -11,6 +11,7 @@ tokens are known before the next is settled.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -49,7 +50,7 @@ class Guessing:
         self._follower = follower
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
-        self._known: dict[int, list[int]] = {}
+        self._known: dict[int, array[int]] = {}
         """All its known ids, the one sampled last included."""
 
     def take(self, plan: StepPlan) -> None:
@@ -64,7 +65,8 @@ class Guessing:
             self._follower.take(plan)
 
     def _start(self, slot: int, sequence: DraftedSequence) -> None:
-        self._started[slot], self._known[slot] = sequence, sequence.known_ids.tolist()
+        known_ids = np.ascontiguousarray(sequence.known_ids, np.int32)
+        self._started[slot], self._known[slot] = sequence, array("i", known_ids.tobytes())
         if self._drafter is not None:
             self._drafter.start(slot, sequence)
 
@@ -170,7 +172,7 @@ class Guessing:
         """Append ids to what is known of slots, by slot."""
         extended = {slot: ids for slot, ids in extended.items() if ids}
         for slot, ids in extended.items():
-            self._known[slot] += ids
+            self._known[slot].extend(ids)
         if extended and self._drafter is not None:
             self._drafter.extend_all(list(extended), list(extended.values()))
 
