@@ -101,7 +101,16 @@ class RunOptions(DeviceOptions):
     def of_engine(self) -> dict[str, Any]:
         """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of guesses that is none,
         or that nothing makes."""
-        speculation = Speculation.of(self.speculation, max_tokens=self.speculation_max_tokens)
+        try:
+            speculation = Speculation.of(self.speculation, max_tokens=self.speculation_max_tokens)
+        except ConfigError as error:
+            flag = "" if error.argument == "drafter" else "-max-tokens"
+            raise ConfigError(
+                f"--speculation{flag}: {error}",
+                argument=error.argument,
+                value=error.value,
+                limit=error.limit,
+            ) from error
         # A dataclass with slots is made anew, and `super()` knows the old one.
         return DeviceOptions.of_engine(self) | {"speculation": speculation}
 

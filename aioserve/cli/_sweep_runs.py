@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -45,6 +45,8 @@ MAX_CELLS = 100_000
 DEFAULT_SEEDS = 3
 NOT_VARIED = ("num_requests", "arrivals", "closed_loop", "priority", "predictor")
 """What makes another workload: of which one can't say that it comes at another rate."""
+WITHOUT_GUESSES: dict[str, Any] = {"acceptance": None}
+"""What becomes of `--acceptance` in a variant that guesses nothing."""
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
 
 
@@ -108,8 +110,8 @@ class Grid:
     text is empty where nothing varies."""
     rates: list[float | None]
     seeds: int
-    draws: bool
-    """Whether a seed changes anything."""
+    draws: dict[str, bool]
+    """Whether a seed changes anything, by variant."""
 
     def cells(self) -> list[Cell]:
         return [
@@ -121,8 +123,8 @@ class Grid:
         ]
 
     def at(self, policy: str, varied: str, rate: float | None) -> list[Cell]:
-        """A run for each seed."""
-        chosen = self.variants[varied]
+        """A run for each seed, or the one that there is."""
+        chosen, draws = self.variants[varied], self.draws[varied]
         return [
             Cell(
                 self.source,
@@ -130,10 +132,10 @@ class Grid:
                 rate,
                 seed,
                 varied,
-                replace(self.options, rate=rate, seed=seed if self.draws else None, **chosen),
+                replace(self.options, rate=rate, seed=seed if draws else None, **chosen),
                 self.options.requests,
             )
-            for seed in range(self.seeds)
+            for seed in range(self.seeds if draws else 1)
         ]
 
     def tables(self) -> list[tuple[CostTable, TrialOptions]]:
@@ -160,13 +162,13 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
     first = replace(options, rate=rates[0], **next(iter(variants.values())))
     trial = Trial(source, first, registry)
     trial.eviction()
-    draws = trial.draws
-    if options.seeds is not None and options.seeds > 1 and not draws:
+    draws = {varied: _draws(trial, source, chosen) for varied, chosen in variants.items()}
+    if options.seeds is not None and options.seeds > 1 and not any(draws.values()):
         raise ConfigError(
             f"seeds: nothing of a trace is drawn, and no step varies, got {options.seeds}: all "
             "runs would be the same"
         )
-    seeds = options.seeds or (DEFAULT_SEEDS if draws else 1)
+    seeds = options.seeds or (DEFAULT_SEEDS if any(draws.values()) else 1)
     count = len(options.policy) * len(variants) * (len(rates) + options.refine) * seeds
     if count > MAX_CELLS:
         raise ConfigError(f"a sweep may have at most {MAX_CELLS:,} runs, and these are {count:,}")
@@ -179,6 +181,12 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
         draws=draws,
     )
     return grid, trial
+
+
+def _draws(trial: Trial, source: str | Path, chosen: Mapping[str, Any]) -> bool:
+    """Whether a seed changes anything in a variant."""
+    guesses = chosen.get("speculation_max_tokens", trial.options.speculation_max_tokens)
+    return trial.machine.noise_seed is not None or trial.options.draws(source) or guesses != 0
 
 
 def _rates(text: str | None) -> list[float | None]:
@@ -215,7 +223,12 @@ def _variants(vary: Sequence[str]) -> dict[str, dict[str, Any]]:
         if len(set(values[name])) < len(values[name]):
             raise ConfigError(f"vary: a value of {name} is given twice, got {texts!r}")
     variants = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
-    return {",".join(f"{n}={value}" for n, value in one.items()): one for one in variants}
+    return {
+        ",".join(f"{n}={value}" for n, value in one.items()): WITHOUT_GUESSES | one
+        if one.get("speculation_max_tokens") == 0
+        else one
+        for one in variants
+    }
 
 
 def _value(name: str, text: str, hint: Any) -> Any:

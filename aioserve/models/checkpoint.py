@@ -77,24 +77,13 @@ class Checkpoint(StoredWeights):
         return replace(stored, format=InTurns(stored.format, *tensor.turns, tensor.rows))
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
-        if not os.path.isfile(path):
-            raise WeightsError(
-                f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors "
-                f"in it, such as {short_name(min(expected or {'none'}))}"
-            )
-        file = SafetensorsFile(path)
-        self._stack.callback(file.close)
-        names = file.tensors.keys()
-        if expected is not None and (absent := expected - names):
-            raise WeightsError(
-                f"{path}: lacks {some_names(absent)}, which {INDEX_FILE} places in this file"
-            )
-        for name in names if expected is None else expected:
+        tensors = open_tensors(path, expected, self._stack)
+        for name in tensors:
             if self._architecture.ignored.search(name) or (
                 self._scheme is not None and KV_SCALES.search(name)
             ):
                 continue
-            for canonical, stored in self._named(file.tensors[name]):
+            for canonical, stored in self._named(tensors[name]):
                 if (other := self._found.get(canonical)) is not None:
                     raise WeightsError(
                         f"{path}: {short_name(name)} is also in {other.path} as "
@@ -215,6 +204,27 @@ def weight_files(directory: Path) -> dict[Path, set[str] | None]:
                 names.add(name)
         return files
     raise WeightsError(_no_weights(directory))
+
+
+def open_tensors(
+    path: Path, expected: set[str] | None, stack: ExitStack
+) -> dict[str, StoredTensor]:
+    """The tensors of a file, or those `expected` of it, by name. `stack` closes it. Raises
+    `WeightsError` for a file that is missing, or lacks one."""
+    if not os.path.isfile(path):
+        raise WeightsError(
+            f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors in it, "
+            f"such as {short_name(min(expected or {'none'}))}"
+        )
+    file = SafetensorsFile(path)
+    stack.callback(file.close)
+    if expected is None:
+        return dict(file.tensors)
+    if absent := expected - file.tensors.keys():
+        raise WeightsError(
+            f"{path}: lacks {some_names(absent)}, which {INDEX_FILE} places in this file"
+        )
+    return {name: file.tensors[name] for name in expected}
 
 
 def tensor_names(directory: Path) -> set[str]:

@@ -156,6 +156,7 @@ class _Run:
         self.guesses: SimulatedGuesses | None = None
         if options.speculation_max_tokens:
             self.guesses = SimulatedGuesses(options.acceptance, options.acceptance_seed)
+            self.guesses.check(ordered)
         self.outcomes: deque[StepOutcome] = deque()
         """With guesses, what comes of the steps in flight."""
         self.token_gaps = TokenGaps()

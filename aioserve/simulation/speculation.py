@@ -13,7 +13,7 @@ begins, as a runner is: what the one before brings is drawn already.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,16 +72,18 @@ class SimulatedGuesses:
         self.sequence_steps: int = 0
         """Steps that brought tokens, counted once for each sequence that got some."""
 
-    def submitted(self, sequence_id: int, request: TraceRequest) -> None:
-        """Raises `TraceError` for a request without a chance."""
-        chances = self._chances
-        if chances is None:
+    def check(self, requests: Iterable[TraceRequest]) -> None:
+        """Raise `TraceError` for a request without a chance."""
+        for request in requests if self._chances is None else ():
             if request.acceptance is None:
                 raise TraceError(
-                    f"request {request.number} has no acceptance in the trace, so that nobody "
-                    "knows how many guesses are right: give acceptance for all"
+                    f"request {request.number} has no acceptance of its own, so that nobody knows "
+                    "how many guesses are right: give acceptance for all"
                 )
-            chances = (request.acceptance,)
+
+    def submitted(self, sequence_id: int, request: TraceRequest) -> None:
+        """A request that was checked is on its way."""
+        chances = self._chances or (request.acceptance or 0.0,)
         draws = np.random.default_rng((self._seed, request.number)).random(request.output_tokens)
         self._requests[sequence_id] = (request.prompt_tokens, draws, chances)
 

@@ -288,3 +288,20 @@ def test_steps_that_a_table_was_not_measured_for_are_told(
     assert "not measured, %" in guessed.stdout
     both = aioserve_here("sweep", *arguments, "--vary", f"cost_table={path},{small}")
     assert f"steps of fcfs cost_table={small} at 5 requests/s" in both.stderr
+
+
+@pytest.mark.parametrize("numbers", ["0,4", "4,0"])
+@pytest.mark.parametrize("by_trace", [True, False])
+def test_guesses_are_tried_against_none(
+    aioserve_here: Run, tmp_path: Path, numbers: str, by_trace: bool
+) -> None:
+    """Where nothing else is drawn, those that guess have a run for each seed, and one is enough of
+    those that don't."""
+    path = tmp_path / "trace.csv"
+    column, chance = (",acceptance", ",0.7") if by_trace else ("", "")
+    rows = "".join(f"{second},10,20{chance}\n" for second in range(3))
+    path.write_text(f"arrival_s,context_tokens,generated_tokens{column}\n{rows}")
+    arguments = () if by_trace else ("--acceptance", "0.7")
+    vary = ("--vary", f"speculation_max_tokens={numbers}", "--seeds", 2, "--jobs", 1)
+    found = swept(aioserve_here, path, *arguments, *vary)
+    assert sorted(len(row["runs"]) for row in found["rows"]) == [1, 2]

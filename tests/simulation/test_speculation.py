@@ -269,7 +269,7 @@ def test_a_trace_tells_how_often_guesses_were_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"acceptance": None}, TraceError, "request 0 has no acceptance in the trace"),
+        ({"acceptance": None}, TraceError, "request 0 has no acceptance of its own"),
         ({"speculation_max_tokens": 0}, ConfigError, "acceptance=0.7 has no effect"),
         ({"speculation_max_tokens": 65}, ConfigError, "speculation_max_tokens must be at most 64"),
         ({"speculation_max_tokens": -1}, ConfigError, "speculation_max_tokens must be at least 0"),

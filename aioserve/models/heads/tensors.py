@@ -12,10 +12,9 @@ import numpy.typing as npt
 from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
-from aioserve.models.checkpoint import weight_files
+from aioserve.models.checkpoint import open_tensors, weight_files
 from aioserve.models.decoding import Array, rounded
 from aioserve.models.heads.config import DRAFT_IDS, HeadConfig
-from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.stored import StoredTensor
 from aioserve.models.tensor_names import short_name, some_names
 
@@ -30,12 +29,8 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
         self._found: dict[str, StoredTensor] = {}
         self._stack = ExitStack()
         try:
-            for path in weight_files(directory):
-                file = SafetensorsFile(path)
-                self._stack.callback(file.close)
-                if twice := self._found.keys() & file.tensors.keys():
-                    raise WeightsError(f"{path}: {min(twice)} stands in another file too")
-                self._found |= file.tensors
+            for path, expected in weight_files(directory).items():
+                self._found |= open_tensors(path, expected, self._stack)
         except BaseException:
             self._stack.close()
             raise

@@ -139,13 +139,15 @@ def test_hidden_states_that_do_not_fit_are_named(target, tmp_path):
         heads.logits(torch.randn(1, 40))
 
 
-def test_a_tensor_that_stands_in_two_files_is_refused(tmp_path: Path) -> None:
-    weight_map: dict[str, str] = {}
-    for name in ("a", "b"):
-        tensors = {"twice": torch.zeros(2, 2), name: torch.zeros(2)}
+def test_tensors_come_from_the_files_that_an_index_places_them_in(tmp_path: Path) -> None:
+    for place, name in enumerate(("a", "b")):
+        tensors = {"stale": torch.full((2,), place), name: torch.zeros(2)}
         save_file(tensors, tmp_path / f"{name}.safetensors")
-        weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
-    index = json.dumps({"weight_map": weight_map})
-    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    with pytest.raises(WeightsError, match=r"\.safetensors: twice stands in another"):
+    weight_map = {"a": "a.safetensors", "b": "b.safetensors", "stale": "b.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    with HeadTensors(tmp_path) as found:
+        assert found.shapes.keys() == {"a", "b", "stale"}
+    index.write_text(json.dumps({"weight_map": weight_map | {"c": "c.safetensors"}}), "utf-8")
+    with pytest.raises(WeightsError, match=r"c\.safetensors: no such file, .* places 1 tens"):
         HeadTensors(tmp_path)
