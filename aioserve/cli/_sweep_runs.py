@@ -271,9 +271,11 @@ class Workers:
             self._pool.shutdown()
             return
         started = set(multiprocessing.active_children()) - self._others
-        self._pool.shutdown(wait=False, cancel_futures=True)
         for process in started:
             process.terminate()
+        # It waits: where the interpreter ends meanwhile, the pool's own thread closes what the
+        # interpreter writes to.
+        self._pool.shutdown(cancel_futures=True)
         for process in started:
             process.join()
 

@@ -36,6 +36,7 @@ from aioserve.kv import (
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,
+    guesses,
     pins,
     planner,
     policy_calls,
@@ -74,6 +75,7 @@ MODULES += (
     token_budget,
 )
 MODULES += (
+    guesses,
     pins,
     waiting_queue,
     claims,

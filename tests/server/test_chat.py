@@ -300,6 +300,7 @@ NOTHING_ASKED: list[dict[str, Any]] = [
     {"tool_choice": "none"},
     {"functions": None, "audio": None},
     {"max_tokens": 9, "max_completion_tokens": 9},
+    {"prediction": {"type": "content", "content": ""}},
 ]
 
 
@@ -326,7 +327,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"prediction": {"type": "content", "content": ""}}, "prediction"),
     ({"prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]}}, "prediction"),
     (
         {"prediction": {"type": "content", "content": [{"type": "image"}]}},
