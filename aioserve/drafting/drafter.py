@@ -48,6 +48,11 @@ class Drafter(ABC):
     that it was called for.
     """
 
+    is_quick: bool = False
+    """Whether `extend` and `draft` take microseconds, and asking twice does no harm. Such a drafter
+    is asked now and again where nothing is verified, which tells how often it is right without a
+    step that verifies, and hears there of several tokens at once, when it is asked."""
+
     @abstractmethod
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         """A slot, which had ended or never started, belongs to a sequence."""

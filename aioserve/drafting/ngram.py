@@ -29,6 +29,8 @@ class NgramDrafter(AtOnce):
     to `max_ngram`, and 264 for each token of a prediction. Not thread-safe.
     """
 
+    is_quick = True
+
     def __init__(self, *, min_ngram: int = 2, max_ngram: int = 5) -> None:
         """Raises `ConfigError` unless `1 <= min_ngram <= max_ngram <= MAX_NGRAM`."""
         longest = check(ConfigError, "max_ngram", max_ngram, integer(1, MAX_NGRAM))

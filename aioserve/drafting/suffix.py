@@ -42,6 +42,8 @@ class SuffixDrafter(AtOnce):
     predictions, and twice that where vectors have grown. Not thread-safe.
     """
 
+    is_quick = True
+
     def __init__(
         self,
         *,

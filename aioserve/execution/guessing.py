@@ -12,7 +12,7 @@ tokens are known before the next is settled.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,12 +20,15 @@ import numpy as np
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import InvariantError
-from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
 __all__ = ["Guessing", "StepFollower"]
 
 VERIFY = ItemKind.VERIFY
+LOOK_STEPS = 16
+"""After so many steps that verify nothing their tokens are read, a quick drafter hears of them, and
+it guesses as many: nobody verifies these, and what comes instead tells how many are right."""
 
 
 class StepFollower(Protocol):
@@ -52,9 +55,21 @@ class Guessing:
         """What each slot started with."""
         self._known: dict[int, array[int]] = {}
         """All its known ids, the one sampled last included."""
+        self._looks = drafter is not None and drafter.is_quick
+        self._heard: dict[int, int] = {}
+        """How many of them the drafter has heard of."""
+        self._ahead: dict[int, Sequence[int]] = {}
+        """What it guessed behind these to no end."""
+        self._looked_ahead: dict[int, LookedAhead] = {}
+        """What that came to, until an outcome tells it."""
+        self._unread: list[tuple[StepPlan, StepOutcome]] = []
+        """Steps whose tokens aren't known yet, as nobody asked for them: to read them one by one
+        takes its time between two steps."""
 
     def take(self, plan: StepPlan) -> None:
         """Slots end and start, as a plan says."""
+        if plan.ended_slots or plan.started_slots:
+            self._read()
         for slot in plan.ended_slots:
             self._end(slot)
         for start in plan.started_slots:
@@ -67,12 +82,17 @@ class Guessing:
     def _start(self, slot: int, sequence: DraftedSequence) -> None:
         known_ids = np.ascontiguousarray(sequence.known_ids, np.int32)
         self._started[slot], self._known[slot] = sequence, array("i", known_ids.tobytes())
+        self._heard[slot] = len(known_ids)
         if self._drafter is not None:
             self._drafter.start(slot, sequence)
 
     def _end(self, slot: int) -> None:
         if self._started.pop(slot, None) is not None:
-            del self._known[slot]
+            self._tell((slot,))
+            for kept in (self._known, self._heard):
+                del kept[slot]
+            for may_be_kept in (self._ahead, self._looked_ahead):
+                may_be_kept.pop(slot, None)
             if self._drafter is not None:
                 self._drafter.end(slot)
 
@@ -81,6 +101,7 @@ class Guessing:
         behind it is nothing. The drafter begins again."""
         known_ids = np.array(self._known[slot][:num_known], np.int32)
         sequence = msgspec.structs.replace(self._started[slot], known_ids=known_ids)
+        self._heard[slot] = len(self._known[slot])  # the rest isn't worth hearing
         self._end(slot)
         self._start(slot, sequence)
 
@@ -92,10 +113,12 @@ class Guessing:
             self._follower.follow(plan)
         if not plan.num_verified:
             return plan
+        self._read()
         self._take_forced(plan)
         asked = [item for item in plan.items if _asks(item)]
         guesses: dict[int, Sequence[int]] = {}
         if asked and self._drafter is not None:
+            self._tell(self._known)
             slots, limits = [item.slot for item in asked], [item.count - 1 for item in asked]
             made = self._drafter.draft_all(slots, limits)
             guesses = dict(zip(slots, made, strict=True))
@@ -135,10 +158,26 @@ class Guessing:
             item, start=len(known) - 1, count=len(token_ids), token_ids=token_ids
         )
 
-    def note(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Take note of what a step, whose plan was settled, computed and sampled row by row."""
+    def noted(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+        """Take note of what a step, whose plan was settled, computed and sampled row by row; the
+        outcome, with what has come to be known of guesses that no step verified."""
         if not self._known:
-            return
+            return outcome
+        self._unread.append((plan, outcome))
+        if not self._looks:
+            self._read()
+        elif len(self._unread) >= LOOK_STEPS:
+            self._read()
+            self._look_ahead()
+        return self._with_looks(plan, outcome) if self._looked_ahead else outcome
+
+    def _read(self) -> None:
+        """Take note of steps that nobody has read."""
+        unread, self._unread = self._unread, []
+        for plan, outcome in unread:
+            self._note(plan, outcome)
+
+    def _note(self, plan: StepPlan, outcome: StepOutcome) -> None:
         if (decoded := self._decoded(plan, outcome)) is not None:
             self._extend(decoded)
             return
@@ -170,11 +209,42 @@ class Guessing:
 
     def _extend(self, extended: Mapping[int, list[int]]) -> None:
         """Append ids to what is known of slots, by slot."""
-        extended = {slot: ids for slot, ids in extended.items() if ids}
         for slot, ids in extended.items():
             self._known[slot].extend(ids)
-        if extended and self._drafter is not None:
+        if not self._looks:
+            self._tell(extended)
+
+    def _tell(self, slots: Iterable[int]) -> None:
+        """Let the drafter hear of what it hasn't of these slots."""
+        if self._drafter is None:
+            return
+        extended: dict[int, list[int]] = {}
+        for slot in slots:
+            known = self._known[slot]
+            if (heard := self._heard[slot]) == len(known):
+                continue
+            extended[slot] = ids = known[heard:].tolist()
+            self._heard[slot] = len(known)
+            if (ahead := self._ahead.pop(slot, None)) is not None:
+                self._looked_ahead[slot] = _compared(ahead, ids)
+        if extended:
             self._drafter.extend_all(list(extended), list(extended.values()))
+
+    def _look_ahead(self) -> None:
+        """Let the drafter hear of everything, and guess what comes."""
+        if self._drafter is None:
+            return
+        self._tell(self._known)
+        slots = list(self._known)
+        made = self._drafter.draft_all(slots, [LOOK_STEPS] * len(slots))
+        self._ahead = dict(zip(slots, made, strict=True))
+
+    def _with_looks(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+        found: dict[int, LookedAhead] = {}
+        for index, row in enumerate([row for item in plan.items for row in item.rows]):
+            if (one := self._looked_ahead.pop(row.slot, None)) is not None:
+                found[index] = one
+        return msgspec.structs.replace(outcome, looked_ahead=found)
 
     def _come_to_know(self, item: WorkItem, slot: int, sampled: Sequence[int]) -> list[int]:
         """Ids of a slot that weren't known: those that its item brought, where a grammar forced
@@ -191,6 +261,15 @@ class Guessing:
         """Ids of an item behind those that are known of its slot."""
         count = item.end - len(self._known[item.slot])
         return item.token_ids[item.count - count :].tolist() if count > 0 else []
+
+
+def _compared(guesses: Sequence[int], ids: Sequence[int]) -> LookedAhead:
+    drafted = accepted = min(len(guesses), len(ids))
+    for place in range(drafted):
+        if guesses[place] != ids[place]:
+            accepted = place
+            break
+    return LookedAhead(len(ids), drafted, accepted)
 
 
 def _asks(item: WorkItem) -> bool:

@@ -92,8 +92,7 @@ class StepThreadRunner:
             return StepOutcome(step=plan.step, token_ids=())
         step = read.settled(plan) if isinstance(read, OpenStep) else read
         outcome = self._computed(step)
-        self._guessing.note(plan, outcome)
-        return outcome
+        return self._guessing.noted(plan, outcome)
 
     def _computed(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend

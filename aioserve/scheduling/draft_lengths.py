@@ -30,10 +30,12 @@ PROBE_STEPS = 96
 always are guesses, there are none for a while."""
 PROBE_LENGTH = 3
 """Number of those steps in a row, as steps overlap with those of their kind alone."""
+LEAST_TRIED = 0.25
+"""Right guesses a step below which it isn't asked again what a step costs that verifies."""
 KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands among the same sequences, and one for none at all."""
-LEAST_GAIN = 1.02
-"""Guesses that bring less than that are within what nobody can measure."""
+LEAST_GAIN = 1.05
+"""Guesses that are to bring less than that are within what nobody can measure."""
 COST_DECAY = 0.9
 """What the mean of earlier steps counts beside one more."""
 MOST_OF_MEAN = 3.0
@@ -44,7 +46,7 @@ machine did something else meanwhile."""
 class DraftRecord:
     """How guesses for one sequence have fared."""
 
-    __slots__ = ("_right", "_tried", "limit", "made")
+    __slots__ = ("_right", "_tried", "is_watched", "limit", "made")
 
     def __init__(self, limit: int, usual: DraftRecord | None = None) -> None:
         """`usual`: what to expect, as guesses for others have fared."""
@@ -52,6 +54,8 @@ class DraftRecord:
         """Most guesses of a step."""
         self.made: float = 1.0 if usual is None else usual.made
         """Mean share of the guesses asked for that the drafter made."""
+        self.is_watched: bool = usual is not None and usual.is_watched
+        """Whether how guesses fare is heard of while none is verified."""
         acceptance = FIRST_ACCEPTANCE if usual is None else usual.acceptance
         self._right = acceptance * FIRST_WEIGHT
         self._tried = FIRST_WEIGHT
@@ -61,11 +65,36 @@ class DraftRecord:
         """Chance that a guess is right if all before it are."""
         return self._right / self._tried
 
+    @property
+    def share(self) -> float:
+        """`made`, but that where only asking tells, one that made none for long may make some."""
+        return self.made if self.is_watched else max(self.made, 1 / PROBE_STEPS)
+
+    @property
+    def most_gain(self) -> float:
+        """Right guesses that a step may bring on average, however many it verifies."""
+        return self.share * min(self.limit, self.acceptance / max(1e-9, 1 - self.acceptance))
+
+    @property
+    def is_worth_a_try(self) -> bool:
+        """Whether only a step that verifies can tell more: how often guesses are right, or, where
+        that is known and often enough, what such steps cost."""
+        return not self.is_watched or self.made * self.acceptance >= LEAST_TRIED
+
     def verified(self, asked: int, drafted: int, accepted: int) -> None:
         """The drafter made `drafted` of `asked` guesses, of which `accepted` were right."""
-        if not asked:
-            return
-        self.made += (1 - DECAY) * (drafted / asked - self.made)
+        if asked:
+            self._note(drafted / asked, 1, drafted, accepted)
+
+    def looked_ahead(self, asked: int, drafted: int, accepted: int) -> None:
+        """As `verified`, of guesses that no step verified: they stand for all of the `asked` steps
+        since they were made."""
+        self.is_watched = True
+        if asked:
+            self._note(drafted / asked, asked, drafted, accepted)
+
+    def _note(self, share: float, steps: int, drafted: int, accepted: int) -> None:
+        self.made += (1 - DECAY**steps) * (share - self.made)
         tried = accepted + (accepted < drafted)
         kept = DECAY**tried
         self._right = kept * self._right + accepted
@@ -162,7 +191,7 @@ class DraftLengths:
             return lengths
         if any(lengths):
             return nothing
-        able = [min(record.limit, 1) for record in records]
+        able = [min(record.limit, 1) if record.is_worth_a_try else 0 for record in records]
         return able if sum(able) <= most else nothing
 
     def _kept_or_best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
@@ -183,12 +212,14 @@ class DraftLengths:
         return lengths
 
     def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
+        if sum([record.most_gain for record in records]) < (LEAST_GAIN - 1) * others:
+            return [0] * len(records)
         limits = np.array([record.limit for record in records])
         numbers = np.arange(1, int(limits.max(initial=0)) + 1)
         if not len(numbers):
             return [0] * len(records)
         chances = np.array([record.acceptance for record in records])[:, None]
-        made = np.array([max(record.made, 1 / PROBE_STEPS) for record in records])
+        made = np.array([record.share for record in records])
         gains = np.where(numbers <= limits[:, None], chances**numbers, 0.0)
         order = np.argsort(-gains, axis=None, kind="stable")[:most]
         order = order[gains.flat[order] > 0]

@@ -23,7 +23,7 @@ from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.state import Entry, SchedulerState
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import SchedulerView
-from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "launch_with_guesses",
     "num_not_drafted",
     "settle",
+    "take_look",
     "wished_guesses",
     "with_guesses",
 ]
@@ -197,6 +198,13 @@ def settle(
         totals += [0] * (drafted - len(totals))
         for place in range(count):
             totals[place] += 1
+
+
+def take_look(usual: DraftRecord, sequence: SequenceState, found: LookedAhead) -> None:
+    """It is known what guesses for a sequence came to that no step verified."""
+    for record in (sequence.drafts, usual):
+        if record is not None:
+            record.looked_ahead(found.asked, found.drafted, found.accepted)
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:

@@ -17,7 +17,7 @@ from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.guesses import num_not_drafted, settle
+from aioserve.scheduling.guesses import num_not_drafted, settle, take_look
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 from aioserve.scheduling.policy_calls import PolicyCalls
@@ -277,7 +277,7 @@ class Scheduler:
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
         late: list[tuple[Run, WorkItem]] = []
-        decodes = plan.num_decodes == len(plan.items)
+        decodes, looks = plan.num_decodes == len(plan.items), outcome.looked_ahead
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
         for run, item, page_ids in state.in_flight.pop(plan.step):
@@ -310,6 +310,8 @@ class Scheduler:
                 continue
             if drops:
                 continue
+            if looks and index in looks:
+                take_look(state.draft_lengths.usual, sequence, looks[index])
             if at == end:
                 late.append((run, item))
                 continue

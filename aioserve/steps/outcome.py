@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,11 +14,23 @@ from aioserve.errors import InvariantError
 from aioserve.request import Logprobs
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["StepOutcome", "UnfitOutcomeError", "check_outcome"]
+__all__ = ["LookedAhead", "StepOutcome", "UnfitOutcomeError", "check_outcome"]
 
 
 class UnfitOutcomeError(InvariantError):
     """An outcome that isn't one of the plan."""
+
+
+class LookedAhead(NamedTuple):
+    """What guesses came to that were made some steps before and that no step verified."""
+
+    asked: int
+    """Tokens that were drawn since then: so many steps could have had guesses, and so many guesses
+    have an answer."""
+    drafted: int
+    """How many of these were guessed, in a row from the first."""
+    accepted: int
+    """How many of these were right, in a row from the first."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -33,6 +46,9 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drafted: dict[int, int] = {}
     """Index of a row of an item that verifies -> how many guesses were verified, if any were. Of
     these, as many were right as it has tokens but one."""
+    looked_ahead: dict[int, LookedAhead] = {}
+    """Index of a row -> what became of guesses for its slot that no step verified, where the runner
+    has come to know that."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
     row_failures: dict[int, str] = {}
@@ -62,7 +78,7 @@ def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
     if outcome.step != plan.step:
         raise UnfitOutcomeError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)
-    named = {*outcome.row_errors, *outcome.row_failures}
+    named = {*outcome.row_errors, *outcome.row_failures, *outcome.looked_ahead}
     if (
         num_ids != rows - len(counts) + sum(counts.values())
         or (named and not named.issubset(range(rows)))
@@ -75,6 +91,9 @@ def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
             f"and something to say of the rows {sorted(named)} and tokens "
             f"{sorted(outcome.logprobs)}"
         )
+    for found in outcome.looked_ahead.values():
+        if not 0 <= found.accepted <= found.drafted <= found.asked:
+            raise UnfitOutcomeError(f"step {plan.step} looked ahead to {found}")
     if len(outcome.scored) != plan.num_scored:
         raise UnfitOutcomeError(
             f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"

@@ -55,7 +55,8 @@ def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 10
     - raises nothing, and guesses token ids, no more than it may;
     - guesses alike when a new object hears the same;
     - guesses for a namespace what it would if there were no other, in whatever slots;
-    - guesses for all slots at once what it guesses for one after the other.
+    - guesses for all slots at once what it guesses for one after the other;
+    - guesses the same where it is asked twice, if it says that it `is_quick`.
 
     `make_drafter` makes a new drafter with each call: a class, or a function for one with options.
     The result, how long it takes, is for its author to judge. Needs hypothesis. Raises
@@ -77,6 +78,9 @@ def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 10
         _compare(groups, guessed, again, "a new one that hears the same")
         at_once = _replay(make_drafter(), groups, at_once=True)
         _compare(groups, guessed, at_once, "one that is asked about all slots at once")
+        if drafter.is_quick:
+            twice = _replay(make_drafter(), groups, times=2)
+            _compare(groups, guessed, twice, "one that is asked twice")
         for namespace in NAMESPACES:
             own = [_alone(group, namespace) for group in groups]
             alone = _replay(make_drafter(), own)
@@ -238,13 +242,17 @@ Guesses = dict[tuple[int, int], list[int]]
 """Guesses by the number of their group and their slot, counted from 0 wherever slots begin."""
 
 
-def _replay(drafter: Drafter, groups: Sequence[Group], *, at_once: bool = False) -> Guesses:
+def _replay(
+    drafter: Drafter, groups: Sequence[Group], *, at_once: bool = False, times: int = 1
+) -> Guesses:
+    """What is guessed in the end, where each guess is asked for so many times."""
     guesses: Guesses = {}
     for number, group in enumerate(groups):
         whole = at_once and group and group[0].method in ("extend", "draft")
         for calls in [group] if whole else [[call] for call in group]:
             try:
-                answers = _answers(drafter, calls, at_once=bool(whole))
+                for _ in range(times if calls[0].method == "draft" else 1):
+                    answers = _answers(drafter, calls, at_once=bool(whole))
                 for call, answer in zip(calls, answers, strict=True):
                     if call.method == "draft":
                         found = checked_guesses(answer, call.argument, NO_VOCAB_SIZE)

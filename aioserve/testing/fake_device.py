@@ -187,8 +187,7 @@ class FakeDevice:
             scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
             pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
         )
-        self._guessing.note(plan, outcome)
-        return outcome
+        return self._guessing.noted(plan, outcome)
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
         """Do the first `parts` of the copies and writes of a step, as if it failed then."""

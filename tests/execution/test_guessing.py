@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.guessing import LOOK_STEPS, Guessing
 from aioserve.request import SamplingParams
-from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import (
     DRAFT_TOKEN,
     PENDING_TOKEN,
@@ -59,7 +62,7 @@ class Slot:
         plan = self.guessing.settled(plan_of(items=(item,)))
         counts = {0: len(sampled)} if draws and len(sampled) != 1 else {}
         outcome = StepOutcome(step=1, token_ids=tuple(sampled), token_counts=counts)
-        self.guessing.note(plan, outcome)
+        self.guessing.noted(plan, outcome)
         return plan.items[0]
 
 
@@ -112,3 +115,141 @@ def test_an_item_whose_slot_is_further_than_its_plan_is_refused() -> None:
     slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN, DRAFT_TOKEN], [21, 22, 23])
     with pytest.raises(InvariantError, match="goes on from position 4 at most, and slot 0 has 7"):
         slot.step(ItemKind.VERIFY, 4, [PENDING_TOKEN, DRAFT_TOKEN])
+
+
+class QuickDrafter(ScriptedDrafter):
+    """Guesses that all comes as it does in `COMING`, over and over."""
+
+    is_quick = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda sequence, count: (COMING * (1 + count // len(COMING)))[:count], _all
+        )
+        self.looks: list[tuple[int, list[int], list[int]]] = []
+        """Slot, what was known, and guesses, of each time that it was asked."""
+        self.ended: dict[int, list[int]] = {}
+
+    def draft(self, slot: int, limit: int) -> Sequence[int]:
+        guesses = super().draft(slot, limit)
+        self.looks.append((slot, list(self.known[slot]), list(guesses)))
+        return guesses
+
+    def end(self, slot: int) -> None:
+        self.ended[slot] = self.known[slot]
+        super().end(slot)
+
+
+def _all(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
+    return coming[:limit]
+
+
+class QuickSlots:
+    """Slots of a runner with a quick drafter, beside what is true of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.drafter = QuickDrafter()
+        self.guessing = Guessing(self.drafter)
+        self.known: dict[int, list[int]] = {}
+        self.found: dict[int, list[LookedAhead]] = {}
+
+    def start(self, slot: int) -> None:
+        if slot in self.known:
+            self.end(slot)
+        drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
+        start = SlotStart(slot=slot, params=SamplingParams(), seed=0, drafting=drafting)
+        self.guessing.take(plan_of(started_slots=(start,)))
+        self.known[slot], self.found[slot] = [*PROMPT], []
+        self.run([(slot, ItemKind.PREFILL, 0, PROMPT)])
+
+    def end(self, slot: int) -> None:
+        self.guessing.take(plan_of(ended_slots=(slot,)))
+        assert self.drafter.ended[slot] == self.known.pop(slot)
+
+    def decode(self) -> None:
+        self.run([(s, ItemKind.DECODE, len(k) - 1, [PENDING_TOKEN]) for s, k in self.known.items()])
+
+    def verify(self, slot: int, count: int) -> None:
+        ids = [PENDING_TOKEN, *[DRAFT_TOKEN] * count]
+        self.run([(slot, ItemKind.VERIFY, len(self.known[slot]) - 1, ids)])
+        asked, heard, _ = self.drafter.looks[-1]
+        assert (asked, heard) == (slot, self.known[slot][: len(heard)])
+        assert self.guessing._heard[slot] == len(heard)
+
+    def run(self, parts: list[tuple[int, ItemKind, int, list[int]]]) -> None:
+        items = tuple(
+            WorkItem(
+                kind, slot, slot, start, len(ids), np.array(ids, np.int32), (_row(slot, kind, ids),)
+            )
+            for slot, kind, start, ids in parts
+        )
+        verified = sum(item.kind is ItemKind.VERIFY for item in items)
+        decodes = sum(item.kind is ItemKind.DECODE for item in items)
+        plan = StepPlan(step=1, items=items, num_verified=verified, num_decodes=decodes)
+        before = {slot: list(known) for slot, known in self.known.items()}
+        settled = self.guessing.settled(plan)
+        if verified:
+            assert self.drafter.known[parts[0][0]] == before[parts[0][0]]
+        token_ids, counts = [], {}
+        for index, item in enumerate(settled.items):
+            count = 1
+            while (
+                count < item.count and item.kind is ItemKind.VERIFY and self.random.random() < 0.7
+            ):
+                count += 1
+            drawn = [*item.token_ids[1:count].tolist(), self._next(item.slot)]
+            if count != 1:
+                counts[index] = count
+            token_ids += drawn
+            self.known[item.slot] += drawn
+        outcome = StepOutcome(step=1, token_ids=tuple(token_ids), token_counts=counts)
+        told = self.guessing.noted(settled, outcome)
+        for row, found in told.looked_ahead.items():
+            self.found[settled.items[row].slot].append(found)
+
+    def _next(self, slot: int) -> int:
+        place = len(self.known[slot]) - len(PROMPT)
+        return COMING[place % len(COMING)] if self.random.random() < 0.8 else 99
+
+
+def _row(slot: int, kind: ItemKind, ids: list[int]) -> SampleRow:
+    return SampleRow(offset=0 if kind is ItemKind.VERIFY else len(ids) - 1, slot=slot)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.sampled_from(["start", "end", "verify", "decode"]), st.integers(0, 2))),
+)
+def test_a_quick_drafter_knows_all_when_it_is_asked_and_when_a_slot_ends(
+    seed: int, events: list[tuple[str, int]]
+) -> None:
+    slots = QuickSlots(seed)
+    for what, slot in events:
+        if what == "start":
+            slots.start(slot)
+        elif slots.known and what == "decode":
+            for _ in range(slots.random.choice([1, LOOK_STEPS // 2, 2 * LOOK_STEPS])):
+                slots.decode()
+        elif slot in slots.known:
+            slots.end(slot) if what == "end" else slots.verify(slot, 1 + seed % 4)
+        for found in slots.found.values():
+            assert all(0 <= n.accepted <= n.drafted <= n.asked for n in found)
+    for slot in list(slots.known):
+        slots.end(slot)
+
+
+def test_guesses_that_nothing_verifies_are_compared_with_what_was_drawn() -> None:
+    slots = QuickSlots(0)
+    slots.random.random = lambda: 0.0  # all comes as it is guessed
+    slots.start(0)
+    for _ in range(2 * LOOK_STEPS):
+        slots.decode()
+    assert slots.found[0] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, LOOK_STEPS)]
+    slots.random.random = lambda: 1.0  # nothing does
+    for _ in range(LOOK_STEPS):
+        slots.decode()
+    assert slots.found[0][1:] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, 1)]
+    for _ in range(LOOK_STEPS):
+        slots.decode()
+    assert slots.found[0][2:] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, 0)]

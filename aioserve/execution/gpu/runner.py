@@ -219,9 +219,10 @@ class CudaRunner:
             self._fail(result)
             _fail(future, result)
         else:
-            settle(future, result)
             if flight.padding is None:
-                self._settling.ended(result)
+                result = self._settling.noted(result)
+            settle(future, result)
+            self._settling.go_on()
         self._start_queued()
         if not self._in_flight:
             self._at_rest.set()

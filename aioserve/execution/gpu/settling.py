@@ -42,7 +42,8 @@ class Settling:
     def __init__(
         self, guessing: Guessing, launch: Callable[[HostStep, OutcomeFuture], object]
     ) -> None:
-        """`launch` enqueues a step; `ended` is to be called for each, in this order."""
+        """`launch` enqueues a step; `noted` and then `go_on` are to be called for each, in this
+        order."""
         self._guessing = guessing
         self._launch = launch
         self._waiting: deque[tuple[StepPlan, HostStep | OpenStep, OutcomeFuture]] = deque()
@@ -51,16 +52,17 @@ class Settling:
     def put(self, plan: StepPlan, step: HostStep | OpenStep, future: OutcomeFuture) -> None:
         """Launch a step as soon as may be."""
         self._waiting.append((plan, step, future))
-        self._go_on()
+        self.go_on()
 
-    def ended(self, result: StepOutcome | Exception) -> None:
-        """The oldest step that was launched is done, or has failed."""
+    def noted(self, result: StepOutcome | Exception) -> StepOutcome | Exception:
+        """The oldest step that was launched is done, or has failed; its result, with what is known
+        by it of guesses that no step verified."""
         oldest = self._launched.popleft()
         if not oldest.is_taken:
             self._guessing.take(oldest.plan)
         if isinstance(result, StepOutcome):
-            self._guessing.note(oldest.plan, result)
-        self._go_on()
+            return self._guessing.noted(oldest.plan, result)
+        return result
 
     def fail(self, failure: Exception) -> None:
         """No step succeeds from here on, and none is launched."""
@@ -71,7 +73,8 @@ class Settling:
             if not future.cancelled():
                 future.exception()  # what was told already need not be asked for
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Launch what waited for the last step that was done."""
         while self._waiting:
             plan, step, future = self._waiting[0]
             if isinstance(step, HostStep):
