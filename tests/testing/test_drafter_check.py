@@ -142,6 +142,19 @@ class OneMoreAtOnce(LastPair):
         return [*super().draft_all(slots, limits), []]
 
 
+class UsedUp(LastPair):
+    is_quick = True
+
+    def draft(self, slot, limit):
+        guesses = super().draft(slot, limit)
+        self.next.clear()
+        return guesses
+
+
+class Quickly(LastPair):
+    is_quick = "yes"
+
+
 class Misspelt(LastPair):
     def draf_all(self, slots, limits):
         return []
@@ -168,6 +181,8 @@ class Asynchronous(LastPair):
         (OtherAtOnce, "elsewhere: the first is one that is asked about all slots at once"),
         (DeafAtOnce, "elsewhere: the first is one that is asked about all slots at once"),
         (OneMoreAtOnce, "which is no sequence with an entry for each of slots"),
+        (UsedUp, "elsewhere: the first is one that is asked twice"),
+        (Quickly, "Quickly.is_quick must be True or False, got 'yes'"),
         (Misspelt, r"draf_all is never called: did you mean draft_all\?"),
         (Asynchronous, "extend must be a plain function"),
         (object, "drafter must be a Drafter object"),
