@@ -24,7 +24,7 @@ DECAY = 0.95
 FIRST_ACCEPTANCE = 0.8
 """The first guesses of an engine are taken to be right so often."""
 FIRST_WEIGHT = 2.0
-"""What is known of others counts as so many guesses of a sequence that begins."""
+"""What is known of others counts as so many guesses, and steps, of a sequence that begins."""
 PROBE_STEPS = 96
 """After so many steps sequences without guesses have one, all in the same steps; and where there
 always are guesses, there are none for a while."""
@@ -46,7 +46,7 @@ machine did something else meanwhile."""
 class DraftRecord:
     """How guesses for one sequence have fared."""
 
-    __slots__ = ("_right", "_tried", "is_watched", "limit", "made")
+    __slots__ = ("_asked", "_right", "_tried", "is_watched", "limit", "made")
 
     def __init__(self, limit: int, usual: DraftRecord | None = None) -> None:
         """`usual`: what to expect, as guesses for others have fared."""
@@ -58,7 +58,7 @@ class DraftRecord:
         """Whether how guesses fare is heard of while none is verified."""
         acceptance = FIRST_ACCEPTANCE if usual is None else usual.acceptance
         self._right = acceptance * FIRST_WEIGHT
-        self._tried = FIRST_WEIGHT
+        self._asked = self._tried = FIRST_WEIGHT
 
     @property
     def acceptance(self) -> float:
@@ -94,7 +94,10 @@ class DraftRecord:
             self._note(drafted / asked, asked, drafted, accepted)
 
     def _note(self, share: float, steps: int, drafted: int, accepted: int) -> None:
-        self.made += (1 - DECAY**steps) * (share - self.made)
+        kept = DECAY**steps
+        added = (1 - kept) / (1 - DECAY)
+        self._asked = kept * self._asked + added
+        self.made += added / self._asked * (share - self.made)
         tried = accepted + (accepted < drafted)
         kept = DECAY**tried
         self._right = kept * self._right + accepted

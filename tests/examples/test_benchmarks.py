@@ -119,3 +119,19 @@ def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
     assert sum(rounded["weight_bytes"].values()) < sum(plain["weight_bytes"].values())
     rows = [line for line in done.stdout.splitlines() if line.startswith("| int8 | ")]
     assert len(rows) == 1
+
+
+@pytest.mark.timeout(180)
+def test_speculation_is_measured_beside_that_of_transformers() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, BENCHMARKS / "speculation_beside.py", "--prompts", "1"),
+            *("--output-tokens", "8", "--repeats", "1"),
+        ],
+        check=True,
+        timeout=170,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines() if line.rstrip()[-3:-2] == "."]
+    assert [words[0] for words in lines] == ["off", "lookup", "model"]
