@@ -36,8 +36,8 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands among the same sequences, and one for none at all."""
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
-COST_DECAY = 0.9
-"""What the mean of earlier steps counts beside one more."""
+COST_STEPS = 10
+"""The mean of a step's cost is that of about so many last ones."""
 MOST_OF_MEAN = 3.0
 """A step that took longer than that many times the mean is counted as if it had taken so long: the
 machine did something else meanwhile."""
@@ -111,6 +111,8 @@ class StepCosts:
         self._tokens: list[int] = []
         """Means of tokens are kept beside those of seconds, by bucket, in rising order."""
         self._seconds: list[float] = []
+        self._weights: list[int] = []
+        """Number of steps, at most `COST_STEPS`."""
 
     @property
     def are_known(self) -> bool:
@@ -131,19 +133,35 @@ class StepCosts:
         if at == len(self._tokens) or self._tokens[at] != place:
             self._tokens.insert(at, place)
             self._seconds.insert(at, seconds)
+            self._weights.insert(at, 1)
             return
         mean = self._seconds[at]
-        self._seconds[at] = mean + (1 - COST_DECAY) * (min(seconds, MOST_OF_MEAN * mean) - mean)
+        self._weights[at] = weight = min(self._weights[at] + 1, COST_STEPS)
+        self._seconds[at] = mean + (min(seconds, MOST_OF_MEAN * mean) - mean) / weight
 
     def of(self, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Seconds of steps of so many tokens, float64 `[n]`. No step costs less than a smaller one.
-        Outside of what was measured only to try tells more, so that it is said to be cheap there:
-        what is larger costs as much as the largest measured, and what is smaller as much less than
-        the smallest as it has fewer tokens. 1 where nothing was measured."""
+        """Seconds of steps of so many tokens, float64 `[n]`. No step costs less than a smaller one:
+        where it was measured so, both cost their mean, by the number of steps (pool adjacent
+        violators: Ayer et al. 1955, "An empirical distribution function for sampling with
+        incomplete information"). Outside of what was measured only to try tells more, so that it is
+        said to be cheap there: what is larger costs as much as the largest measured, and what is
+        smaller as much less than the smallest as it has fewer tokens. 1 where nothing was measured.
+        """
         if not self._tokens:
             return np.ones(len(num_tokens))
-        rising = np.maximum.accumulate(self._seconds)
-        return np.interp(num_tokens, [0, *self._tokens], [0.0, *rising])
+        return np.interp(num_tokens, [0, *self._tokens], [0.0, *self._rising()])
+
+    def _rising(self) -> list[float]:
+        pools: list[tuple[float, int, int]] = []
+        """Mean, weight and number of buckets of each."""
+        for mean, weight in zip(self._seconds, self._weights, strict=True):
+            count = 1
+            while pools and pools[-1][0] > mean:
+                other, more, buckets = pools.pop()
+                mean = (mean * weight + other * more) / (weight + more)
+                weight, count = weight + more, count + buckets
+            pools.append((mean, weight, count))
+        return [mean for mean, _, count in pools for _ in range(count)]
 
 
 def _bucket(num_tokens: int) -> int:

@@ -168,7 +168,10 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     assert costs.of(np.array([4.0])).tolist() == [1.0]
     for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)):
         costs.took(num_tokens, seconds)
-    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [2.0, 2.0, 3.0, 4.0, 4.0]
-    assert costs.of(np.array([0.5])).tolist() == [1.0]
+    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
+    assert costs.of(np.array([0.5])).tolist() == [0.75]
+    for _ in range(9):
+        costs.took(1, 1.0)
+        costs.took(8, 1.5)
     costs.took(1, 1000.0)
-    assert costs.of(np.array([1.0]))[0] == pytest.approx(2.4)
+    assert costs.of(np.array([1.0]))[0] == pytest.approx(1.1 + 0.22)
