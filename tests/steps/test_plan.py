@@ -118,6 +118,6 @@ def test_guesses_are_not_more_right_than_there_were(found: tuple[int, int, int])
     looked = {0: LookedAhead(*found)}
     with pytest.raises(UnfitOutcomeError, match="step 1 looked ahead to"):
         check_outcome(plan, StepOutcome(step=1, token_ids=(1,), looked_ahead=looked))
+    looked = {1: LookedAhead(1, 1, 1)}
     with pytest.raises(UnfitOutcomeError, match="step 1 "):
-        looked = {1: LookedAhead(1, 1, 1)}
         check_outcome(plan, StepOutcome(step=1, token_ids=(1,), looked_ahead=looked))

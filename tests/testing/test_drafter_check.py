@@ -152,7 +152,7 @@ class UsedUp(LastPair):
 
 
 class Quickly(LastPair):
-    is_quick = "yes"
+    is_quick: Any = "yes"
 
 
 class Misspelt(LastPair):
