@@ -65,6 +65,8 @@ class Guessing:
         self._unread: list[tuple[StepPlan, StepOutcome]] = []
         """Steps whose tokens aren't known yet, as nobody asked for them: to read them one by one
         takes its time between two steps."""
+        self._steps_plain = 0
+        """Steps that verified nothing since the drafter was asked."""
 
     def take(self, plan: StepPlan) -> None:
         """Slots end and start, as a plan says."""
@@ -166,7 +168,10 @@ class Guessing:
         self._unread.append((plan, outcome))
         if not self._looks:
             self._read()
-        elif len(self._unread) >= LOOK_STEPS:
+            return outcome
+        self._steps_plain = 0 if plan.num_verified else self._steps_plain + 1
+        if self._steps_plain >= LOOK_STEPS:
+            self._steps_plain = 0
             self._read()
             self._look_ahead()
         return self._with_looks(plan, outcome) if self._looked_ahead else outcome

@@ -239,6 +239,17 @@ def test_a_quick_drafter_knows_all_when_it_is_asked_and_when_a_slot_ends(
         slots.end(slot)
 
 
+def test_it_is_asked_however_often_others_start() -> None:
+    slots = QuickSlots(0)
+    slots.random.random = lambda: 0.0
+    slots.start(0)
+    for _ in range(4 * LOOK_STEPS):
+        slots.start(1)
+        slots.decode()
+    assert len(slots.found[0]) > 1
+    assert all(found.asked == found.accepted > 1 for found in slots.found[0])
+
+
 def test_guesses_that_nothing_verifies_are_compared_with_what_was_drawn() -> None:
     slots = QuickSlots(0)
     slots.random.random = lambda: 0.0  # all comes as it is guessed
