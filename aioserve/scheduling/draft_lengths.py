@@ -86,12 +86,12 @@ class DraftRecord:
         if asked:
             self._note(drafted / asked, 1, drafted, accepted)
 
-    def looked_ahead(self, asked: int, drafted: int, accepted: int) -> None:
-        """As `verified`, of guesses that no step verified: they stand for all of the `asked` steps
-        since they were made."""
+    def looked_ahead(self, steps: int, asked: int, drafted: int, accepted: int) -> None:
+        """As `verified`, of guesses that no step verified: they stand for all `steps` since they
+        were made."""
         self.is_watched = True
-        if asked:
-            self._note(drafted / asked, asked, drafted, accepted)
+        if steps and asked:
+            self._note(drafted / asked, steps, drafted, accepted)
 
     def _note(self, share: float, steps: int, drafted: int, accepted: int) -> None:
         kept = DECAY**steps

@@ -202,9 +202,12 @@ def settle(
 
 def take_look(usual: DraftRecord, sequence: SequenceState, found: LookedAhead) -> None:
     """It is known what guesses for a sequence came to that no step verified."""
+    if sequence.drafts is None:
+        return
+    most = sequence.drafts.limit
+    drafted, accepted = min(found.drafted, most), min(found.accepted, most)
     for record in (sequence.drafts, usual):
-        if record is not None:
-            record.looked_ahead(found.asked, found.drafted, found.accepted)
+        record.looked_ahead(found.asked, min(found.asked, most), drafted, accepted)
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:
