@@ -39,7 +39,7 @@ class GuardedDrafter(AtOnce):
         self._drafter = drafter
         self._vocab_size = vocab_size
         kind = type(drafter)
-        self.is_quick = drafter.is_quick
+        self.is_quick: bool = drafter.is_quick
         self._extends_at_once = kind.extend_all is not Drafter.extend_all
         self._drafts_at_once = kind.draft_all is not Drafter.draft_all
         self._guesses: dict[int, bool] = {}

@@ -231,7 +231,7 @@ class Guessing:
             extended[slot] = ids = known[heard:].tolist()
             self._heard[slot] = len(known)
             if (ahead := self._ahead.pop(slot, None)) is not None:
-                self._looked_ahead[slot] = _compared(ahead, ids)
+                self._looked_ahead[slot] = _compared(ahead, ids[:LOOK_STEPS])
         if extended:
             self._drafter.extend_all(list(extended), list(extended.values()))
 

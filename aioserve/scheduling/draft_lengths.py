@@ -79,7 +79,7 @@ class DraftRecord:
     def is_worth_a_try(self) -> bool:
         """Whether only a step that verifies can tell more: how often guesses are right, or, where
         that is known and often enough, what such steps cost."""
-        return not self.is_watched or self.made * self.acceptance >= LEAST_TRIED
+        return not self.is_watched or self.most_gain >= LEAST_TRIED
 
     def verified(self, asked: int, drafted: int, accepted: int) -> None:
         """The drafter made `drafted` of `asked` guesses, of which `accepted` were right."""

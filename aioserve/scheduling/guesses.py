@@ -11,7 +11,7 @@ step is done, what was guessed in vain comes off again (`settle`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ __all__ = [
     "launch_with_guesses",
     "num_not_drafted",
     "settle",
-    "take_look",
+    "take_looks",
     "wished_guesses",
     "with_guesses",
 ]
@@ -200,14 +200,19 @@ def settle(
             totals[place] += 1
 
 
-def take_look(usual: DraftRecord, sequence: SequenceState, found: LookedAhead) -> None:
-    """It is known what guesses for a sequence came to that no step verified."""
-    if sequence.drafts is None:
-        return
-    most = sequence.drafts.limit
-    drafted, accepted = min(found.drafted, most), min(found.accepted, most)
-    for record in (sequence.drafts, usual):
-        record.looked_ahead(found.asked, min(found.asked, most), drafted, accepted)
+def take_looks(
+    usual: DraftRecord, entries: Sequence[Entry], looks: Mapping[int, LookedAhead]
+) -> None:
+    """It is known what guesses came to that no step verified, by the rows of a step's entries."""
+    runs = [run for run, item, _ in entries if item.rows]
+    for index, found in looks.items():
+        sequence = runs[index].sequence
+        if sequence.slot != runs[index].slot or sequence.drafts is None:
+            continue
+        most = sequence.drafts.limit
+        drafted, accepted = min(found.drafted, most), min(found.accepted, most)
+        for record in (sequence.drafts, usual):
+            record.looked_ahead(found.asked, min(found.asked, most), drafted, accepted)
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:

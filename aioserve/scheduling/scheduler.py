@@ -17,7 +17,7 @@ from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.guesses import num_not_drafted, settle, take_look
+from aioserve.scheduling.guesses import num_not_drafted, settle, take_looks
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 from aioserve.scheduling.policy_calls import PolicyCalls
@@ -277,10 +277,13 @@ class Scheduler:
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
         late: list[tuple[Run, WorkItem]] = []
-        decodes, looks = plan.num_decodes == len(plan.items), outcome.looked_ahead
+        decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
-        for run, item, page_ids in state.in_flight.pop(plan.step):
+        entries = state.in_flight.pop(plan.step)
+        if outcome.looked_ahead:
+            take_looks(state.draft_lengths.usual, entries, outcome.looked_ahead)
+        for run, item, page_ids in entries:
             sequence, slot = run.sequence, run.slot
             # The one place where results in flight are dropped: the sequence has ended, was
             # preempted or lacked a mask, and will sample the same token again: noise depends on
@@ -310,8 +313,6 @@ class Scheduler:
                 continue
             if drops:
                 continue
-            if looks and index in looks:
-                take_look(state.draft_lengths.usual, sequence, looks[index])
             if at == end:
                 late.append((run, item))
                 continue

@@ -219,10 +219,12 @@ class CudaRunner:
             self._fail(result)
             _fail(future, result)
         else:
-            if flight.padding is None:
+            notes = flight.padding is None and self._failure is None
+            if notes:
                 result = self._settling.noted(result)
             settle(future, result)
-            self._settling.go_on()
+            if notes:
+                self._settling.go_on()
         self._start_queued()
         if not self._in_flight:
             self._at_rest.set()
