@@ -56,12 +56,16 @@ class Settling:
 
     def noted(self, result: StepOutcome | Exception) -> StepOutcome | Exception:
         """The oldest step that was launched is done, or has failed; its result, with what is known
-        by it of guesses that no step verified."""
+        by it of guesses that no step verified. What can't be noted is a step that failed, as on a
+        CPU: whoever awaits it hears of it."""
         oldest = self._launched.popleft()
-        if not oldest.is_taken:
-            self._guessing.take(oldest.plan)
-        if isinstance(result, StepOutcome):
-            return self._guessing.noted(oldest.plan, result)
+        try:
+            if not oldest.is_taken:
+                self._guessing.take(oldest.plan)
+            if isinstance(result, StepOutcome):
+                return self._guessing.noted(oldest.plan, result)
+        except Exception as error:
+            return error
         return result
 
     def fail(self, failure: Exception) -> None:

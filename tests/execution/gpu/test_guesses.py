@@ -10,6 +10,9 @@ from functools import partial
 import pytest
 
 from aioserve import DraftedSequence, DrafterSpec, Speculation, hookimpl
+from aioserve.execution.guessing import Guessing
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens, run_simulated
 from tests.doubles.drafters import Guess, ScriptedDrafter, anything, nothing_right, right_up_to
 from tests.doubles.fake_gpu_model import FakeGpuModel
@@ -112,3 +115,30 @@ def test_guesses_that_are_right_take_fewer_steps() -> None:
         return engine.stats().steps_total
 
     assert steps(right_up_to(9)) < steps(nothing_right)
+
+
+def test_a_step_whose_tokens_cannot_be_noted_fails_and_nothing_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted, calls = Guessing.noted, 0
+
+    def at_times(self: Guessing, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+        nonlocal calls
+        calls += 1
+        if calls % 9 == 0:
+            raise RuntimeError("planted")
+        return noted(self, plan, outcome)
+
+    monkeypatch.setattr(Guessing, "noted", at_times)
+    draw = random.Random(3)
+    model = FakeGpuModel(seed=3, max_model_len=MAX_MODEL_LEN)
+    options = {
+        **options_of(draw),
+        "plugins": [Plugin(right_up_to(9))],
+        "speculation": Speculation(drafter="seeds", max_tokens=4),
+    }
+    with silence():
+        checker, _ = run_simulated(partial(serve, model, draw, **options), seed=3)
+    assert calls > 9
+    assert checker.num_open == 0
+    assert not checker.wrong_tokens
