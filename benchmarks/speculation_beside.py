@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculation_workloads import WORKLOADS, Sizes, asks_by_messages, sessions_of
+from speculation_workloads import Sizes, asks_by_messages, sessions_of
 
 from aioserve import Engine, SamplingParams, Speculation
 from aioserve.assets import draft_path, model_path
@@ -37,7 +37,7 @@ Rates = dict[tuple[str, str], float]
 
 def main() -> None:
     options = parse_arguments()
-    os.environ.setdefault("AIOSERVE_NUM_THREADS", str(options.threads))
+    os.environ["AIOSERVE_NUM_THREADS"] = str(options.threads)
     if options.draft is None and "model" in options.drafters:
         found = draft_path(options.model)
         if found is None:
@@ -85,7 +85,6 @@ def engine_of(drafter: str, options: argparse.Namespace) -> Engine:
 async def encoded_prompts(options: argparse.Namespace) -> list[list[int]]:
     """Token ids of the first prompt of each session."""
     sizes = Sizes(options.output_tokens, options.prompt_tokens, 1, Path())
-    assert options.workload in WORKLOADS
     async with engine_of(OFF, options) as engine:
         by_messages = await asks_by_messages(engine)
         sessions = sessions_of(options.workload, options.prompts, by_messages, 0, sizes)

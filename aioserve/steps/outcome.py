@@ -25,7 +25,7 @@ class LookedAhead(NamedTuple):
     """What guesses came to that were made some steps before and that no step verified."""
 
     asked: int
-    """Tokens that were drawn since then: so many steps could have had guesses, and so many guesses
+    """Tokens that were drawn since then, but no more than guesses were asked for: so many of these
     have an answer."""
     drafted: int
     """How many of these were guessed, in a row from the first."""

@@ -13,6 +13,7 @@ from aioserve.testing.fake_device import VOCAB_SIZE, expected_tokens
 __all__ = [
     "FakeModelDrafters",
     "Guess",
+    "QuickFakeModelDrafter",
     "ScriptedDrafter",
     "anything",
     "nothing_right",
@@ -78,6 +79,21 @@ class FakeModelDrafter(ScriptedDrafter):
     def _sample(self, sequence: DraftedSequence, sample: int) -> list[int]:
         prompt = tuple(sequence.known_ids[: sequence.prompt_tokens].tolist())
         return _tokens(prompt, self._seed_of(prompt) + sample)
+
+
+class QuickFakeModelDrafter(FakeModelDrafter):
+    """One that is watched where nothing is verified."""
+
+    is_quick = True
+
+    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
+        super().__init__(guess, seed_of)
+        self.limits: list[int] = []
+        """Most guesses of each call."""
+
+    def draft(self, slot: int, limit: int) -> Sequence[int]:
+        self.limits.append(limit)
+        return super().draft(slot, limit)
 
 
 MOST_SAMPLES = 3

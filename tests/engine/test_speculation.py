@@ -26,12 +26,14 @@ from aioserve import (
     Token,
     Usage,
 )
+from aioserve.execution.guessing import LOOK_STEPS
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated
 from tests.doubles.drafters import (
     FakeModelDrafters,
     Guess,
+    QuickFakeModelDrafter,
     anything,
     nothing_right,
     right_up_to,
@@ -379,6 +381,52 @@ def test_the_drafter_knows_what_each_slot_has_drawn_however_often_slots_change_h
             assert (stats.preemptions_total > 0) == (options["num_pages"] == 16)
 
     run_simulated(main)
+
+
+class Seldom(SchedulingPolicy):
+    """Allows guesses for four of every fifty tokens."""
+
+    def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
+        return limit if request.generated_tokens % 50 < 4 else 0
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("options", [{"num_pages": 16}, {"num_pages": 60}], ids=str)
+def test_one_that_is_watched_is_told_what_was_drawn_however_often_slots_change_hands(
+    guess: str, overlap: bool, options: dict[str, Any]
+) -> None:
+    drafter = QuickFakeModelDrafter(GUESSES[guess], seed_of)
+
+    async def main() -> None:
+        engine = Engine(
+            FakeModel(step_seconds=lambda plan: STEP_SECONDS),
+            policy=Seldom(),
+            overlap=overlap,
+            max_num_seqs=4,
+            page_size=8,
+            output_reserve_tokens=0,
+            speculation=Speculation(drafter="scripted", max_tokens=4),
+            plugins=[FakeModelDrafters(GUESSES[guess], made=lambda: drafter)],
+            **options,
+        )
+        async with engine:
+            prompts = [[index, *PROMPT] for index in range(9)]
+            params = [
+                SamplingParams(max_tokens=90, seed=seed_of(p), n=1 + p[0] % 2) for p in prompts
+            ]
+            reads = await asyncio.gather(
+                *(read(engine, *asked) for asked in zip(prompts, params, strict=True))
+            )
+            for prompt, told in zip(prompts, reads, strict=True):
+                ids = [token.id for token in told.tokens[0]]
+                assert ids == expected_tokens(prompt, 90, seed_of(prompt))
+            await engine.drain()
+            check_invariants(engine)
+            assert engine.stats().drafter_faults_total == 0
+
+    run_simulated(main)
+    assert LOOK_STEPS in drafter.limits
 
 
 def test_a_dump_is_plain_while_guesses_are_in_flight() -> None:
