@@ -154,11 +154,12 @@ class Guessing:
                 f"sequence {item.sequence_id} goes on from position {item.start} at most, and slot "
                 f"{item.slot} has {known and len(known)} known tokens"
             )
-        behind = guesses if _asks(item) else item.token_ids[1:]
+        start, behind = len(known) - 1, guesses if _asks(item) else item.token_ids[1:]
+        if start < item.least_start:
+            # Nothing was drawn by what was in flight: what comes of it counts for nothing either.
+            start, behind = item.start, ()
         token_ids = np.array([known[-1], *behind], np.int32)
-        return msgspec.structs.replace(
-            item, start=len(known) - 1, count=len(token_ids), token_ids=token_ids
-        )
+        return msgspec.structs.replace(item, start=start, count=len(token_ids), token_ids=token_ids)
 
     def noted(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         """Take note of what a step, whose plan was settled, computed and sampled row by row; the
@@ -256,7 +257,7 @@ class Guessing:
         them, and what was sampled behind them. None where the item went on from a token that wasn't
         sampled: its own count for nothing."""
         if item.kind is VERIFY:
-            return [*sampled]
+            return [*sampled] if item.start == len(self._known[slot]) - 1 else []
         if item.end < len(self._known[slot]):
             self._go_back(slot, item.end)
         brought = self._forced(item)

@@ -160,6 +160,7 @@ def _item(sequence: SequenceState, count: int) -> WorkItem:
         1 + count,
         token_ids,
         sequence.decode_rows,
+        least_start=start - sequence.unsure,
     )
 
 

@@ -180,6 +180,10 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     pooled: PooledTokens | None = None
     parent: int | None = None
     """Index of an item before it in the plan."""
+    least_start: int = 0
+    """Where an item that verifies begins if all guesses before it were wrong or weren't made. If
+    not even that far is known, something before it failed: its outcome is nothing, and it must
+    write to none but its own pages, which begin there."""
 
     @property
     def end(self) -> int:

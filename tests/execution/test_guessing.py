@@ -117,6 +117,18 @@ def test_an_item_whose_slot_is_further_than_its_plan_is_refused() -> None:
         slot.step(ItemKind.VERIFY, 4, [PENDING_TOKEN, DRAFT_TOKEN])
 
 
+def test_an_item_behind_a_step_that_failed_begins_no_sooner_than_its_own_pages() -> None:
+    slot = Slot()
+    rows = (SampleRow(offset=0, slot=0),)
+    ids = np.array([PENDING_TOKEN, DRAFT_TOKEN, DRAFT_TOKEN], np.int32)
+    item = WorkItem(ItemKind.VERIFY, 0, 0, 6, 3, ids, rows, least_start=4)
+    plan = slot.guessing.settled(plan_of(items=(item,)))  # what was to compute position 3 failed
+    (lost,) = plan.items
+    assert (lost.start, lost.count) == (6, 1)
+    slot.guessing.noted(plan, StepOutcome(step=1, token_ids=(9,)))
+    assert slot.known == [*PROMPT, 20]
+
+
 class QuickDrafter(ScriptedDrafter):
     """Guesses that all comes as it does in `COMING`, over and over."""
 

@@ -215,6 +215,15 @@ def test_a_failed_step_takes_back_what_it_wrote_before_the_place_in_its_plan() -
     assert [*run(bench, 2).values()] == [expected_tokens([*PROMPT, *TOKENS[:20]], 4)]
 
 
+def test_guesses_for_samples_of_a_prompt_whose_step_failed_write_to_no_page_of_both() -> None:
+    bench = bench_of(right_up_to(9), page_size=1, prefix_caching=False)
+    bench.submit_all(PROMPT, max_tokens=20, n=2, max_draft_tokens=3)
+    first, second = bench.plan(), bench.plan()
+    assert [(item.start, item.least_start) for item in second.items] == [(6, 6)] * 2
+    assert bench.fail(first)
+    assert bench.commit(second) == []
+
+
 GUESSES = [right_up_to(99), right_up_to(2), nothing_right]
 
 
