@@ -19,6 +19,7 @@ from aioserve.config import (
     Speculation,
 )
 from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter, MTPDrafter
 from aioserve.drafting.model import ModelDrafter
 from aioserve.drafting.ngram import NgramDrafter
 from aioserve.drafting.suffix import SuffixDrafter
@@ -131,6 +132,7 @@ __all__ = [
     "Drafter",
     "DrafterSpec",
     "DuplicateRequestError",
+    "Eagle3Drafter",
     "EmbedOptions",
     "EncodeOptions",
     "Engine",
@@ -153,6 +155,8 @@ __all__ = [
     "LogitsProcessor",
     "LogitsProcessorSpec",
     "Logprobs",
+    "MTPDrafter",
+    "MedusaDrafter",
     "Message",
     "MessageOptions",
     "ModelDrafter",

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._plugin_project import write_project
-from aioserve.drafting.model import ModelDrafter
+from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
@@ -241,7 +241,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
     def drafter(text: str) -> Any:
         made = registry.drafter(text)
-        if isinstance(made, ModelDrafter):
+        if isinstance(made, LoadedDrafter):
             raise ConfigError(
                 f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
                 "checked here"

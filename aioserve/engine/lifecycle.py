@@ -24,7 +24,7 @@ from aioserve.arguments import counted, shown
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.guarded import GuardedDrafter
-from aioserve.drafting.model import ModelDrafter
+from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.engine_arguments import EngineArguments
 from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
@@ -181,11 +181,11 @@ class EngineLifecycle:
                 num_slots=num_slots,
                 progress=arguments.progress,
                 capture_progress=arguments.capture_progress,
-                drafter=drafter if isinstance(drafter, ModelDrafter) else None,
+                drafter=drafter if isinstance(drafter, LoadedDrafter) else None,
             )
-        if isinstance(drafter, ModelDrafter):
+        if isinstance(drafter, LoadedDrafter):
             raise ConfigError(
-                f"drafter 'model' needs a model that the engine loads by name, got "
+                f"drafter {drafter.kind!r} needs a model that the engine loads by name, got "
                 f"{shown(arguments.model)}",
                 argument="speculation",
                 value=self.config.speculation,

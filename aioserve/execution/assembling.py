@@ -6,7 +6,7 @@ Imports torch: `imports` does that off the event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
@@ -14,11 +14,10 @@ from msgspec.structs import asdict
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
-from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError
-from aioserve.execution.draft_model import DraftModel
+from aioserve.execution.drafts.placing import Draft, draft_of
 from aioserve.execution.process_memory import available_memory_bytes
-from aioserve.execution.read_draft import ReadDraft
+from aioserve.execution.reserve import reserve
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import warm_up
@@ -29,10 +28,10 @@ from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache, backend_named
 
 __all__ = [
-    "Draft",
     "KVStorage",
     "decoder_of",
     "described",
+    "draft_of",
     "first_steps",
     "host_pages",
     "loaded_model",
@@ -46,43 +45,12 @@ PREFAULT_BYTES = 2**30
 """... as far as it takes no more than this; the last piece is a whole one."""
 
 
-def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
+def decoder_of(
+    weights: ReadWeights, config: EngineConfig, kept_layers: Sequence[int] = ()
+) -> Decoder:
     """The decoder on the backend that is asked for. Uses up the weights."""
-    backend = backend_named(config.backend)
-    return make_decoder(weights, backend, use_program=config.step_program)
-
-
-class Draft(NamedTuple):
-    """A model that guesses tokens of another."""
-
-    drafter: ModelDrafter
-    decoder: Decoder
-
-    @classmethod
-    def of(cls, read: ReadDraft, decoder: Decoder, config: EngineConfig) -> Draft:
-        """What was read, on the backend of another model. Uses up the weights."""
-        program = config.step_program
-        made = make_decoder(read.weights, decoder.backend, use_program=program, grouped=False)
-        return cls(read.drafter, made)
-
-    def bytes_per_page(self, config: EngineConfig) -> int:
-        return self.decoder.kv_shape(1, config.page_size).bytes_per_page
-
-    def placed(
-        self, config: EngineConfig, num_pages: int, *, num_slots: int, num_groups: int
-    ) -> DraftModel:
-        """It has KV pages, and its drafter guesses by it. Raises `ConfigError` for more pages than
-        there is room."""
-        model = DraftModel(
-            self.decoder,
-            _reserve(self.decoder, "num_pages", num_pages, config.page_size),
-            num_slots=num_slots,
-            num_groups=num_groups,
-            most_tokens=config.max_num_batched_tokens,
-            end_ids=self.decoder.config.eos_token_ids,
-        )
-        self.drafter.guess_by(model)
-        return model
+    backend, program = backend_named(config.backend), config.step_program
+    return make_decoder(weights, backend, use_program=program, kept_layers=kept_layers)
 
 
 async def loaded_model(
@@ -103,14 +71,12 @@ async def loaded_model(
     max_model_len, num_pages = sizes(
         decoder,
         config,
-        lambda: _room_bytes(decoder, config),
-        beside_bytes=0 if draft is None else draft.bytes_per_page(config),
+        lambda: _room_bytes(decoder, config, draft),
+        beside_bytes=0 if draft is None else draft.bytes_per_page,
     )
-    cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
-    follower = None
-    if draft is not None:
-        num_groups = decoder.layout.num_groups
-        follower = draft.placed(config, num_pages, num_slots=num_slots, num_groups=num_groups)
+    page_size = config.page_size
+    cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, page_size))
+    follower = None if draft is None else draft.placed(num_pages, num_slots=num_slots)
     pages = KVStorage(num_pages, cache, host_pages(decoder, config))
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
@@ -224,24 +190,14 @@ def described(
     )
 
 
-def _reserve(
-    decoder: Decoder, option: str, num_pages: int, page_size: int, *, on_host: bool = False
-) -> KVCache:
-    """New KV pages. Raises `ConfigError`, which names the option, for more than there is room."""
-    try:
-        return decoder.new_cache(num_pages, page_size, on_host=on_host)
-    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
-        raise ConfigError(
-            f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
-        ) from error
-
-
 def host_pages(decoder: Decoder, config: EngineConfig) -> KVCache | None:
     """KV pages of the host, if any are wanted."""
     if not config.num_host_pages:
         return None
-    num_pages = config.num_host_pages
-    return _reserve(decoder, "num_host_pages", num_pages, config.page_size, on_host=True)
+    num_pages, size = config.num_host_pages, config.page_size
+    return reserve(
+        "num_host_pages", num_pages, lambda: decoder.new_cache(num_pages, size, on_host=True)
+    )
 
 
 def _prefault_pages(cache: KVCache, config: EngineConfig) -> int:
@@ -305,7 +261,8 @@ def sizes(
     return min(wanted_len, holds), num_pages
 
 
-def _room_bytes(decoder: Decoder, config: EngineConfig) -> int:
+def _room_bytes(decoder: Decoder, config: EngineConfig, draft: Draft | None) -> int:
     """Host pages are memory of this machine as well."""
     budget = int(available_memory_bytes() * config.memory_utilization)
-    return budget - config.num_host_pages * decoder.kv_shape(1, config.page_size).bytes_per_page
+    one = decoder.kv_shape(1, config.page_size).bytes_per_page
+    return budget - config.num_host_pages * (one + (draft.bytes_per_host_page if draft else 0))

@@ -43,6 +43,10 @@ class StepFollower(Protocol):
         """The pages of a plan are copied, its guesses come next, and then it is computed."""
         ...
 
+    def computed(self, plan: StepPlan) -> None:
+        """A plan, as it was settled, has been computed."""
+        ...
+
 
 class Guessing:
     """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
@@ -164,6 +168,8 @@ class Guessing:
     def noted(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         """Take note of what a step, whose plan was settled, computed and sampled row by row; the
         outcome, with what has come to be known of guesses that no step verified."""
+        if self._follower is not None:
+            self._follower.computed(plan)
         if not self._known:
             return outcome
         self._unread.append((plan, outcome))

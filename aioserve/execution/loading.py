@@ -19,16 +19,18 @@ import msgspec
 from aioserve import _native, assets
 from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
-from aioserve.drafting.model import ModelDrafter
+from aioserve.drafting.heads import HeadDrafter
+from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.errors import ConfigError, ModelError
 from aioserve.execution.devices import chosen_device
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
-from aioserve.execution.read_draft import ReadDraft
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf
+from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
 
@@ -47,7 +49,7 @@ async def load(
     num_slots: int,
     progress: ReportBytes | None = None,
     capture_progress: ReportGraphs | None = None,
-    drafter: ModelDrafter | None = None,
+    drafter: LoadedDrafter | None = None,
 ) -> LoadedModel:
     """Load off the event loop. `progress` is called in a loading thread with bytes done and bytes
     in all; `capture_progress` on the loop with CUDA graphs captured and graphs in all, from 0 on.
@@ -65,7 +67,7 @@ class _Loader:
     config: EngineConfig
     progress: ReportBytes | None
     capture_progress: ReportGraphs | None
-    drafter: ModelDrafter | None
+    drafter: LoadedDrafter | None
     device: str = "cpu"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """What each part took, by the clock; parts run at the same time."""
@@ -76,8 +78,8 @@ class _Loader:
         files = await asyncio.to_thread(self._find)
         if self.drafter is not None and self.device != "cpu":
             raise ConfigError(
-                f"speculation: draft models run on CPUs alone, and {self.model} is to run on "
-                f"{self.device}",
+                f"speculation: draft models and heads run on CPUs alone, and {self.model} is to "
+                f"run on {self.device}",
                 argument="speculation",
                 value=self.config.speculation,
             )
@@ -89,7 +91,7 @@ class _Loader:
         finally:
             await self._leave([weights] if draft is None else [weights, draft])
 
-    def _begin_draft(self) -> asyncio.Future[ReadDraft] | None:
+    def _begin_draft(self) -> asyncio.Future[AnyReadDraft] | None:
         drafter = self.drafter
         if drafter is None:
             return None
@@ -109,7 +111,7 @@ class _Loader:
         self,
         files: ModelFiles,
         weights: asyncio.Future[ReadWeights],
-        draft: asyncio.Future[ReadDraft] | None,
+        draft: asyncio.Future[AnyReadDraft] | None,
         num_slots: int,
     ) -> LoadedModel:
         text = self._begin("tokenizer", lambda: self._read_text(files))
@@ -120,17 +122,20 @@ class _Loader:
             parts.append(asyncio.shield(draft))
         await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
-        if draft is not None:
-            draft.result().check(read.config, described.tokenizer)
-        decoder = await self._begin("decoder", lambda: assembling.decoder_of(read, self.config))
         options: dict[str, Any] = {}
+        of = assembling.decoder_of
+        if draft is None:
+            decoder = await self._begin("decoder", lambda: of(read, self.config))
+        else:
+            found = draft.result()
+            found.check(read.config, described.tokenizer)
+            kept = found.kept_layers(read.config)
+            decoder = await self._begin("decoder", lambda: of(read, self.config, kept))
+            options["draft"] = await self._begin(
+                "draft_decoder", lambda: assembling.draft_of(found, decoder, self.config)
+            )
         if self.device != "cpu":
             options["captured"] = self.capture_progress
-        elif draft is not None:
-            of = assembling.Draft.of
-            options["draft"] = await self._begin(
-                "draft_decoder", lambda: of(draft.result(), decoder, self.config)
-            )
         return await assembling.loaded_model(
             self.model,
             decoder,
@@ -223,17 +228,19 @@ class _Loader:
         with reading:
             return reading.read(progress)
 
-    def _read_draft(self, drafter: ModelDrafter) -> ReadDraft:
+    def _read_draft(self, drafter: LoadedDrafter) -> AnyReadDraft:
         """As it is stored, whatever `quantization` says of the other model."""
         try:
             path = self._draft_path(drafter)
+            if isinstance(drafter, HeadDrafter):
+                return ReadDraftHead(drafter, ReadHead.of(path))
             files = model_files(path)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
             return ReadDraft(drafter, path, self._read(files), tokenizer)
         except ModelError as error:
-            raise type(error)(f"the draft model can't be loaded: {error}") from error
+            raise type(error)(f"drafter {drafter.kind!r} can't be loaded: {error}") from error
 
-    def _draft_path(self, drafter: ModelDrafter) -> Path:
+    def _draft_path(self, drafter: LoadedDrafter) -> Path:
         if drafter.path is not None:
             return resolve(drafter.path)
         if (path := assets.draft_path(self.model)) is not None:

@@ -63,6 +63,8 @@ class Decoder:
     `max_model_len`: the longest context in tokens that it will be given. `use_program`: run all ops
     of a step by one call, where the backend can record them; the same bits either way.
     `grouped=False`: KV pages of one group, which keep all positions, as `kv_layout` has them.
+    `kept_layers`: layers whose input, the residual stream [T, hidden], is kept in each step,
+    counted from 0; the number of layers stands for what leaves the last one.
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class Decoder:
         *,
         use_program: bool = True,
         grouped: bool = True,
+        kept_layers: Sequence[int] = (),
     ) -> None:
         self.config = config
+        self._kept_layers = tuple(kept_layers)
+        self._states: Tensor | None = None
         self.dtype: torch.dtype = weights.dtype
         """Dtype of activations, and of weights that are held as floats."""
         self.kv_dtype: torch.dtype = weights.dtype
@@ -107,6 +112,24 @@ class Decoder:
         """Output layer [vocab, hidden], float32 results, before scale and cap."""
         return self._weights.head
 
+    @property
+    def kept_columns(self) -> int:
+        """Number of columns of `kept_states`: `kept_layers` side by side."""
+        return len(self._kept_layers) * self.config.hidden_size
+
+    @property
+    def kept_states(self) -> Tensor:
+        """What the batch that was computed last has kept: [T, kept_columns] in `dtype`. Raises
+        ValueError where nothing is kept."""
+        if self._states is None:
+            raise ValueError("kept_layers must name a layer before states are there")
+        return self._states
+
+    @torch.inference_mode()
+    def normed(self, states: Tensor) -> Tensor:
+        """What `head` reads of what the last layer gave, both [S, hidden]."""
+        return self._weights.final_norm(self.backend, states)
+
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for this model."""
         config, heads = self.config, self.config.heads
@@ -124,9 +147,10 @@ class Decoder:
         Raises ValueError for a context beyond `max_model_len`.
         """
         self.cover(batch.max_context)
+        states = self._new_states(batch)
         if self.program is not None:
-            return self.program.logits(batch, kv)
-        return self.compute(TensorOps(self.backend, batch, kv))
+            return self.program.logits(batch, kv, states)
+        return self.compute(TensorOps(self.backend, batch, kv, states))
 
     @torch.inference_mode()
     def draw(
@@ -140,7 +164,8 @@ class Decoder:
         """`forward`, then `Backend.draw` from its logits, changed by `edits`."""
         if self.program is not None:
             self.cover(batch.max_context)
-            return self.program.draw(batch, kv, rows, last_tokens, edits)
+            states = self._new_states(batch)
+            return self.program.draw(batch, kv, rows, last_tokens, edits, states)
         logits = self.forward(batch, kv)
         if edits is not None:
             edits.apply(logits)
@@ -164,7 +189,7 @@ class Decoder:
         batch's `logit_rows`. Return those of the others, and sums of hidden states: of so many of
         the last rows each, one after the other, float32 [len(counts), hidden]."""
         self.cover(batch.max_context)
-        ops = TensorOps(self.backend, batch, kv)
+        ops = TensorOps(self.backend, batch, kv, self._new_states(batch))
         hidden = self.hidden_states(ops)
         num_logits = len(hidden) - sum(counts)
         sums = _sums(hidden[num_logits:], counts)
@@ -183,9 +208,26 @@ class Decoder:
         if weights.positions is not None:
             ops.add_positions(residual, weights.positions)
         stream = ResidualStream(ops, residual)
-        for layer in weights.layers:
-            layer(stream, logit_rows_only=layer is weights.layers[-1])
+        last = len(weights.layers) - 1
+        keeps_all = last + 1 in self._kept_layers
+        for index, layer in enumerate(weights.layers):
+            self._keep(stream, index)
+            layer(stream, logit_rows_only=index == last and not keeps_all)
+        if keeps_all:
+            self._keep(stream, last + 1)
+            stream.keep_logit_rows()
         return stream.normed(weights.final_norm)
+
+    def _keep(self, stream: ResidualStream[X], layer: int) -> None:
+        for place, kept in enumerate(self._kept_layers):
+            if kept == layer:
+                stream.ops.keep(stream.normed(None), place * self.config.hidden_size)
+
+    def _new_states(self, batch: Batch) -> Tensor | None:
+        if self._kept_layers:
+            shape = len(batch.token_ids), self.kept_columns
+            self._states = torch.empty(shape, dtype=self.dtype, device=self.backend.device)
+        return self._states
 
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:
         logits = ops.linear(hidden, self._weights.head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ def load_model(
     quantization: str | None = None,
     memory_bytes: int | None = None,
     use_program: bool = True,
+    kept_layers: Sequence[int] = (),
 ) -> Decoder:
     """Load the model at `path`: a directory in Hugging Face's layout, or a GGUF file.
 
@@ -39,6 +41,7 @@ def load_model(
         they are read; None: not at all.
     memory_bytes: what the weights may take at most; None: anything.
     use_program: run all ops of a step by one call, where the backend can record them.
+    kept_layers: layers whose input is kept in each step, as `Decoder` has them.
 
     Raises:
         ModelNotFoundError: no such directory.
@@ -58,11 +61,16 @@ def load_model(
     )
     with reading:
         weights = reading.read(progress)
-    return make_decoder(weights, chosen, use_program=use_program)
+    return make_decoder(weights, chosen, use_program=use_program, kept_layers=kept_layers)
 
 
 def make_decoder(
-    weights: ReadWeights, backend: Backend, *, use_program: bool = True, grouped: bool = True
+    weights: ReadWeights,
+    backend: Backend,
+    *,
+    use_program: bool = True,
+    grouped: bool = True,
+    kept_layers: Sequence[int] = (),
 ) -> Decoder:
     """Make a decoder of weights that are packed if the backend's are, with the other arguments of
     `Decoder`. The weights are used up."""
@@ -84,5 +92,12 @@ def make_decoder(
             linears=blocks.linears,
             memory=weights.memory,
         )
-    length = weights.max_model_len
-    return Decoder(config, made, backend, length, use_program=use_program, grouped=grouped)
+    return Decoder(
+        config,
+        made,
+        backend,
+        weights.max_model_len,
+        use_program=use_program,
+        grouped=grouped,
+        kept_layers=kept_layers,
+    )

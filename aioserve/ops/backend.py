@@ -286,12 +286,16 @@ class Backend(RowOps[Tensor]):
 class TensorOps(LayerOps[Tensor]):
     """Ops of one batch over `kv`, each done at once on a backend: the plain path."""
 
-    __slots__ = ("_backend", "_batch", "_kv")
+    __slots__ = ("_backend", "_batch", "_kv", "_states")
 
-    def __init__(self, backend: Backend, batch: Batch, kv: KVCache) -> None:
+    def __init__(
+        self, backend: Backend, batch: Batch, kv: KVCache, states: Tensor | None = None
+    ) -> None:
+        """`states`: `[T, columns]`, which `keep` fills; None where nothing is kept."""
         self._backend = backend
         self._batch = batch
         self._kv = kv
+        self._states = states
 
     def embed(self, table: Embedding) -> Tensor:
         if isinstance(table, Linear):
@@ -355,6 +359,11 @@ class TensorOps(LayerOps[Tensor]):
 
     def logit_rows(self, x: Tensor) -> Tensor:
         return x[self._batch.logit_rows]
+
+    def keep(self, x: Tensor, column: int) -> None:
+        if self._states is None:
+            raise ValueError("states must be a tensor, as hidden states of the batch are kept")
+        self._states[:, column : column + x.shape[1]] = x
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         self._backend.soft_cap(logits, cap)

@@ -131,6 +131,10 @@ class LayerOps(RowOps[X]):
     def logit_rows(self, x: X) -> X:
         """The rows whose logits are wanted, in memory of their own."""
 
+    @abstractmethod
+    def keep(self, x: X, column: int) -> None:
+        """Copy x `[T, H]` to the columns from `column` on of what is kept of the batch."""
+
 
 class LogitEdits(Protocol):
     """Changes of a step's logits between the model and the draw. Rows that it doesn't name stay as
@@ -151,8 +155,12 @@ class StepProgram(ABC):
     """All ops of a decoder, run by one call. The same bits as op by op."""
 
     @abstractmethod
-    def logits(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`."""
+    def logits(self, batch: Batch, kv: KVCache, states: Tensor | None = None) -> Tensor:
+        """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`.
+
+        states: `[T, columns]` in the program's dtype, which `LayerOps.keep` fills; None where
+            nothing is kept.
+        """
 
     @abstractmethod
     def draw(
@@ -162,5 +170,6 @@ class StepProgram(ABC):
         rows: SampleRows,
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
+        states: Tensor | None = None,
     ) -> Drawn:
         """Compute `logits`, change them by `edits`, and draw from them as `Backend.draw` does."""

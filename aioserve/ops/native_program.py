@@ -73,6 +73,8 @@ class NativeProgram(StepProgram):
         logits = forward(ops)
         ops.program.finish(logits.index)
         self._vocab = logits.columns
+        self._state_columns = ops.state_columns
+        self._dtype = shape.dtype
         self._program = ops.program
         self._kept = ops.kept
         self._rotations: list[tuple[RotarySource, Rotation | None]] = [
@@ -81,9 +83,9 @@ class NativeProgram(StepProgram):
         self._rotated = shape.head_dim - shape.latent_rank
         self._sampler = sampler
 
-    def logits(self, batch: Batch, kv: KVCache) -> Tensor:
+    def logits(self, batch: Batch, kv: KVCache, states: Tensor | None = None) -> Tensor:
         logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
-        self._run(batch, kv, logits.data_ptr(), 0, 0, 0)
+        self._run(batch, kv, states, logits.data_ptr(), 0, 0, 0)
         return logits
 
     def draw(
@@ -93,6 +95,7 @@ class NativeProgram(StepProgram):
         rows: SampleRows,
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
+        states: Tensor | None = None,
     ) -> Drawn:
         count = len(batch.logit_rows)
         if count != len(rows.slots):
@@ -104,10 +107,10 @@ class NativeProgram(StepProgram):
         if edits is not None:
             kept[list(edits.rows)] = True
         if not kept.any():
-            self._run(batch, kv, 0, 0, *largest.addresses)
+            self._run(batch, kv, states, 0, 0, *largest.addresses)
             return self._sampler.draw(largest, None, rows, last_tokens)
         logits = torch.empty((count, self._vocab), dtype=torch.float32)
-        self._run(batch, kv, logits.data_ptr(), kept.ctypes.data, *largest.addresses)
+        self._run(batch, kv, states, logits.data_ptr(), kept.ctypes.data, *largest.addresses)
         if edits is not None:
             edits.apply(logits)
             largest.look_again(logits, edits.rows)
@@ -122,14 +125,17 @@ class NativeProgram(StepProgram):
         """Time of all runs since measuring began, by kind of op: linear, attention, rowwise."""
         return self._program.nanoseconds
 
-    def _run(self, batch: Batch, kv: KVCache, *outputs: int) -> None:
+    def _run(self, batch: Batch, kv: KVCache, states: Tensor | None, *outputs: int) -> None:
         """Run the program; `outputs` are addresses as in `aioserve::program::Outputs`."""
+        if states is not None:
+            shape = len(batch.token_ids), self._state_columns
+            check_tensor("states", states, self._dtype, shape, CPU)
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:
                 self._set_rotation(i, source)
         arrays, pages = own_arrays(batch), own_pages(kv)
         token_ids = batch.token_ids.data_ptr()
-        self._program.run(arrays, pages, token_ids, *outputs)
+        self._program.run(arrays, pages, token_ids, address(states), *outputs)
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation
@@ -147,6 +153,7 @@ class _RecordedOps(LayerOps[Value]):
         self.program = _native.Program(is_bfloat16("dtype", shape.dtype), *sizes)
         self.kept: list[Any] = []
         self.rotations: list[RotarySource] = []
+        self.state_columns = 0
         self._shape = shape
         self._dtype = shape.dtype
         self._head_dim = shape.head_dim
@@ -262,6 +269,10 @@ class _RecordedOps(LayerOps[Value]):
 
     def logit_rows(self, x: Value) -> Value:
         return Value(self.program.logit_rows(x.index), x.columns)
+
+    def keep(self, x: Value, column: int) -> None:
+        self.program.keep(x.index, column)
+        self.state_columns = max(self.state_columns, column + x.columns)
 
     def soft_cap(self, logits: Value, cap: float) -> None:
         self.program.soft_cap(logits.index, cap)

@@ -23,6 +23,16 @@ void append_pick_rows(Phases& phases, const void* table, const int64_t* ids, int
     });
 }
 
+void append_copy_rows(Phases& phases, const void* rows, int64_t count, int64_t row_bytes, char* to,
+                      int64_t to_stride) {
+    const double work = kCopy * static_cast<double>(count * row_bytes);
+    phases.add_ranges(count, work, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            std::memcpy(to + i * to_stride, static_cast<const char*>(rows) + i * row_bytes,
+                        static_cast<size_t>(row_bytes));
+    });
+}
+
 void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64_t rows) {
     const auto kernel = kernels(dtype).add_rows;
     phases.add_ranges(rows, kAdd * static_cast<double>(rows * args.size),

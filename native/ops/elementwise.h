@@ -12,6 +12,9 @@ namespace aioserve::ops {
 // to[i] = table[ids[i]], rows of `row_bytes`. Ids are checked by the caller.
 void append_pick_rows(Phases& phases, const void* table, const int64_t* ids, int64_t count,
                       int64_t row_bytes, void* to);
+// Rows of `row_bytes` to others that lie `to_stride` bytes apart.
+void append_copy_rows(Phases& phases, const void* rows, int64_t count, int64_t row_bytes, char* to,
+                      int64_t to_stride);
 void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64_t rows);
 void append_scale(Phases& phases, void* x, float factor, DType dtype, int64_t size);
 void append_soft_cap(Phases& phases, float* x, float cap, int64_t size);

@@ -75,9 +75,10 @@ void latent_write(Program& self, ValueId queries, ValueId latents, int64_t layer
 }
 
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
-         Address logits, Address kept, Address largest, Address columns) {
+         Address states, Address logits, Address kept, Address largest, Address columns) {
     self.run({held.batch, pages, at<int64_t>(token_ids)},
-             {at<float>(logits), at<uint8_t>(kept), at<float>(largest), at<int64_t>(columns)});
+             {at<float>(logits), at<uint8_t>(kept), at<float>(largest), at<int64_t>(columns),
+              at<char>(states)});
 }
 
 nb::dict nanoseconds(const Program& self) {
@@ -116,6 +117,7 @@ void bind_program(nb::module_& m) {
         .def("sigmoid_scale", &Program::sigmoid_scale)
         .def("logit_rows", &Program::logit_rows)
         .def("soft_cap", &Program::soft_cap)
+        .def("keep", &Program::keep)
         .def("finish", &Program::finish)
         .def("run", &run, ReleaseGil())
         .def("measure", &Program::measure)

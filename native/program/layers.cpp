@@ -118,6 +118,13 @@ void PickLogitRows::append(const Frame& frame) const {
                      frame.at(writes[0]));
 }
 
+void Keep::append(const Frame& frame) const {
+    const Value& x = frame.values[reads[0]];
+    char* const to = frame.states + column * (x.row_bytes / x.columns);
+    ops::append_copy_rows(frame.phases, frame.at(reads[0]), frame.rows(reads[0]), x.row_bytes, to,
+                          frame.state_bytes);
+}
+
 RmsNorm::RmsNorm(ValueId x_, ValueId residual_, ValueId out_, const void* weight_, float eps_,
                  float offset_)
     : Op(Kind::rowwise, present(x_, residual_), {out_}), x(x_), residual(residual_), out(out_),

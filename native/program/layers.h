@@ -57,6 +57,13 @@ struct PickLogitRows : Op {
     void append(const Frame& frame) const override;
 };
 
+// Copies x to some columns of what is kept of the step.
+struct Keep : Op {
+    Keep(ValueId x, int64_t column_) : Op(Kind::rowwise, {x}, {}), column(column_) {}
+    void append(const Frame& frame) const override;
+    int64_t column;
+};
+
 struct RmsNorm : Op {
     RmsNorm(ValueId x_, ValueId residual_, ValueId out_, const void* weight_, float eps_,
             float offset_);

@@ -50,6 +50,7 @@ struct Outputs {
     const uint8_t* kept;  // [S]: 0 for rows of logits that may hold anything; or null
     float* largest;       // [S]: of each row of logits, or null ...
     int64_t* columns;     // [S]: ... and where it is
+    char* states;         // [T, state columns]: what is kept of each token, or null
 };
 
 struct Frame {
@@ -59,6 +60,8 @@ struct Frame {
     const std::vector<Rotation>& rotations;
     ops::DType dtype;
     char* scratch;  // of each op while it runs: as much as it asked for
+    char* states;   // rows of `state_bytes`, one for each token
+    int64_t state_bytes;
     Phases& phases;
     linear::AlignedMemory& own_memory;  // of ops that only know how much when they are appended
 

@@ -228,6 +228,15 @@ void Program::soft_cap(ValueId x, float cap) {
     ops_.push_back(std::make_unique<SoftCap>(x, cap));
 }
 
+void Program::keep(ValueId x, int64_t column) {
+    const Value& value = check(x);
+    const int64_t element = dtype_ == ops::DType::float32 ? 4 : 2;
+    if (value.logit_rows_only || value.row_bytes != element * value.columns || column < 0)
+        refuse("keeps values of its dtype with a row for each token, from column 0 on");
+    state_columns_ = std::max(state_columns_, column + value.columns);
+    ops_.push_back(std::make_unique<Keep>(x, column));
+}
+
 void Program::finish(ValueId logits) {
     const Value& value = check(logits);
     if (!value.logit_rows_only || value.row_bytes != 4 * value.columns)
@@ -325,8 +334,8 @@ void Program::check_inputs(const Inputs& inputs) const {
 
 // Addresses of all values, and the scratch after them.
 void Program::lay_out(const Inputs& inputs, float* logits) {
-    const Frame sizes{inputs, values_,  addresses_, rotations_,
-                      dtype_, nullptr, phases_,    own_memory_};
+    const Frame sizes{inputs,  values_, addresses_, rotations_, dtype_,
+                      nullptr, nullptr, 0,          phases_,    own_memory_};
     std::size_t scratch = 0;
     for (const auto& op : ops_) scratch = std::max(scratch, op->scratch_bytes(sizes));
     std::vector<std::size_t> offsets;
@@ -356,10 +365,14 @@ void Program::lay_out(const Inputs& inputs, float* logits) {
 
 void Program::run(const Inputs& inputs, const Outputs& outputs) {
     check_inputs(inputs);
+    if ((outputs.states == nullptr) != (state_columns_ == 0))
+        refuse("keeps " + std::to_string(state_columns_) + " columns of each token");
     lay_out(inputs, outputs.logits);
     phases_.clear();
     kinds_.clear();
-    append_ops({inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_, own_memory_},
+    const int64_t element = dtype_ == ops::DType::float32 ? 4 : 2;
+    append_ops({inputs, values_, addresses_, rotations_, dtype_, arena_.get(), outputs.states,
+                element * state_columns_, phases_, own_memory_},
                outputs);
     run_phases();
 }

@@ -74,6 +74,9 @@ class Program {
     ValueId activation(ValueId x, ops::Activation kind);
     ValueId logit_rows(ValueId x);
     void soft_cap(ValueId x, float cap);
+    // Copies x, which has a row for each token and the program's dtype, to the columns from `column`
+    // on of what a run keeps.
+    void keep(ValueId x, int64_t column);
 
     // Ends the recording: `logits` is what a run leaves. Fuses and places.
     void finish(ValueId logits);
@@ -115,6 +118,7 @@ class Program {
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<Rotation> rotations_;
     int64_t vocab_ = 0;      // of the embedding
+    int64_t state_columns_ = 0;
     int64_t positions_ = 0;  // of learned positions; 0: none
     ValueId logits_ = kNoValue;
 

@@ -153,7 +153,7 @@ async def test_pages_of_both_models_are_what_memory_is_taken_for(
             ConfigError,
             r"has a vocabulary of 290 tokens, and the model that it is to guess",
         ),
-        ("nowhere", ModelError, r"the draft model can't be loaded: model '.*nowhere' not found"),
+        ("nowhere", ModelError, r"drafter 'model' can't be loaded: model '.*nowhere' not found"),
     ],
 )
 async def test_a_draft_that_does_not_go_with_the_model_is_refused(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError, InvariantError
-from aioserve.execution.draft_model import DraftModel
+from aioserve.execution.drafts.draft_model import DraftModel
 from aioserve.execution.guessing import Guessing
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aioserve.errors import ModelError
 from aioserve.isolation import shown
@@ -47,6 +48,7 @@ class Eagle3Config(Architecture):
     """Number of tokens that the head knows."""
     has_embedding: bool
     has_output: bool
+    kind: ClassVar[str] = "eagle3"
 
     @property
     def stored(self) -> Iterator[Tensor]:
@@ -87,12 +89,17 @@ class MTPConfig(Architecture):
     """Norm of hidden states."""
     projection: Linear
     """Makes one of both, the embedding first: [hidden, 2 * hidden]."""
+    kind: ClassVar[str] = "mtp"
 
     @property
     def stored(self) -> Iterator[Tensor]:
         """Every tensor of the file."""
         parts = self.token_norm, self.hidden_norm, self.projection, self.layers, self.final_norm
         return parts_of(parts, Tensor)
+
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        """What leaves the last of the target's layers."""
+        return (num_layers,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,11 @@ class MedusaConfig:
     """Blocks of each head, [hidden, hidden]."""
     outputs: tuple[Linear, ...] | None
     """Output layer of each head, [vocab, hidden]; None: all have the target's."""
+    kind: ClassVar[str] = "medusa"
+
+    def layers_read(self, num_layers: int) -> tuple[int, ...]:
+        """What leaves the last of the target's layers."""
+        return (num_layers,)
 
     @property
     def stored(self) -> Iterator[Tensor]:

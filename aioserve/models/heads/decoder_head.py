@@ -52,6 +52,19 @@ class DecoderHead(ABC):
     def new_cache(self, num_pages: int, page_size: int) -> KVCache:
         return self._backend.allocate_kv(self.kv_shape(num_pages, page_size))
 
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The kind of head, as `speculators` names it."""
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """Hidden states `[T, hidden]` of what the target's layers had, `[T, features *
+        target_hidden_size]` in the order of `layers_read`.
+
+        Raises ValueError for features of another shape or dtype.
+        """
+
     @abstractmethod
     def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
         """Write the batch's keys and values into `kv`; return hidden states `[S, hidden]` of its
@@ -65,6 +78,11 @@ class DecoderHead(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the head's tokens, float32 `[S, draft vocab]`, of what `forward` returned."""
+
+    def target_logits(self, hidden: Tensor) -> Tensor:
+        """`logits` of the target's tokens, float32 `[S, vocab]`: -inf for those that the head
+        doesn't know."""
+        return self.logits(hidden)
 
     def _ops(self, hidden: Tensor, batch: Batch, kv: KVCache) -> TensorOps:
         """Ops of a batch that fits."""

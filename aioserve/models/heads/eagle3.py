@@ -63,13 +63,12 @@ class Eagle3Head(DecoderHead):
         if draft_ids is not None:
             self._draft_ids = self._backend.place(torch.from_numpy(draft_ids))
 
+    @property
+    def kind(self) -> str:
+        return self.config.kind
+
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
-        """Hidden states `[T, hidden]` of what the target's layers had, `[T, features *
-        target_hidden_size]` in the order of `layers_read`.
-
-        Raises ValueError for features of another shape or dtype.
-        """
         config = self.config
         columns = config.num_features * config.target_hidden_size
         self._check("features", features, len(features), columns)
@@ -110,9 +109,15 @@ class Eagle3Head(DecoderHead):
             hidden = self._final_norm(self._backend, hidden)
         return self._output(hidden)
 
-    def token_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's tokens for tokens of the head, both int64 `[S]`."""
-        return draft_ids if self._draft_ids is None else self._draft_ids[draft_ids]
+    @torch.inference_mode()
+    def target_logits(self, hidden: Tensor) -> Tensor:
+        logits = self.logits(hidden)
+        if self._draft_ids is None:
+            return logits
+        shape = len(logits), self.config.vocab_size
+        found = torch.full(shape, -torch.inf, dtype=logits.dtype, device=logits.device)
+        found[:, self._draft_ids] = logits
+        return found
 
 
 def _needed(described: architecture.Norm | None, weights: Weights) -> Norm:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
-from aioserve.errors import ModelError, ModelNotFoundError
-from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Linear
 from aioserve.models.block_parts import Weights
-from aioserve.models.config import MAX_CONFIG_BYTES
 from aioserve.models.decoder import Decoder
-from aioserve.models.fields import Fields
-from aioserve.models.heads.config import Eagle3Config, HeadConfig, MedusaConfig, MTPConfig
+from aioserve.models.heads.config import MedusaConfig, MTPConfig
+from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.heads.eagle3 import Eagle3Head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.heads.mtp import MTPHead
-from aioserve.models.heads.reading import read_head_config
+from aioserve.models.heads.read import ReadHead
 from aioserve.models.heads.tensors import HeadTensors
 from aioserve.models.reading import TakenWeights
 
-__all__ = ["load_head"]
+__all__ = ["load_head", "make_head"]
 
 
-def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MTPHead | MedusaHeads:
+def load_head(path: Path | str, target: Decoder) -> DecoderHead | MedusaHeads:
     """Load the head in the directory `path`, to be computed as `target` is: in its dtype, on its
     backend, for contexts as long. An embedding or output layer that the files lack is the target's.
 
@@ -36,16 +32,14 @@ def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MTPHead | Medus
         ModelError: a malformed file, or a head for another target: of another hidden size, another
             vocabulary or more layers.
     """
-    path = Path(path)
-    if not os.path.isdir(path):
-        raise ModelNotFoundError(f"{path}: no such directory")
-    file = path / "config.json"
-    if not os.path.lexists(file):
-        raise ModelError(f"{path}: no config.json")
-    values = Fields(read_json_object(file, MAX_CONFIG_BYTES), str(file))
-    with HeadTensors(path) as tensors, torch.no_grad():
-        config = read_head_config(values, tensors.shapes)
-        _check_target(config, target, str(file))
+    return make_head(ReadHead.of(path), target)
+
+
+def make_head(read: ReadHead, target: Decoder) -> DecoderHead | MedusaHeads:
+    """Read the weights of a head, to be computed as `target` is. Raises as `load_head` does."""
+    config = read.config
+    read.check(target.config)
+    with HeadTensors(read.path) as tensors, torch.no_grad():
         taken = TakenWeights(str(target.dtype).removeprefix("torch."), target.max_model_len)
         taken.arrays = tensors.arrays(config, taken.dtype)
         weights = Weights(taken, target.backend)
@@ -67,20 +61,3 @@ def load_head(path: Path | str, target: Decoder) -> Eagle3Head | MTPHead | Medus
             draft_ids,
             target.max_model_len,
         )
-
-
-def _check_target(config: HeadConfig, target: Decoder, source: str) -> None:
-    """Raise `ModelError` unless the head is one for such a target."""
-    hidden = [config.hidden_size]
-    if isinstance(config, Eagle3Config):
-        config.layers_read(target.config.num_layers)
-        own = config.has_embedding and config.has_output
-        hidden = [config.target_hidden_size, *([] if own else hidden)]
-    sizes = [("hidden size", size, target.config.hidden_size) for size in hidden]
-    if config.vocab_size is not None:
-        sizes.append(("number of tokens", config.vocab_size, target.config.vocab_size))
-    for name, size, wanted in sizes:
-        if size != wanted:
-            raise ModelError(
-                f"{source}: the head's {name} must be that of the target, {wanted}, got {size}"
-            )

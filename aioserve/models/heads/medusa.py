@@ -23,7 +23,7 @@ class MedusaHeads:
     """
 
     def __init__(self, config: MedusaConfig, weights: Weights, outputs: Sequence[Linear]) -> None:
-        self.config = config
+        self.config: MedusaConfig = config
         self.dtype: torch.dtype = weights.dtype
         """Dtype of hidden states."""
         self._blocks = tuple(
@@ -31,10 +31,19 @@ class MedusaHeads:
         )
         self._outputs = tuple(outputs)
 
+    @property
+    def kind(self) -> str:
+        return self.config.kind
+
+    @property
+    def count(self) -> int:
+        """Number of heads."""
+        return len(self._blocks)
+
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of each head, float32 `[heads, S, vocab]`, of hidden states `[S, hidden]` that the
-        target's output layer reads.
+    def logits(self, hidden: Tensor, count: int | None = None) -> Tensor:
+        """Logits of the first `count` heads, None: of all, float32 `[count, S, vocab]`, of hidden
+        states `[S, hidden]` that the target's output layer reads.
 
         Raises ValueError for hidden states of another shape or dtype.
         """
@@ -45,7 +54,7 @@ class MedusaHeads:
                 f"{list(hidden.shape)}"
             )
         found = []
-        for blocks, output in zip(self._blocks, self._outputs, strict=True):
+        for blocks, output in zip(self._blocks[:count], self._outputs, strict=False):
             x = hidden
             for block in blocks:
                 x = x + functional.silu(block(x))

@@ -38,6 +38,14 @@ class MTPHead(DecoderHead):
         self._final_norm = Norm(config.final_norm, weights)
         super().__init__(config, weights, embedding, output, max_model_len)
 
+    @property
+    def kind(self) -> str:
+        return self.config.kind
+
+    def fuse(self, features: Tensor) -> Tensor:
+        self._check("features", features, len(features), self.hidden_size)
+        return features
+
     @torch.inference_mode()
     def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
         """As `DecoderHead.forward`; `hidden` is what the target's last layer gave, or of an earlier

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from aioserve.models.heads.decoder_head import DecoderHead
-from aioserve.models.heads.eagle3 import Eagle3Head
 from aioserve.ops import Backend, Batch, HostBatch
 
 
@@ -47,12 +46,10 @@ class HeadRun:
         self, first: int, ids: Sequence[int], features: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, list[int]]:
         """Logits of `count` greedy guesses behind rows of one sequence, and their tokens."""
-        eagle = self.head if isinstance(self.head, Eagle3Head) else None
-        hidden, found, drawn = features if eagle is None else eagle.fuse(features), [], []
+        hidden, found, drawn = self.head.fuse(features), [], []
         for _ in range(count):
             hidden, logits = self.guess([(first, ids)], hidden)
-            best = logits.argmax(-1)
-            drawn.append(int(best if eagle is None else eagle.token_ids(best)))
+            drawn.append(int(self.head.target_logits(hidden).argmax(-1)))
             found.append(logits)
             first, ids = first + len(ids), drawn[-1:]
         return torch.cat(found), drawn

@@ -1,4 +1,4 @@
-"""A draft model as it was read, and whether it goes with the model that it drafts for.
+"""A draft model or a head as it was read, and whether it goes with the model that it drafts for.
 
 Knows no torch: it is read while that is imported.
 """
@@ -8,23 +8,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from aioserve.drafting.model import ModelDrafter
+from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.errors import ConfigError
 from aioserve.models.config import DecoderConfig
+from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["ReadDraft"]
+__all__ = ["AnyReadDraft", "ReadDraft", "ReadDraftHead"]
 
 
 class ReadDraft(NamedTuple):
     """A draft model that was read for a drafter."""
 
-    drafter: ModelDrafter
+    drafter: LoadedDrafter
     path: Path
     weights: ReadWeights
     tokenizer: Tokenizer | None
     """None: it has none, and what its ids mean isn't known."""
+
+    def kept_layers(self, target: DecoderConfig) -> tuple[int, ...]:
+        """What it reads of its target, as `kept_layers` of `Decoder` has it."""
+        return ()
 
     def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
         """Raise `ConfigError` unless its token ids are those of a model with this tokenizer, if
@@ -52,6 +57,40 @@ class ReadDraft(NamedTuple):
             argument="speculation",
             value=str(self.path),
         )
+
+
+class ReadDraftHead(NamedTuple):
+    """A head that was read for a drafter."""
+
+    drafter: LoadedDrafter
+    head: ReadHead
+
+    def kept_layers(self, target: DecoderConfig) -> tuple[int, ...]:
+        """What it reads of its target, as `kept_layers` of `Decoder` has it. Raises `ModelError`
+        for a layer that the target lacks."""
+        return self.head.layers_read(target)
+
+    def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
+        """Raise `ConfigError` for a head of another kind than the drafter's and `ModelError` for
+        one of another target. A head has no tokenizer: its tokens are its target's."""
+        named, kind = self.drafter.kind, self.head.config.kind
+        if named != kind:
+            raise ConfigError(
+                f"drafter {named!r}: {self.head.path} has a head of kind {kind}, which the drafter "
+                f"{kind!r} takes",
+                argument="speculation",
+                value=str(self.head.path),
+            )
+        if not target.has_head:
+            raise ConfigError(
+                f"drafter {named!r}: {self.head.path} is to guess for a model that makes no tokens",
+                argument="speculation",
+                value=str(self.head.path),
+            )
+        self.head.check(target)
+
+
+AnyReadDraft = ReadDraft | ReadDraftHead
 
 
 def _told(token_id: int | None) -> str:

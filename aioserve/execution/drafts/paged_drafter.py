@@ -1,4 +1,4 @@
-"""Guesses by a draft model: it computes on the thread of the steps, between two of them.
+"""Guesses of what has KV pages of its own.
 
     known to the draft      a b c d . . .
     known                   a b c d e f g          the last one is pending
@@ -12,25 +12,26 @@ All slots of a step are computed together, each until it has as many guesses as 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.drafting.drafter import DraftedSequence, Drafter
-from aioserve.execution.draft_pages import DraftPages
-from aioserve.models.decoder import Decoder
-from aioserve.ops import HostBatch, KVCache, SampleRows
-from aioserve.sampling.sampler import SlotTable
-from aioserve.steps.page_tables import SlotPageTables
+from aioserve.drafting.drafter import DraftedSequence
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.draft_pages import DraftPages
+from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["DraftModel"]
+__all__ = ["PagedDrafter"]
 
 PageTable = npt.NDArray[np.int32]
+Passed = TypeVar("Passed")
+"""What a batch passes on to the next one, which computes behind its guesses."""
 
 
 @dataclass(slots=True)
@@ -60,63 +61,54 @@ class _Work:
     limit: int
 
 
-class DraftModel(Drafter):
-    """Guesses of a decoder whose KV pages have the numbers of the target's pages of group 0, which
-    keep all positions. `num_groups`: groups of the target. Nothing is guessed behind a guess of
-    `end_ids`, which mostly ends an answer.
+class PagedDrafter(ComputedDrafter, Generic[Passed]):
+    """Its KV pages, `cache`, have the numbers of the target's pages of group 0. Nothing is guessed
+    behind a guess of `end_ids`, which mostly ends an answer. `max_model_len`: longest context.
 
     A draft that has missed much, such as a long prompt, catches up over several steps: it computes
     at most `most_tokens` of what it missed in one, and makes no guesses for the slot before.
-    Guesses are drawn by the parameters of the request, but from logits without its edits, such as
-    penalties. Not thread-safe.
     """
+
+    lag: int = 0
+    """How far behind a token's own position the draft takes it in: one that reads what the target
+    made of a token takes in the next one with it."""
+    keeps_guesses: bool = True
+    """Whether what was written for a guess is as good as for the same token when it is known."""
 
     def __init__(
         self,
-        model: Decoder,
+        backend: Backend,
         cache: KVCache,
         *,
         num_slots: int,
         num_groups: int,
+        max_model_len: int,
         most_tokens: int,
         end_ids: Collection[int] = (),
     ) -> None:
-        self._model = model
+        super().__init__(backend, num_slots=num_slots, num_groups=num_groups)
         self._cache = cache
+        self._max_model_len = max_model_len
         self._most_tokens = most_tokens
         self._end_ids = frozenset(end_ids)
         self._pages = DraftPages(cache.num_pages, cache.page_size)
-        self._tables = SlotPageTables(num_slots, num_groups)
-        self._slots = SlotTable(num_slots)
-        self._last_tokens = model.backend.allocate_slots(num_slots)
         self._sequences: dict[int, _Sequence] = {}
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Facts for `Engine.dump()`."""
-        model = self._model
-        return {
-            "architecture": model.config.architecture,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "weight_bytes": model.weight_memory.by_format(),
-            "kv_cache_bytes": self._cache.storage.nbytes,
-        }
+    @abstractmethod
+    def _compute(
+        self, host: HostBatch, samples: SampleRows | None, passed: Passed | None
+    ) -> tuple[Drawn | None, Passed | None]:
+        """Compute a batch, which has a row of logits for each of `samples`: what was drawn from
+        these, and what it passes on, of which rows that go on are picked. None: nothing is to be
+        drawn. `passed`: what the batch before passed on, where this goes on behind its guesses."""
+
+    def _picked(self, passed: Passed | None, rows: Sequence[int]) -> Passed | None:
+        """Some rows of what a batch passed on."""
+        return None
 
     # -- what happens in the steps of the target
 
-    def take(self, plan: StepPlan) -> None:
-        """Slots end and start, and their page tables change, as a plan says. Raises
-        `InvariantError` for pages that leave a gap."""
-        for slot in plan.ended_slots:
-            self._slots.end(slot)
-        for start in plan.started_slots:
-            if start.drafting is not None:
-                self._slots.start(start.slot, start.params, start.seed)
-        self._tables.take(plan)
-
     def follow(self, plan: StepPlan) -> None:
-        """The target is about to compute a plan, whose pages it has copied. To be called behind
-        `take`, and before the guesses of the plan are made."""
         self._copy(plan)
         for item in plan.items:
             # Where guesses were wrong it begins before that, among what was overwritten for them.
@@ -131,7 +123,7 @@ class DraftModel(Drafter):
             elif copy.kind is CopyKind.FROM_HOST:
                 self._pages.copied(copy.target, copy.target, 0)
         if within:
-            self._model.backend.copy_pages((self._cache,), np.array(within, np.int32))
+            self._backend.copy_pages((self._cache,), np.array(within, np.int32))
 
     # -- as any drafter
 
@@ -141,20 +133,22 @@ class DraftModel(Drafter):
     def end(self, slot: int) -> None:
         del self._sequences[slot]
 
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        for slot, ids in zip(slots, token_ids, strict=True):
+            self._extend(slot, ids)
+
+    def _extend(self, slot: int, token_ids: Sequence[int]) -> None:
         sequence = self._sequences[slot]
         right = 0
-        for token_id, guess in zip(token_ids, sequence.guesses[:-1], strict=False):
-            if token_id != guess:
-                break
-            right += 1
+        if self.keeps_guesses:
+            for token_id, guess in zip(token_ids, sequence.guesses[:-1], strict=False):
+                if token_id != guess:
+                    break
+                right += 1
         table, known = self._tables.page_ids(slot), sequence.known
         self._pages.written(table, known, known + right)
         sequence.guesses = []
         sequence.append(token_ids)
-
-    def draft(self, slot: int, limit: int) -> Sequence[int]:
-        return self.draft_all((slot,), (limit,))[0]
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         guesses: dict[int, list[int]] = {slot: [] for slot in slots}
@@ -163,8 +157,7 @@ class DraftModel(Drafter):
             ends = np.array([one.end + max(0, one.limit - 1) for one in work], np.int64)
             at = np.array([one.slot for one in work], np.int64)
             table = self._tables.rows(at, ends, self._cache.page_size)[:1]
-            self._catch_up(work, table, guesses)
-            self._go_on(work, table, guesses)
+            self._guess(work, table, guesses)
         for slot, own in guesses.items():
             self._sequences[slot].guesses = own
         return [guesses[slot] for slot in slots]
@@ -175,58 +168,59 @@ class DraftModel(Drafter):
         left = self._most_tokens
         for slot, limit in zip(slots, limits, strict=True):
             known = self._sequences[slot].known
-            most = min(limit, self._model.max_model_len - known + 1)
-            start = self._pages.hole(self._tables.page_ids(slot), known - 1)
-            end = min(known, start + left)
-            if most > 0 and start < end:
+            most = min(limit, self._max_model_len - known + 1)
+            last = known - self.lag
+            if most < 1 or last < 1:
+                continue
+            start = self._pages.hole(self._tables.page_ids(slot), last - 1)
+            end = min(last, start + left)
+            if start < end:
                 left -= end - start
-                work.append(_Work(slot, start, end, most if end == known else 0))
+                work.append(_Work(slot, start, end, most if end == last else 0))
         return work
 
-    def _catch_up(
+    def _guess(
         self, work: Sequence[_Work], table: PageTable, guesses: dict[int, list[int]]
     ) -> None:
-        """Compute what was missed, with the first guess of slots that miss nothing more."""
+        """Compute what was missed, with the first guess of slots that miss nothing more; then
+        guess behind guess."""
         counts = np.array([one.end - one.start for one in work])
-        ids = [self._sequences[one.slot].ids[one.start : one.end] for one in work]
-        ready = [one for one in work if one.limit]
-        rows = [int(end) - 1 for one, end in zip(work, counts.cumsum(), strict=True) if one.limit]
+        lag = self.lag
+        ids = [self._sequences[one.slot].ids[one.start + lag : one.end + lag] for one in work]
+        going = [at for at, one in enumerate(work) if one.limit]
+        rows = counts.cumsum()[going] - 1
         contexts = np.array([one.end for one in work])
         batch = self._batch(counts, contexts, table, rows, np.concatenate(ids))
-        self._compute(batch, ready, guesses)
+        passed = self._drawn(batch, [work[at] for at in going], guesses, None)
         for one in work:
             self._pages.written(self._tables.page_ids(one.slot), one.start, one.end)
-
-    def _go_on(
-        self, work: Sequence[_Work], table: PageTable, guesses: dict[int, list[int]]
-    ) -> None:
-        """Compute guess behind guess."""
         for made in range(1, max(one.limit for one in work)):
             able = [
-                at
-                for at, one in enumerate(work)
-                if one.limit > made
-                and len(guesses[one.slot]) == made
-                and guesses[one.slot][-1] not in self._end_ids
+                row
+                for row, at in enumerate(going)
+                if work[at].limit > made and self._goes_on(guesses[work[at].slot], made)
             ]
             if not able:
                 return
-            going = [work[at] for at in able]
+            going, passed = [going[row] for row in able], self._picked(passed, able)
             batch = self._batch(
                 np.ones(len(going), np.int64),
-                np.array([one.end + made for one in going]),
-                np.ascontiguousarray(table[:, able]),
-                range(len(going)),
-                np.array([guesses[one.slot][-1] for one in going]),
+                np.array([work[at].end + made for at in going]),
+                np.ascontiguousarray(table[:, going]),
+                np.arange(len(going)),
+                np.array([guesses[work[at].slot][-1] for at in going]),
             )
-            self._compute(batch, going, guesses)
+            passed = self._drawn(batch, [work[at] for at in going], guesses, passed)
+
+    def _goes_on(self, guesses: Sequence[int], made: int) -> bool:
+        return len(guesses) == made and guesses[-1] not in self._end_ids
 
     def _batch(
         self,
         counts: npt.NDArray[np.int64],
         contexts: npt.NDArray[np.int64],
         table: PageTable,
-        rows: Sequence[int],
+        rows: npt.NDArray[np.int64],
         token_ids: npt.NDArray[np.int32] | npt.NDArray[np.int64],
     ) -> HostBatch:
         size = self._cache.page_size
@@ -234,23 +228,23 @@ class DraftModel(Drafter):
         batch.token_ids[:] = token_ids
         return batch
 
-    def _compute(
-        self, host: HostBatch, drawn_for: Sequence[_Work], guesses: dict[int, list[int]]
-    ) -> None:
+    def _drawn(
+        self,
+        host: HostBatch,
+        drawn_for: Sequence[_Work],
+        guesses: dict[int, list[int]],
+        passed: Passed | None,
+    ) -> Passed | None:
         """A batch with a row of logits for each of `drawn_for`: one guess more for each of these,
-        unless nothing can be drawn from its logits."""
-        batch = self._model.backend.prepare(host, self._cache, self._last_tokens)
-        if not drawn_for:
-            self._model.forward(batch, self._cache)
-            return
-        drawn = self._model.draw(
-            batch, self._cache, self._samples(drawn_for, guesses), self._last_tokens
-        )
-        for row, token_id in enumerate(drawn.token_ids.tolist()):
-            if row not in drawn.row_errors:
-                guesses[drawn_for[row].slot].append(token_id)
-
-    def _samples(self, drawn_for: Sequence[_Work], guesses: dict[int, list[int]]) -> SampleRows:
-        """The keys are those by which the target draws the tokens that are guessed."""
-        slots = [one.slot for one in drawn_for]
-        return self._slots.rows(slots, [one.end + len(guesses[one.slot]) for one in drawn_for])
+        unless nothing can be drawn from its logits. What it passes on."""
+        samples = None
+        if drawn_for:
+            slots = [one.slot for one in drawn_for]
+            positions = [one.end + self.lag + len(guesses[one.slot]) for one in drawn_for]
+            samples = self._samples(slots, positions)
+        drawn, passed = self._compute(host, samples, passed)
+        if drawn is not None:
+            for row, token_id in enumerate(drawn.token_ids.tolist()):
+                if row not in drawn.row_errors:
+                    guesses[drawn_for[row].slot].append(token_id)
+        return passed

@@ -1,0 +1,51 @@
+"""Drafters whose guesses a model computes: what the engine is told of it, and where the guesses
+come from once it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve.drafting.at_once import AtOnce
+from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.errors import InvariantError
+
+__all__ = ["MAX_PATH_CHARS", "LoadedDrafter"]
+
+MAX_PATH_CHARS = 4096
+
+
+class LoadedDrafter(AtOnce):
+    """Guesses by a model that an engine loads beside its own, in its own memory.
+
+    Only an engine that loads its model by name can have one.
+    """
+
+    kind: str
+    """Its name as a drafter."""
+    path: str | None
+    """Where the model is; None: it comes with that of the engine."""
+
+    def __init__(self) -> None:
+        self._loaded: Drafter | None = None
+
+    def guess_by(self, loaded: Drafter) -> None:
+        """Pass calls on to what computes the model."""
+        self._loaded = loaded
+
+    @property
+    def _guesses(self) -> Drafter:
+        if self._loaded is None:
+            raise InvariantError(f"no engine has loaded the draft model {self.path!r}")
+        return self._loaded
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        self._guesses.start(slot, sequence)
+
+    def end(self, slot: int) -> None:
+        self._guesses.end(slot)
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        self._guesses.extend_all(slots, token_ids)
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        return self._guesses.draft_all(slots, limits)

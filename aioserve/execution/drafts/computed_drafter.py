@@ -1,0 +1,71 @@
+"""What drafters have in common that compute a model of their own on the thread of the steps,
+between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.drafting.at_once import AtOnce
+from aioserve.kv.pages import token_locations
+from aioserve.ops import Backend, SampleRows
+from aioserve.sampling.sampler import SlotTable
+from aioserve.steps.page_tables import SlotPageTables
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["ComputedDrafter"]
+
+
+class ComputedDrafter(AtOnce):
+    """A drafter that follows the steps of a target, as `StepFollower` has it. `num_groups`: groups
+    of the target's layers, of which group 0 keeps all positions.
+
+    Guesses are drawn by the parameters of the request, but from logits without its edits, such as
+    penalties. Not thread-safe.
+    """
+
+    def __init__(self, backend: Backend, *, num_slots: int, num_groups: int) -> None:
+        self._backend = backend
+        self._tables = SlotPageTables(num_slots, num_groups)
+        self._slots = SlotTable(num_slots)
+        self._last_tokens = backend.allocate_slots(num_slots)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Facts for `Engine.dump()`."""
+        return {}
+
+    def take(self, plan: StepPlan) -> None:
+        """Slots end and start, and their page tables change, as a plan says. Raises
+        `InvariantError` for pages that leave a gap."""
+        for slot in plan.ended_slots:
+            self._slots.end(slot)
+        for start in plan.started_slots:
+            if start.drafting is not None:
+                self._slots.start(start.slot, start.params, start.seed)
+        self._tables.take(plan)
+
+    def follow(self, plan: StepPlan) -> None:
+        """The target is about to compute a plan, whose pages it has copied. To be called behind
+        `take`, and before the guesses of the plan are made."""
+
+    def computed(self, plan: StepPlan) -> None:
+        """The target has computed the plan."""
+
+    def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
+        """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64
+        `[T]`."""
+        items = plan.items
+        ends = np.array([item.end for item in items], np.int64)
+        slots = np.array([item.slot for item in items], np.int64)
+        table = self._tables.rows(slots, ends, page_size)[:1]
+        rows = np.repeat(np.arange(len(items)), [item.count for item in items])
+        positions = np.concatenate([np.arange(item.start, item.end) for item in items])
+        return token_locations(table, rows, positions, page_size)[0]
+
+    def _samples(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
+        """The keys are those by which the target draws the tokens that are guessed."""
+        return self._slots.rows(slots, positions)

@@ -1,0 +1,90 @@
+"""Guesses by a head with KV pages of its own, which reads what the target's layers made of tokens.
+
+    target      states of a b c d e             it drew f
+    first batch b c d e f beside a b c d e  ->  g and a state of the head's own
+    second      g beside that state         ->  h
+
+The next step computes the states of f and of what was right behind it, from which the head computes
+these anew. Where pages are shared, the last token of the last full one was taken in beside that
+which came next in the sequence that was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aioserve.execution.drafts.paged_drafter import PagedDrafter
+from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.models.decoder import Decoder
+from aioserve.models.heads.decoder_head import DecoderHead
+from aioserve.ops import Drawn, HostBatch, KVCache, SampleRows
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["DraftHead"]
+
+
+class DraftHead(PagedDrafter[torch.Tensor]):
+    """Guesses of a head for `target`, which keeps in each step what the head reads."""
+
+    lag = 1
+    keeps_guesses = False
+
+    def __init__(
+        self,
+        head: DecoderHead,
+        target: Decoder,
+        cache: KVCache,
+        states: StatePages,
+        *,
+        num_slots: int,
+        num_groups: int,
+        most_tokens: int,
+        end_ids: Collection[int] = (),
+    ) -> None:
+        super().__init__(
+            target.backend,
+            cache,
+            num_slots=num_slots,
+            num_groups=num_groups,
+            max_model_len=head.max_model_len,
+            most_tokens=most_tokens,
+            end_ids=end_ids,
+        )
+        self._head = head
+        self._target = target
+        self._states = states
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "head": self._head.kind,
+            "dtype": str(self._head.dtype).removeprefix("torch."),
+            "kv_cache_bytes": self._cache.storage.nbytes,
+            "state_bytes": self._states.nbytes,
+        }
+
+    def follow(self, plan: StepPlan) -> None:
+        self._states.copy(plan.copies)
+        super().follow(plan)
+
+    def computed(self, plan: StepPlan) -> None:
+        self._states.put(self._locations(plan, self._cache.page_size), self._target.kept_states)
+
+    def _compute(
+        self, host: HostBatch, samples: SampleRows | None, passed: torch.Tensor | None
+    ) -> tuple[Drawn | None, torch.Tensor | None]:
+        head = self._head
+        hidden = passed
+        if hidden is None:
+            hidden = head.fuse(self._states.at(host.token_locations[0]))
+        batch = self._backend.prepare(host, self._cache, self._last_tokens)
+        hidden = head.forward(hidden, batch, self._cache)
+        if samples is None:
+            return None, None
+        return self._backend.draw(head.target_logits(hidden), samples, self._last_tokens), hidden
+
+    def _picked(self, passed: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
+        return None if passed is None else passed[list(rows)]

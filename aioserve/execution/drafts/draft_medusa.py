@@ -1,0 +1,92 @@
+"""Guesses by Medusa's heads, each of another token behind the last one, from one hidden state.
+
+target      state of e, from which it drew f
+heads       state of e  ->  g, h, i             all at once, and none knows the others'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aioserve.drafting.drafter import DraftedSequence
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.models.decoder import Decoder
+from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["DraftMedusa"]
+
+
+class DraftMedusa(ComputedDrafter):
+    """Guesses of heads for `target`, which keeps in each step what its last layer gave."""
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        target: Decoder,
+        states: StatePages,
+        *,
+        page_size: int,
+        num_slots: int,
+        num_groups: int,
+    ) -> None:
+        super().__init__(target.backend, num_slots=num_slots, num_groups=num_groups)
+        self._heads = heads
+        self._target = target
+        self._states = states
+        self._page_size = page_size
+        self._known: dict[int, int] = {}
+        """Number of known tokens of each slot."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "head": self._heads.kind,
+            "dtype": str(self._heads.dtype).removeprefix("torch."),
+            "state_bytes": self._states.nbytes,
+        }
+
+    def follow(self, plan: StepPlan) -> None:
+        self._states.copy(plan.copies)
+
+    def computed(self, plan: StepPlan) -> None:
+        self._states.put(self._locations(plan, self._page_size), self._target.kept_states)
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        self._known[slot] = len(sequence.known_ids)
+
+    def end(self, slot: int) -> None:
+        del self._known[slot]
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        for slot, ids in zip(slots, token_ids, strict=True):
+            self._known[slot] += len(ids)
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        guesses: dict[int, list[int]] = {slot: [] for slot in slots}
+        limit_of = dict(zip(slots, limits, strict=True))
+        able = [slot for slot in slots if self._known[slot] > 1]
+        if not able:
+            return [[] for _ in slots]
+        states = self._states.at(np.array([self._location(slot) for slot in able], np.int64))
+        most = min(self._heads.count, max(limits))
+        logits = self._heads.logits(self._target.normed(states), most).flatten(0, 1)
+        samples = self._samples(
+            able * most, [self._known[slot] + head for head in range(most) for slot in able]
+        )
+        drawn = self._backend.draw(logits, samples, self._last_tokens)
+        for row, token_id in enumerate(drawn.token_ids.tolist()):
+            head, at = divmod(row, len(able))
+            own = guesses[able[at]]
+            if len(own) == head < limit_of[able[at]] and row not in drawn.row_errors:
+                own.append(token_id)
+        return [guesses[slot] for slot in slots]
+
+    def _location(self, slot: int) -> int:
+        """Where the token is from whose state the last known one was drawn."""
+        page, offset = divmod(self._known[slot] - 2, self._page_size)
+        return int(self._tables.page_ids(slot)[page]) * self._page_size + offset

@@ -1,0 +1,56 @@
+"""Guesses by a smaller model, which reads nothing but tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aioserve.execution.drafts.paged_drafter import PagedDrafter
+from aioserve.models.decoder import Decoder
+from aioserve.ops import Drawn, HostBatch, KVCache, SampleRows
+
+__all__ = ["DraftModel"]
+
+
+class DraftModel(PagedDrafter[None]):
+    """Guesses of a decoder."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        *,
+        num_slots: int,
+        num_groups: int,
+        most_tokens: int,
+        end_ids: Collection[int] = (),
+    ) -> None:
+        super().__init__(
+            model.backend,
+            cache,
+            num_slots=num_slots,
+            num_groups=num_groups,
+            max_model_len=model.max_model_len,
+            most_tokens=most_tokens,
+            end_ids=end_ids,
+        )
+        self._model = model
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        model = self._model
+        return {
+            "architecture": model.config.architecture,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "weight_bytes": model.weight_memory.by_format(),
+            "kv_cache_bytes": self._cache.storage.nbytes,
+        }
+
+    def _compute(
+        self, host: HostBatch, samples: SampleRows | None, passed: None
+    ) -> tuple[Drawn | None, None]:
+        batch = self._backend.prepare(host, self._cache, self._last_tokens)
+        if samples is None:
+            self._model.forward(batch, self._cache)
+            return None, None
+        return self._model.draw(batch, self._cache, samples, self._last_tokens), None

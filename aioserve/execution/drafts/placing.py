@@ -1,0 +1,141 @@
+"""What was read for a drafter becomes what computes its guesses, beside the model served."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from aioserve.config import EngineConfig
+from aioserve.drafting.loaded import LoadedDrafter
+from aioserve.errors import ModelError
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.draft_head import DraftHead
+from aioserve.execution.drafts.draft_medusa import DraftMedusa
+from aioserve.execution.drafts.draft_model import DraftModel
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraftHead
+from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.reserve import reserve
+from aioserve.models.decoder import Decoder
+from aioserve.models.heads.decoder_head import DecoderHead
+from aioserve.models.heads.loader import make_head
+from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.models.loader import make_decoder
+
+__all__ = ["Draft", "draft_of"]
+
+
+class Draft(ABC):
+    """What guesses for `target`, before it has memory."""
+
+    def __init__(self, drafter: LoadedDrafter, target: Decoder, config: EngineConfig) -> None:
+        self._drafter = drafter
+        self._target = target
+        self._config = config
+
+    @property
+    @abstractmethod
+    def bytes_per_page(self) -> int:
+        """Bytes that it takes beside each of the target's pages."""
+
+    @property
+    def bytes_per_host_page(self) -> int:
+        """Bytes that it takes beside each of the target's pages of the host."""
+        return 0
+
+    def placed(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
+        """It has its pages, and its drafter guesses by it. Raises `ConfigError` for more than there
+        is room."""
+        placed = self._placed(num_pages, num_slots)
+        self._drafter.guess_by(placed)
+        return placed
+
+    @abstractmethod
+    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter: ...
+
+
+class _ModelDraft(Draft):
+    def __init__(
+        self, decoder: Decoder, drafter: LoadedDrafter, target: Decoder, config: EngineConfig
+    ) -> None:
+        super().__init__(drafter, target, config)
+        self._decoder = decoder
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self._decoder.kv_shape(1, self._config.page_size).bytes_per_page
+
+    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
+        decoder, size = self._decoder, self._config.page_size
+        cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, size))
+        return DraftModel(
+            decoder,
+            cache,
+            num_slots=num_slots,
+            num_groups=self._target.layout.num_groups,
+            most_tokens=self._config.max_num_batched_tokens,
+            end_ids=decoder.config.eos_token_ids,
+        )
+
+
+class _HeadDraft(Draft):
+    def __init__(
+        self,
+        head: DecoderHead | MedusaHeads,
+        drafter: LoadedDrafter,
+        target: Decoder,
+        config: EngineConfig,
+    ) -> None:
+        super().__init__(drafter, target, config)
+        self._head = head
+
+    @property
+    def bytes_per_page(self) -> int:
+        head = self._head
+        own = 0
+        if isinstance(head, DecoderHead):
+            own = head.kv_shape(1, self._config.page_size).bytes_per_page
+        return own + self.bytes_per_host_page
+
+    @property
+    def bytes_per_host_page(self) -> int:
+        row = self._target.kept_columns * self._target.dtype.itemsize
+        return row * self._config.page_size
+
+    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
+        head, target, size = self._head, self._target, self._config.page_size
+        num_groups = target.layout.num_groups
+        host_pages, columns = self._config.num_host_pages, target.kept_columns
+        states = reserve(
+            "num_pages",
+            num_pages,
+            lambda: StatePages(num_pages, host_pages, size, columns, target.dtype),
+        )
+        if isinstance(head, MedusaHeads):
+            return DraftMedusa(
+                head, target, states, page_size=size, num_slots=num_slots, num_groups=num_groups
+            )
+        cache = reserve("num_pages", num_pages, lambda: head.new_cache(num_pages, size))
+        return DraftHead(
+            head,
+            target,
+            cache,
+            states,
+            num_slots=num_slots,
+            num_groups=num_groups,
+            most_tokens=self._config.max_num_batched_tokens,
+            end_ids=target.config.eos_token_ids,
+        )
+
+
+def draft_of(read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
+    """What was read, on the backend of its target. Uses up the weights. Raises `ModelError` for
+    those of a head that are missing or broken."""
+    if isinstance(read, ReadDraftHead):
+        try:
+            head = make_head(read.head, target)
+        except ModelError as error:
+            kind = read.drafter.kind
+            raise type(error)(f"drafter {kind!r} can't be loaded: {error}") from error
+        return _HeadDraft(head, read.drafter, target, config)
+    program = config.step_program
+    made = make_decoder(read.weights, target.backend, use_program=program, grouped=False)
+    return _ModelDraft(made, read.drafter, target, config)

@@ -1,0 +1,65 @@
+"""Hidden states that a target left behind, in pages with the numbers of its KV pages.
+
+A head computes from them whenever it comes to guess, however long after the target: behind a prefix
+that another request computed, or that came back from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from aioserve.ops.kv_cache import lazy_memory
+from aioserve.steps.pages import CopyKind, PageCopy
+
+__all__ = ["StatePages"]
+
+Locations = npt.NDArray[np.int64]
+
+
+class StatePages:
+    """`columns` numbers of `dtype` for each token of a page, of this device and of the host."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        page_size: int,
+        columns: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._pages = lazy_memory((num_pages, page_size, columns), dtype)
+        host = (num_host_pages, page_size, columns)
+        self._host_pages = lazy_memory(host, dtype) if num_host_pages else None
+        self._rows = self._pages.view(-1, columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages of this device."""
+        return self._pages.nbytes
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages as the target's were, one after the other."""
+        here, host = self._pages, self._host_pages
+        kinds = {
+            CopyKind.DEVICE: (here, here),
+            CopyKind.TO_HOST: (here, host),
+            CopyKind.FROM_HOST: (host, here),
+        }
+        for copy in copies:
+            source, target = kinds[copy.kind]
+            if source is not None and target is not None:
+                count = copy.num_tokens
+                target[copy.target, :count] = source[copy.source, :count]
+
+    def put(self, locations: Locations, states: torch.Tensor) -> None:
+        """Keep `states` `[T, columns]` at these places, page * page_size + offset, int64 `[T]`."""
+        self._rows.index_copy_(0, torch.from_numpy(locations), states)
+
+    def at(self, locations: Locations) -> torch.Tensor:
+        """What lies at these places, int64 `[T]`: `[T, columns]`. Where nothing was put, it is
+        arbitrary."""
+        return self._rows.index_select(0, torch.from_numpy(locations))

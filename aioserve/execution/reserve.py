@@ -1,0 +1,22 @@
+"""Memory for pages, or a clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from aioserve.errors import ConfigError
+
+__all__ = ["reserve"]
+
+Pages = TypeVar("Pages")
+
+
+def reserve(option: str, num_pages: int, allocate: Callable[[], Pages]) -> Pages:
+    """New pages. Raises `ConfigError`, which names the option, for more than there is room."""
+    try:
+        return allocate()
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
+        ) from error

@@ -1,0 +1,62 @@
+"""The directory of a head before its weights are read, and whether it goes with a target. No torch
+here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from aioserve.errors import ModelError, ModelNotFoundError
+from aioserve.json_file import read_json_object
+from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.fields import Fields
+from aioserve.models.heads.config import Eagle3Config, HeadConfig
+from aioserve.models.heads.reading import read_head_config
+from aioserve.models.heads.tensors import HeadTensors
+
+__all__ = ["ReadHead"]
+
+CONFIG = "config.json"
+
+
+class ReadHead(NamedTuple):
+    """What the config.json of a head says. Its weights are read when it is made."""
+
+    path: Path
+    config: HeadConfig
+
+    @classmethod
+    def of(cls, path: Path | str) -> ReadHead:
+        """The head in the directory `path`. Raises as `load_head` does."""
+        path = Path(path)
+        if not os.path.isdir(path):
+            raise ModelNotFoundError(f"{path}: no such directory")
+        file = path / CONFIG
+        if not os.path.lexists(file):
+            raise ModelError(f"{path}: no {CONFIG}")
+        values = Fields(read_json_object(file, MAX_CONFIG_BYTES), str(file))
+        with HeadTensors(path) as tensors:
+            return cls(path, read_head_config(values, tensors.shapes))
+
+    def check(self, target: DecoderConfig) -> None:
+        """Raise `ModelError` unless the head is one for such a target."""
+        config, source = self.config, self.path / CONFIG
+        self.layers_read(target)
+        hidden = [config.hidden_size]
+        if isinstance(config, Eagle3Config):
+            own = config.has_embedding and config.has_output
+            hidden = [config.target_hidden_size, *([] if own else hidden)]
+        sizes = [("hidden size", size, target.hidden_size) for size in hidden]
+        if config.vocab_size is not None:
+            sizes.append(("number of tokens", config.vocab_size, target.vocab_size))
+        for name, size, wanted in sizes:
+            if size != wanted:
+                raise ModelError(
+                    f"{source}: the head's {name} must be that of the target, {wanted}, got {size}"
+                )
+
+    def layers_read(self, target: DecoderConfig) -> tuple[int, ...]:
+        """What of the target the head reads, as `kept_layers` of `Decoder` has it. Raises
+        `ModelError` for a layer that the target lacks."""
+        return self.config.layers_read(target.num_layers)

@@ -1,0 +1,252 @@
+"""Heads beside a model: they change no token, and guess what they would from all of its states."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from aioserve import (
+    Completion,
+    ConfigError,
+    Engine,
+    ModelError,
+    SamplingParams,
+    Speculation,
+)
+from aioserve.engine.stats import EngineStats
+from aioserve.execution.drafts.draft_head import DraftHead
+from aioserve.execution.drafts.draft_medusa import DraftMedusa
+from aioserve.models.heads.loader import make_head
+from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.models.heads.read import ReadHead
+from aioserve.models.loader import load_model
+from aioserve.ops import HostBatch, backend_named
+from aioserve.testing import FakeModel
+from tests.engine.idle import all_given_back
+from tests.models.heads.directories import eagle3_config, eagle3_tensors, write_head
+from tests.models.heads.runs import HeadRun
+from tests.models.heads.test_medusa import SPELLINGS, tensors_of
+from tests.models.heads.test_mtp import mtp_config, mtp_tensors
+from tests.parity import tiny_models
+
+TIGHT: dict[str, Any] = {
+    "page_size": 4,
+    "num_pages": 48,
+    "max_num_batched_tokens": 13,
+    "output_reserve_tokens": 0,
+}
+"""Prompts are chunked, and requests preempted."""
+SHARED = [*range(10, 45)]
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.9, top_k=40)
+EDITED = SamplingParams(temperature=0.0, repetition_penalty=1.4, logprobs=2)
+KINDS = ("eagle3", "few", "mtp", "medusa")
+"""`few` is an EAGLE-3 head that knows some of the tokens."""
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and a head of each kind for it."""
+    path = tmp_path_factory.mktemp("models")
+    tiny_models.write("llama", path / "target")
+    config = eagle3_config()
+    write_head(path / "eagle3", config, eagle3_tensors(config))
+    config = eagle3_config(draft_vocab_size=90)
+    write_head(path / "few", config, eagle3_tensors(config))
+    write_head(path / "mtp", mtp_config(), mtp_tensors())
+    spelled = SPELLINGS["speculators"][0]
+    write_head(path / "medusa", spelled, tensors_of("speculators", bias=False, outputs=True))
+    return path
+
+
+def speculation_of(models: Path, kind: str, max_tokens: int = 4) -> Speculation:
+    name = "eagle3" if kind == "few" else kind
+    return Speculation(drafter=f"{name}:path={models / kind}", max_tokens=max_tokens)
+
+
+def requests(params: Sequence[SamplingParams]) -> list[tuple[list[int], SamplingParams]]:
+    """Some that share a prefix, and one of two samples; of some the guesses are limited."""
+    every: list[tuple[list[int], SamplingParams]] = []
+    for place in range(7):
+        changed = {
+            "max_tokens": 45,
+            "ignore_eos": True,
+            "seed": place,
+            "n": 2 if place == 5 else 1,
+            "max_draft_tokens": {0: 0, 3: 1}.get(place),
+        }
+        prompt = [*SHARED[: 35 - place % 3], 100 + place] if place % 2 else [*range(place + 1)]
+        every.append((prompt, msgspec.structs.replace(params[place % len(params)], **changed)))
+    return every
+
+
+async def answers(
+    model: Path,
+    params: Sequence[SamplingParams],
+    speculation: Speculation | None = None,
+    **options: Any,
+) -> tuple[list[Completion], EngineStats]:
+    async with Engine(str(model), speculation=speculation, **options) as engine:
+        given = requests(params)
+        if speculation is None:
+            given = [(p, msgspec.structs.replace(s, max_draft_tokens=None)) for p, s in given]
+        first, *others = given
+        done = [await engine.generate(*first)]
+        done += await asyncio.gather(*[engine.generate(*request) for request in others])
+        assert await all_given_back(engine)
+        return done, engine.stats()
+
+
+@pytest.mark.parametrize("options", [{}, TIGHT, TIGHT | {"num_host_pages": 200}])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_head_changes_a_token(models: Path, kind: str, options: dict[str, Any]) -> None:
+    params = [GREEDY, SAMPLED, EDITED]
+    expected, _ = await answers(models / "target", params)
+    speculation = speculation_of(models, kind)
+    done, stats = await answers(models / "target", params, speculation, **options)
+    assert sum(stats.tokens_drafted_total) > 0
+    assert stats.drafter_faults_total == 0
+    assert bool(stats.preemptions_total) == bool(options)
+    for mine, theirs in zip(done, expected, strict=True):
+        assert [s.token_ids for s in mine.samples] == [s.token_ids for s in theirs.samples]
+        assert [s.logprobs for s in mine.samples] == [s.logprobs for s in theirs.samples]
+
+
+def guesses_of_states(models: Path, kind: str, ids: Sequence[int], count: int) -> list[int]:
+    """What the head guesses greedily behind these tokens, of which the target computes all but the
+    last at once."""
+    backend = backend_named("native")
+    read = ReadHead.of(models / kind)
+    kept = read.config.layers_read(3)
+    target = load_model(models / "target", backend=backend, kept_layers=kept)
+    known = len(ids) - 1
+    table = np.arange(known, dtype=np.int32).reshape(1, 1, known)
+    counts = np.array([known])
+    host = HostBatch.laid_out(counts, counts, table, 1, logit_rows=[known - 1])
+    host.token_ids[:] = ids[:-1]
+    cache = target.new_cache(known, 1)
+    target.forward(backend.prepare(host, cache, backend.allocate_slots(1)), cache)
+    head = make_head(read, target)
+    if isinstance(head, MedusaHeads):
+        logits = head.logits(target.normed(target.kept_states[-1:]))
+        return logits[:count, 0].argmax(-1).tolist()
+    run = HeadRun(head, backend, page_size=8)
+    return run.chain(0, ids[1:], target.kept_states, count)[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 4, "max_num_batched_tokens": 13}])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_guesses_are_those_of_all_states_of_the_target(
+    models: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[int]] = []
+    drafter = DraftMedusa if kind == "medusa" else DraftHead
+    draft_all = drafter.draft_all
+
+    def noting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
+        found = draft_all(self, slots, limits)
+        made.extend(list(guesses) for guesses in found)
+        return found
+
+    monkeypatch.setattr(drafter, "draft_all", noting)
+    speculation = speculation_of(models, kind, max_tokens=3)
+    params = msgspec.structs.replace(GREEDY, max_tokens=14, ignore_eos=True)
+    async with Engine(str(models / "target"), speculation=speculation, **options) as engine:
+        answer = await engine.generate(SHARED, params)
+    ids = [*SHARED, *answer.samples[0].token_ids]
+    assert sum(map(len, made)) >= 8
+    known = len(SHARED) + 1
+    for guesses in made:
+        if guesses:  # none while it catches up with the prompt
+            assert guesses == guesses_of_states(models, kind, ids[:known], len(guesses))
+        # Where a guess was right, the step drew one more.
+        known += 1
+        for guess in guesses:
+            if known > len(ids) - 1 or guess != ids[known - 1]:
+                break
+            known += 1
+
+
+async def test_the_reference_backend_has_heads_as_well(models: Path) -> None:
+    params = msgspec.structs.replace(SAMPLED, max_tokens=8, seed=1)
+    tokens: list[tuple[int, ...]] = []
+    for speculation in (None, speculation_of(models, "eagle3")):
+        options: dict[str, Any] = {"backend": "reference", "speculation": speculation}
+        async with Engine(str(models / "target"), **options) as engine:
+            answer = await engine.generate(SHARED, params)
+            tokens.append(answer.samples[0].token_ids)
+    assert tokens[0] == tokens[1]
+    assert answer.usage.drafted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
+async def test_states_are_what_memory_is_taken_for(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aioserve.execution import assembling
+
+    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 2**22)
+    async with Engine(str(models / "target")) as engine:
+        alone = engine.stats().pages_total
+    speculation = speculation_of(models, kind)
+    async with Engine(str(models / "target"), speculation=speculation) as engine:
+        facts, pages = engine.dump()["model"], engine.stats().pages_total
+    draft = facts["draft"]
+    assert draft["head"] == kind
+    taken = facts["kv_cache_bytes"] + draft.get("kv_cache_bytes", 0) + draft["state_bytes"]
+    assert 2**22 * 0.9 - taken == pytest.approx(0, abs=taken / pages)
+    assert pages < alone
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "error", "message"),
+    [
+        (
+            "mtp",
+            "eagle3",
+            ConfigError,
+            "has a head of kind eagle3, which the drafter 'eagle3' takes",
+        ),
+        (
+            "medusa",
+            "nowhere",
+            ModelError,
+            "drafter 'medusa' can't be loaded: model '.*nowhere' not",
+        ),
+        ("eagle3", "target", ModelError, "drafter 'eagle3' can't be loaded: .*architectures"),
+    ],
+)
+async def test_a_head_that_does_not_go_with_the_model_is_refused(
+    models: Path, named: str, kind: str, error: type[Exception], message: str
+) -> None:
+    speculation = Speculation(drafter=f"{named}:path={models / kind}")
+    with pytest.raises(error, match=message):
+        async with Engine(str(models / "target"), speculation=speculation):
+            pass
+
+
+async def test_a_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
+    config = eagle3_config(eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    write_head(tmp_path, config, eagle3_tensors(config))
+    with pytest.raises(ModelError, match=r"must be in \[0, 3\] for a target of 3 layers"):
+        async with Engine(
+            str(models / "target"), speculation=Speculation(drafter=f"eagle3:path={tmp_path}")
+        ):
+            pass
+
+
+async def test_a_head_needs_a_path_and_a_model_that_is_loaded(models: Path) -> None:
+    with pytest.raises(ConfigError, match="path"):
+        async with Engine(str(models / "target"), speculation=Speculation(drafter="eagle3")):
+            pass
+    with pytest.raises(ConfigError, match="drafter 'mtp' needs a model that the engine loads"):
+        async with Engine(FakeModel(), speculation=speculation_of(models, "mtp")):
+            pass
