@@ -73,7 +73,8 @@ class NativeProgram(StepProgram):
         logits = forward(ops)
         ops.program.finish(logits.index)
         self._vocab = logits.columns
-        self._state_columns = ops.state_columns
+        self.state_columns: int = ops.state_columns
+        """Number of columns of what it keeps of each token."""
         self._dtype = shape.dtype
         self._program = ops.program
         self._kept = ops.kept
@@ -128,7 +129,7 @@ class NativeProgram(StepProgram):
     def _run(self, batch: Batch, kv: KVCache, states: Tensor | None, *outputs: int) -> None:
         """Run the program; `outputs` are addresses as in `aioserve::program::Outputs`."""
         if states is not None:
-            shape = len(batch.token_ids), self._state_columns
+            shape = len(batch.token_ids), self.state_columns
             check_tensor("states", states, self._dtype, shape, CPU)
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:

@@ -99,6 +99,8 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "packed embed": lambda ops, w, x, _: ops.embed(w.tied),
     "integer embed": lambda ops, w, x, _: ops.embed(w.tied_integers),
     "attention": lambda ops, w, x, _: attention(ops, ops.linear(x, w.qkv), False),
+    "keep": lambda ops, w, x, _: ops.keep(x, 0),
+    "keep beside": lambda ops, w, x, _: ops.keep(x, HIDDEN),
 }
 
 
@@ -160,16 +162,20 @@ def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:
 
 
 def both_ways(compute: Forward, dtype: torch.dtype, host: HostBatch) -> tuple[Tensor, Tensor]:
-    """Logits op by op and of a program, on pages of their own."""
-    results = []
-    for program in (None, recorded(compute, dtype)):
+    """Logits op by op and of a program, on pages of their own; what they keep is the same."""
+    program = recorded(compute, dtype)
+    columns, results, kept = program.state_columns, [], []
+    for by_program in (False, True):
         kv = cache(dtype, len(host.context_lens))
         batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
-        if program is None:
-            results.append(compute(TensorOps(NATIVE, batch, kv)))
+        states = torch.full((len(host.token_ids), columns), 7.0, dtype=dtype) if columns else None
+        if by_program:
+            program.logits(batch, kv, states)  # leaves its values in the arena
+            results.append(program.logits(batch, kv, states))
         else:
-            program.logits(batch, kv)  # leaves its values in the arena
-            results.append(program.logits(batch, kv))
+            results.append(compute(TensorOps(NATIVE, batch, kv, states)))
+        kept.append(torch.zeros(0) if states is None else states.float())
+    assert same_bits(*kept)
     return results[0], results[1]
 
 
@@ -439,3 +445,29 @@ def test_experts_with_scores_that_don_t_fit_are_refused():
 
     with pytest.raises(ValueError, match="scales the rows of a value by a float32 column"):
         recorded(scaled, torch.float32)
+
+
+def test_what_is_kept_has_a_place():
+    host, kv = host_batch([3], [2]), cache(torch.float32, 1)
+    batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
+    keeping = forward([("keep beside", 0, 0)], LAYERS[torch.float32], 0.0)
+    program = recorded(keeping, torch.float32)
+    with pytest.raises(ValueError, match="keeps 48 columns of each token"):
+        program.logits(batch, kv)
+    with pytest.raises(ValueError, match=r"states must be .* of shape \(3, 48\)"):
+        program.logits(batch, kv, torch.empty(3, 24))
+    with pytest.raises(ValueError, match="states must be a tensor"):
+        keeping(TensorOps(NATIVE, batch, kv))
+    program = recorded(forward([], LAYERS[torch.float32], 0.0), torch.float32)
+    with pytest.raises(ValueError, match=r"states must be .* of shape \(3, 0\)"):
+        program.logits(batch, kv, torch.empty(3, 24))
+
+
+def test_rows_of_logits_alone_are_not_kept():
+    def compute(ops: LayerOps[Any]) -> Any:
+        x = ops.logit_rows(ops.embed(LAYERS[torch.float32].embedding))
+        ops.keep(x, 0)
+        return ops.linear(x, LAYERS[torch.float32].head)
+
+    with pytest.raises(ValueError, match="with a row for each token"):
+        recorded(compute, torch.float32)

@@ -1,0 +1,122 @@
+"""A head that says what `FakeDevice` says, from what it finds in pages of its own and of states:
+where these hold something else, it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from aioserve.execution.drafts.draft_head import DraftHead
+from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.ops import Drawn, HostBatch, SampleRows
+from aioserve.steps.plan import StepPlan
+from aioserve.testing.fake_device import FakeDevice, entries_of, token_of, weights_of
+
+__all__ = ["EntryHead", "HeadOfEntries"]
+
+JUNK = 0xDEAD
+
+
+class EntryPages:
+    """As much of a KV cache as a head reads: pages of entries."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.entries: npt.NDArray[np.uint64] = np.full((num_pages, page_size), JUNK, np.uint64)
+        self.guessed: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
+        """What was computed from the head's own state, and not from the target's."""
+
+
+class HeadOfEntries:
+    """Head, target and backend in one. Hidden states are entries of `FakeDevice`, int64 `[T, 2]`
+    with the sums that tokens are drawn from behind them; of its own pages it reads all entries.
+    `wrong_at`: positions of tokens about which it is wrong."""
+
+    kind = "eagle3"
+    dtype = torch.int64
+
+    def __init__(self, max_model_len: int = 10**6) -> None:
+        self.max_model_len = max_model_len
+        self.wrong_at: frozenset[int] = frozenset()
+        self.kept_states = torch.empty(0, 1, dtype=torch.int64)
+        self.most_at_once = 0
+
+    @property
+    def backend(self) -> Any:
+        return self
+
+    def allocate_slots(self, num_slots: int) -> torch.Tensor:
+        return torch.zeros(num_slots, dtype=torch.int64)
+
+    def prepare(self, host: HostBatch, kv: EntryPages, last_tokens: torch.Tensor) -> HostBatch:
+        return host
+
+    def copy_pages(self, caches: Sequence[EntryPages], copies: npt.NDArray[np.int32]) -> None:
+        for source_cache, source, target_cache, target, count in copies.tolist():
+            entries = caches[source_cache].entries[source, :count]
+            caches[target_cache].entries[target, :count] = entries
+            caches[target_cache].entries[target, count:] = JUNK
+            guessed = caches[source_cache].guessed[source, :count]
+            caches[target_cache].guessed[target, :count] = guessed
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def forward(self, hidden: torch.Tensor, host: HostBatch, kv: EntryPages) -> torch.Tensor:
+        assert host.context_lens.max() <= self.max_model_len
+        self.most_at_once = max(self.most_at_once, len(host.token_ids))
+        own = hidden[:, 0].numpy().view(np.uint64)
+        kv.entries.reshape(-1)[host.token_locations[0]] = own
+        goes_on = hidden.shape[1] == 2
+        kv.guessed.reshape(-1)[host.token_locations[0]] = goes_on
+        found: list[list[int]] = []
+        for row in host.logit_rows.tolist():
+            sequence = int(np.searchsorted(host.query_start, row, side="right")) - 1
+            position = int(host.positions[row])
+            pages = host.page_table[0, sequence]
+            known = kv.entries[pages].reshape(-1)[: position + 1]
+            is_stale = not goes_on and kv.guessed[pages].reshape(-1)[: position + 1].any()
+            entry = entries_of(host.token_ids[row : row + 1], position + 1, int(known[-1]))
+            every = np.concatenate((known, entry)) * weights_of(position + 2)
+            total = every.sum(dtype=np.uint64) + np.uint64(
+                is_stale or position + 2 in self.wrong_at
+            )
+            found.append(np.array([entry[0], total]).view(np.int64).tolist())
+        return torch.tensor(found, dtype=torch.int64).view(-1, 2)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def draw(self, hidden: torch.Tensor, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
+        totals = hidden[:, 1].numpy().view(np.uint64).tolist()
+        seeds = rows.seeds.tolist()
+        drawn = [token_of(total, seed) for total, seed in zip(totals, seeds, strict=True)]
+        return Drawn(torch.tensor(drawn), {})
+
+
+class EntryHead(DraftHead):
+    """A drafter by such a head beside a device, whose entries are the states that it reads."""
+
+    def __init__(
+        self, head: HeadOfEntries, device: FakeDevice, *, num_pages: int, most_tokens: int
+    ) -> None:
+        num_host_pages, size = len(device._host_kv), device.page_size
+        super().__init__(
+            cast(Any, head),
+            cast(Any, head),
+            cast(Any, EntryPages(num_pages, size)),
+            StatePages(num_pages, num_host_pages, size, 1, torch.int64),
+            num_slots=device.num_slots,
+            num_groups=device.num_groups,
+            most_tokens=most_tokens,
+        )
+        self._device = device
+
+    def computed(self, plan: StepPlan) -> None:
+        entries = self._device._entries[self._locations(plan, self._device.page_size)]
+        cast(Any, self._target).kept_states = torch.from_numpy(entries.view(np.int64))[:, None]
+        super().computed(plan)
