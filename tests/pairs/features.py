@@ -137,7 +137,8 @@ def _speculation(
     again: bool = False,
     never_met_by: Sequence[str] = (),
 ) -> Feature:
-    """Steps verify guesses. Some requests have none, or may have none."""
+    """Steps verify guesses. Some requests have none, or may have none. `{head}` in the drafter's
+    options stands for the directory of the model's head."""
 
     def options(draw: Draw) -> dict[str, Any]:
         speculation = Speculation(drafter=drafter, max_tokens=draw.choice([1, 2, 4, 9]))
@@ -288,6 +289,7 @@ FEATURES: dict[str, Feature] = {
     "suffix": _speculation(
         "suffix", lambda seen: seen.num_right > 0 and seen.num_wrong > 0, again=True
     ),
+    "eagle3": _speculation("eagle3:path={head}", lambda seen: seen.num_wrong > 0),
     "cache_aware": _policy("cache_aware"),
     "deadline": _policy("deadline"),
     "fair_share": _policy("fair_share"),

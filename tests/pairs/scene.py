@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.kv.layout import kv_layout
@@ -26,7 +28,17 @@ from tests.pairs.drafters import DrafterPlugin
 from tests.pairs.features import FEATURES, PLUGIN, Feature, why_not_one_request
 from tests.parity.tiny_models import VOCAB_SIZE
 
-__all__ = ["PLAIN", "Alone", "Scene", "Seen", "features_of", "place_of", "played", "scene_of"]
+__all__ = [
+    "PLAIN",
+    "Alone",
+    "Scene",
+    "Seen",
+    "features_of",
+    "head_of",
+    "place_of",
+    "played",
+    "scene_of",
+]
 
 PLAIN: dict[str, Any] = {
     "device": "cpu",
@@ -267,6 +279,11 @@ class Alone:
         return {ask: known[ask.key] for ask in asks}
 
 
+def head_of(model: str) -> str:
+    """Directory of the head of a model."""
+    return f"{model}-head"
+
+
 def _pages_of_groups(model: str, scene: Scene) -> dict[str, Any]:
     """Numbers of pages that hold as much as those of a scene do, each of which has all layers.
     Where these are few, they hold the longest request, and at most another one like it."""
@@ -296,6 +313,9 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
     slow_masks = any(FEATURES[name].slow_masks for name in scene.features)
     answers = {ask.prompt: brought.ids for ask, brought in seen.alone.items()}
     options = {**scene.options, "plugins": [*PLAIN["plugins"], DrafterPlugin(answers)]}
+    if (speculation := options.get("speculation")) is not None:
+        drafter = speculation.drafter.format(head=head_of(model))
+        options["speculation"] = msgspec.structs.replace(speculation, drafter=drafter)
     engine = Engine(model, **options | _pages_of_groups(model, scene))
     with _slow_masks(seen) if slow_masks else nullcontext():
         await _played_on(engine, seen)

@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from aioserve.models.files import model_files
 from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.conversion import convert
+from tests.models.heads.directories import eagle3_config, eagle3_tensors, write_head
 from tests.models.quantization.blockwise import load_in, storing_four_bits
 from tests.models.quantization.compressed import write_mixture
 from tests.models.quantization.test_gptq_awq import write_gptq
 from tests.models.quantization.writers import CONFIG, write_quantized
 from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_model, why_not_of_size
 from tests.pairs.prefix_list import PrefixList
-from tests.pairs.scene import Alone, Seen, features_of, place_of, played, scene_of
+from tests.pairs.scene import Alone, Seen, features_of, head_of, place_of, played, scene_of
 from tests.parity import tiny_models
 
 OF_INTEGERS = ("quantised", "act-order", "gguf")
@@ -88,9 +90,19 @@ def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
             directory = write_gguf_of_bytes(root / name)
         else:
             directory = tiny_models.write(name, root / name)
+        write_eagle3_head(str(directory))
         return str(directory), Alone(str(directory))
 
     return made
+
+
+def write_eagle3_head(model: str) -> None:
+    """A head of random weights for a model, which is hardly ever right."""
+    target = model_files(Path(model)).config()
+    sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    layers = [0, 1, target.num_layers]
+    config = eagle3_config(sizes, eagle_aux_hidden_state_layer_ids=layers)
+    write_head(Path(head_of(model)), config, eagle3_tensors(config))
 
 
 def write_gguf_of_bytes(directory: Path) -> Path:
@@ -177,8 +189,9 @@ def test_every_bundled_policy_and_drafter_is_among_the_features():
         if point.value.startswith("aioserve_plugins.")
     }
     named = {name for name, one in FEATURES.items() if one.group in ("policy", "drafter")}
-    # The drafter that is a model of its own, which none of these has, guesses as any other.
-    assert named - {"speculation"} == bundled - {"model"}
+    # The drafter that is a model of its own, which none of these has, guesses as any other, and of
+    # the heads one stands for all.
+    assert named - {"speculation", "eagle3"} == bundled - {"model", "heads"}
 
 
 @pytest.mark.parametrize(("pair", "model", "page_size", "seed"), cases())
