@@ -59,11 +59,16 @@ class ComputedDrafter(AtOnce):
         """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64
         `[T]`."""
         items = plan.items
-        ends = np.array([item.end for item in items], np.int64)
         slots = np.array([item.slot for item in items], np.int64)
+        rows = np.arange(len(items))
+        if plan.num_tokens == len(items):  # as in most steps
+            positions = np.array([item.start for item in items], np.int64)
+            ends = positions + 1
+        else:
+            ends = np.array([item.end for item in items], np.int64)
+            rows = np.repeat(rows, [item.count for item in items])
+            positions = np.concatenate([np.arange(item.start, item.end) for item in items])
         table = self._tables.rows(slots, ends, page_size)[:1]
-        rows = np.repeat(np.arange(len(items)), [item.count for item in items])
-        positions = np.concatenate([np.arange(item.start, item.end) for item in items])
         return token_locations(table, rows, positions, page_size)[0]
 
     def _samples(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
