@@ -12,7 +12,7 @@ tokens are known before the next is settled.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -50,10 +50,19 @@ class StepFollower(Protocol):
 
 class Guessing:
     """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
-    None makes none. `follower` hears of every plan."""
+    None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter is
+    measured by; None: it isn't."""
 
-    def __init__(self, drafter: Drafter | None, follower: StepFollower | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        follower: StepFollower | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._drafter = drafter
+        self._clock = clock or (lambda: 0.0)
+        self._drafting_seconds = 0.0
+        """What the drafter took in the step that was settled last."""
         self._follower = follower
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
@@ -122,17 +131,23 @@ class Guessing:
         self._read()
         self._take_forced(plan)
         asked = [item for item in plan.items if _asks(item)]
-        guesses: dict[int, Sequence[int]] = {}
-        if asked and self._drafter is not None:
-            self._tell(self._known)
-            slots, limits = [item.slot for item in asked], [item.count - 1 for item in asked]
-            made = self._drafter.draft_all(slots, limits)
-            guesses = dict(zip(slots, made, strict=True))
+        began = self._clock()
+        guesses = self._guesses(asked)
+        self._drafting_seconds = self._clock() - began
         items = [
             self._settled(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
             for item in plan.items
         ]
         return msgspec.structs.replace(plan, items=tuple(items))
+
+    def _guesses(self, asked: Sequence[WorkItem]) -> Mapping[int, Sequence[int]]:
+        """What the drafter guesses for these items, by slot."""
+        if not asked or self._drafter is None:
+            return {}
+        self._tell(self._known)
+        slots, limits = [item.slot for item in asked], [item.count - 1 for item in asked]
+        made = self._drafter.draft_all(slots, limits)
+        return dict(zip(slots, made, strict=True))
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Where no step before it is in flight, a plan knows the last token of a slot, and whether
@@ -170,17 +185,18 @@ class Guessing:
         outcome, with what has come to be known of guesses that no step verified."""
         if self._follower is not None:
             self._follower.computed(plan)
+        if plan.num_verified and self._drafting_seconds:
+            seconds = self._drafting_seconds
+            outcome = msgspec.structs.replace(outcome, drafting_seconds=seconds)
         if not self._known:
             return outcome
         self._unread.append((plan, outcome))
-        if not self._looks:
-            self._read()
-            return outcome
         self._steps_plain = 0 if plan.num_verified else self._steps_plain + 1
         if self._steps_plain >= LOOK_STEPS:
             self._steps_plain = 0
             self._read()
-            self._look_ahead()
+            if self._looks:
+                self._look_ahead()
         return self._with_looks(plan, outcome) if self._looked_ahead else outcome
 
     def _read(self) -> None:
@@ -223,8 +239,6 @@ class Guessing:
         """Append ids to what is known of slots, by slot."""
         for slot, ids in extended.items():
             self._known[slot].extend(ids)
-        if not self._looks:
-            self._tell(extended)
 
     def _tell(self, slots: Iterable[int]) -> None:
         """Let the drafter hear of what it hasn't of these slots."""

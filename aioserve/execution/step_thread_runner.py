@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
@@ -73,7 +74,7 @@ class StepThreadRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._guessing = Guessing(drafter, self._follower)
+        self._guessing = Guessing(drafter, self._follower, time.perf_counter)
 
     async def aclose(self) -> None:
         await self._thread.aclose()

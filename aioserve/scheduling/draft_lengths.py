@@ -12,12 +12,13 @@ it isn't. Then one is asked for now and again, since nobody would know otherwise
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DraftLengths", "DraftRecord", "StepCosts"]
+__all__ = ["DraftLengths", "DraftRecord", "DraftingCosts", "StepCosts"]
 
 DECAY = 0.95
 """What a guess still counts after each further one."""
@@ -36,11 +37,14 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands among the same sequences, and one for none at all."""
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
+NO_GUESSES_WEIGHT = 0.1
+"""Steps in which the drafter was asked for nothing, and took no time, as a share of those in which it
+was."""
 COST_STEPS = 10
 """The mean of a step's cost is that of about so many last ones."""
 MOST_OF_MEAN = 3.0
 """A step that took longer than that many times the mean is counted as if it had taken so long: the
-machine did something else meanwhile."""
+machine did something else meanwhile. Of the first two the shorter counts."""
 
 
 class DraftRecord:
@@ -129,13 +133,15 @@ class StepCosts:
         if seconds <= 0:
             return
         place = _bucket(num_tokens)
-        at = int(np.searchsorted(self._tokens, place))
+        at = bisect.bisect_left(self._tokens, place)
         if at == len(self._tokens) or self._tokens[at] != place:
             self._tokens.insert(at, place)
             self._seconds.insert(at, seconds)
             self._weights.insert(at, 1)
             return
         mean = self._seconds[at]
+        if self._weights[at] == 1:
+            mean = min(mean, seconds)
         self._weights[at] = weight = min(self._weights[at] + 1, COST_STEPS)
         self._seconds[at] = mean + (min(seconds, MOST_OF_MEAN * mean) - mean) / weight
 
@@ -149,19 +155,54 @@ class StepCosts:
         """
         if not self._tokens:
             return np.ones(len(num_tokens))
-        return np.interp(num_tokens, [0, *self._tokens], [0.0, *self._rising()])
+        tokens, means = self._rising()
+        return np.interp(num_tokens, [0, *tokens], [0.0, *means])
 
-    def _rising(self) -> list[float]:
+    def _rising(self) -> tuple[list[int], list[float]]:
+        """Tokens and means of what was measured twice, if anything was: what happened once may have
+        been the machine's doing, and may never come again."""
+        every = list(zip(self._tokens, self._seconds, self._weights, strict=True))
+        counted = [one for one in every if one[2] > 1] or every
         pools: list[tuple[float, int, int]] = []
         """Mean, weight and number of buckets of each."""
-        for mean, weight in zip(self._seconds, self._weights, strict=True):
+        for _, mean, weight in counted:
             count = 1
             while pools and pools[-1][0] > mean:
                 other, more, buckets = pools.pop()
                 mean = (mean * weight + other * more) / (weight + more)
                 weight, count = weight + more, count + buckets
             pools.append((mean, weight, count))
-        return [mean for mean, _, count in pools for _ in range(count)]
+        means = [mean for mean, _, count in pools for _ in range(count)]
+        return [tokens for tokens, _, _ in counted], means
+
+
+class DraftingCosts:
+    """Seconds that the drafter takes in a step, by the most guesses of a sequence in it: it makes
+    them one after the other, those of all sequences at once. A line through what it last took, by
+    least squares, and faintly through nothing for none."""
+
+    def __init__(self) -> None:
+        self._sums = np.array([NO_GUESSES_WEIGHT, 0.0, 0.0, 0.0, 0.0])
+        """Of weights, guesses, seconds, and of the products of guesses with guesses and seconds."""
+
+    def took(self, longest: int, seconds: float) -> None:
+        """It took so long for so many guesses."""
+        mean = self.of(np.array([float(longest)]))[0]
+        if seconds * MOST_OF_MEAN < mean:  # it took so long when it began
+            self._sums[:] = (NO_GUESSES_WEIGHT, 0.0, 0.0, 0.0, 0.0)
+        elif mean > 0:
+            seconds = min(seconds, MOST_OF_MEAN * mean)
+        self._sums *= DECAY
+        self._sums[0] += (1 - DECAY) * NO_GUESSES_WEIGHT
+        self._sums += (1.0, longest, seconds, longest * longest, longest * seconds)
+
+    def of(self, longest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds for so many guesses, float64 `[n]`."""
+        weight, guesses, seconds, squares, products = self._sums.tolist()
+        spread = squares - guesses * guesses / weight
+        slope = (products - guesses * seconds / weight) / spread if spread > 0 else 0.0
+        slope = max(0.0, min(slope, seconds / guesses if guesses else 0.0))
+        return np.maximum(0.0, (seconds - slope * guesses) / weight) + slope * longest
 
 
 def _bucket(num_tokens: int) -> int:
@@ -173,8 +214,8 @@ def _bucket(num_tokens: int) -> int:
 class DraftLengths:
     """Chooses for the sequences of one step at a time.
 
-    What a step costs that verifies is known apart: a drafter takes its time, and the next step
-    can't begin before it is asked. But for the first, only steps behind one of their kind count,
+    What a step costs that verifies is known apart, since the next step can't begin before its
+    drafter is asked, and so is what that takes. But for the first, only steps behind one of their kind count,
     since only these tell how steps of the kind overlap.
     """
 
@@ -182,6 +223,8 @@ class DraftLengths:
         self.plain: StepCosts = StepCosts()
         """Costs of steps in which the drafter isn't asked."""
         self.verifying: StepCosts = StepCosts()
+        """Costs of those in which it is, but for the time that it took."""
+        self.drafting: DraftingCosts = DraftingCosts()
         self.usual: DraftRecord = DraftRecord(0)
         """How guesses for all sequences have fared."""
         self._steps = 0
@@ -189,11 +232,22 @@ class DraftLengths:
         self._kept: tuple[list[DraftRecord], int, list[int], int] = ([], 0, [], 0)
         """Records and numbers that were asked about last, what was best, and in which step."""
 
-    def took(self, num_tokens: int, seconds: float, *, verified: bool) -> None:
-        """A step of so many tokens took so long; whether it verified guesses."""
+    def took(
+        self,
+        num_tokens: int,
+        seconds: float,
+        *,
+        verified: bool,
+        longest: int = 0,
+        drafting_seconds: float = 0.0,
+    ) -> None:
+        """A step of so many tokens took so long; whether it verified guesses, of which a sequence
+        had at most `longest`, and what their drafter took of the time."""
         costs = self.verifying if verified else self.plain
         if verified is self._last_verified or not costs.are_known:
-            costs.took(num_tokens, seconds)
+            costs.took(num_tokens, seconds - drafting_seconds)
+        if verified and seconds > 0:
+            self.drafting.took(longest, drafting_seconds)
         self._last_verified = verified
 
     def choose(
@@ -249,12 +303,23 @@ class DraftLengths:
         tokens = others + np.cumsum(made[rows])
         if not len(rows):
             return [0] * len(records)
-        rates = (others + brought) / self._cost(self.verifying, self.plain, tokens)
-        without = others / self._cost(self.plain, self.verifying, np.array([float(others)]))[0]
+        longest = np.maximum.accumulate(numbers[order % len(numbers)])
+        seconds = self._cost(self.verifying, self.plain, tokens) + self.drafting.of(longest)
+        rates = (others + brought) / seconds
+        without = others / self._seconds_without(others)
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * without:
             return [0] * len(records)
         return np.bincount(rows[: best + 1], minlength=len(records)).tolist()
+
+    def _seconds_without(self, others: int) -> float:
+        """Seconds of a step that verifies nothing: where none so small was measured, at most those
+        of one that does, without the time of the drafter."""
+        num_tokens = np.array([float(others)])
+        plain = float(self._cost(self.plain, self.verifying, num_tokens)[0])
+        if self.plain.has_measured_below(others):
+            return plain
+        return min(plain, float(self._cost(self.verifying, self.plain, num_tokens)[0]))
 
     @staticmethod
     def _cost(

@@ -361,7 +361,13 @@ class Scheduler:
         if state.drafts:
             computed = plan.num_tokens - num_not_drafted(plan, outcome)
             verified = plan.num_verified > 0
-            state.draft_lengths.took(computed, self._step_seconds, verified=verified)
+            state.draft_lengths.took(
+                computed,
+                self._step_seconds,
+                verified=verified,
+                longest=max(outcome.drafted.values(), default=0),
+                drafting_seconds=min(outcome.drafting_seconds, self._step_seconds),
+            )
             self._step_seconds = 0.0
         state.end(ended)
         if broken:

@@ -46,6 +46,8 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drafted: dict[int, int] = {}
     """Index of a row of an item that verifies -> how many guesses were verified, if any were. Of
     these, as many were right as it has tokens but one."""
+    drafting_seconds: float = 0.0
+    """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
     looked_ahead: dict[int, LookedAhead] = {}
     """Index of a row -> what became of guesses for its slot that no step verified, where the runner
     has come to know that."""

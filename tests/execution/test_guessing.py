@@ -43,6 +43,9 @@ class Slot:
 
     @property
     def known(self) -> list[int]:
+        """What the drafter would know if it were asked now."""
+        self.guessing._read()
+        self.guessing._tell(self.guessing._known)
         return self.drafter.known[0]
 
     def step(

@@ -12,6 +12,7 @@ from aioserve.scheduling.draft_lengths import (
     PROBE_STEPS,
     DraftLengths,
     DraftRecord,
+    DraftingCosts,
     StepCosts,
 )
 
@@ -170,8 +171,54 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
         costs.took(num_tokens, seconds)
     assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
     assert costs.of(np.array([0.5])).tolist() == [0.75]
-    for _ in range(9):
+    for _ in range(10):
         costs.took(1, 1.0)
         costs.took(8, 1.5)
     costs.took(1, 1000.0)
-    assert costs.of(np.array([1.0]))[0] == pytest.approx(1.1 + 0.22)
+    assert costs.of(np.array([1.0]))[0] == pytest.approx(1.2)
+
+
+def test_a_slow_first_step_is_forgotten() -> None:
+    costs = StepCosts()
+    costs.took(9, 70.0)
+    assert costs.of(np.array([9.0])).tolist() == [70.0]
+    costs.took(9, 1.0)
+    assert costs.of(np.array([9.0])).tolist() == [1.0]
+    costs.took(5, 50.0)  # and never again
+    assert costs.of(np.array([9.0])).tolist() == [1.0]
+
+
+@given(
+    fixed=st.floats(0, 1),
+    each=st.floats(0, 1),
+    few=st.integers(1, 4),
+    many=st.integers(8, 64),
+)
+def test_what_a_drafter_takes_is_known_of_numbers_that_it_was_not_asked_for(
+    fixed: float, each: float, few: int, many: int
+) -> None:
+    costs = DraftingCosts()
+    costs.took(8, 60.0)  # when it began
+    for length in (few, many) * 20:
+        costs.took(length, fixed + each * length)
+    asked = np.array([few, 8.0, many])
+    found = costs.of(asked)
+    assert (np.diff(found) >= 0).all()
+    assert found == pytest.approx(fixed + each * asked, rel=0.35, abs=0.05)
+
+
+def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
+    chosen: list[int] = []
+    for each in (0.0, 0.05, 0.3):
+        lengths = lengths_with(FREE)
+        for length in (1, 8, 1, 8):
+            lengths.drafting.took(length, each * length)
+        chosen.append(lengths.choose([record_of(8, 0.5)], 0, 0, 100)[0])
+    assert chosen[0] == 8 > chosen[1] > chosen[2] > 0
+
+
+def test_the_time_of_the_drafter_is_not_that_of_the_rows() -> None:
+    lengths = DraftLengths()
+    for _ in range(4):
+        lengths.took(9, 3.0, verified=True, longest=8, drafting_seconds=2.0)
+    assert lengths.verifying.of(np.array([9.0])).tolist() == [1.0]
