@@ -21,9 +21,9 @@ from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
 from aioserve.drafting.heads import HeadDrafter
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.errors import ConfigError, ModelError
+from aioserve.errors import ConfigError
 from aioserve.execution.devices import chosen_device
-from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead, naming
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
@@ -230,15 +230,13 @@ class _Loader:
 
     def _read_draft(self, drafter: LoadedDrafter) -> AnyReadDraft:
         """As it is stored, whatever `quantization` says of the other model."""
-        try:
+        with naming(drafter):
             path = self._draft_path(drafter)
             if isinstance(drafter, HeadDrafter):
                 return ReadDraftHead(drafter, ReadHead.of(path))
             files = model_files(path)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
             return ReadDraft(drafter, path, self._read(files), tokenizer)
-        except ModelError as error:
-            raise type(error)(f"drafter {drafter.kind!r} can't be loaded: {error}") from error
 
     def _draft_path(self, drafter: LoadedDrafter) -> Path:
         if drafter.path is not None:

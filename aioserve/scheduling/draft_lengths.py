@@ -38,8 +38,7 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
 NO_GUESSES_WEIGHT = 0.1
-"""Steps in which the drafter was asked for nothing, and took no time, as a share of those in which it
-was."""
+"""Share of steps that count as if the drafter had been asked for nothing, and had taken no time."""
 COST_STEPS = 10
 """The mean of a step's cost is that of about so many last ones."""
 MOST_OF_MEAN = 3.0
@@ -215,8 +214,8 @@ class DraftLengths:
     """Chooses for the sequences of one step at a time.
 
     What a step costs that verifies is known apart, since the next step can't begin before its
-    drafter is asked, and so is what that takes. But for the first, only steps behind one of their kind count,
-    since only these tell how steps of the kind overlap.
+    drafter is asked, and so is what that takes. But for the first, only steps behind one of their
+    kind count, since only these tell how steps of the kind overlap.
     """
 
     def __init__(self) -> None:

@@ -29,6 +29,8 @@ class EntryPages:
         self.entries: npt.NDArray[np.uint64] = np.full((num_pages, page_size), JUNK, np.uint64)
         self.guessed: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
         """What was computed from the head's own state, and not from the target's."""
+        self.taken_in: npt.NDArray[np.int64] = np.full((num_pages, page_size), -1, np.int64)
+        """The token that came behind each."""
 
 
 class HeadOfEntries:
@@ -62,6 +64,8 @@ class HeadOfEntries:
             caches[target_cache].entries[target, count:] = JUNK
             guessed = caches[source_cache].guessed[source, :count]
             caches[target_cache].guessed[target, :count] = guessed
+            taken_in = caches[source_cache].taken_in[source, :count]
+            caches[target_cache].taken_in[target, :count] = taken_in
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -71,6 +75,8 @@ class HeadOfEntries:
         self.most_at_once = max(self.most_at_once, len(host.token_ids))
         own = hidden[:, 0].numpy().view(np.uint64)
         kv.entries.reshape(-1)[host.token_locations[0]] = own
+        assert len(np.unique(host.token_locations[0])) == len(host.token_ids)
+        kv.taken_in.reshape(-1)[host.token_locations[0]] = host.token_ids
         goes_on = hidden.shape[1] == 2
         kv.guessed.reshape(-1)[host.token_locations[0]] = goes_on
         found: list[list[int]] = []
@@ -80,6 +86,7 @@ class HeadOfEntries:
             pages = host.page_table[0, sequence]
             known = kv.entries[pages].reshape(-1)[: position + 1]
             is_stale = not goes_on and kv.guessed[pages].reshape(-1)[: position + 1].any()
+            is_stale |= self._has_others(kv, pages, known, int(host.token_ids[row]))
             entry = entries_of(host.token_ids[row : row + 1], position + 1, int(known[-1]))
             every = np.concatenate((known, entry)) * weights_of(position + 2)
             total = every.sum(dtype=np.uint64) + np.uint64(
@@ -87,6 +94,21 @@ class HeadOfEntries:
             )
             found.append(np.array([entry[0], total]).view(np.int64).tolist())
         return torch.tensor(found, dtype=torch.int64).view(-1, 2)
+
+    def _has_others(
+        self, kv: EntryPages, pages: npt.NDArray[np.int32], known: Any, token_id: int
+    ) -> bool:
+        """Whether a token was taken in that comes in another sequence: but for the last of a page,
+        which may be shared."""
+        taken_in = kv.taken_in[pages].reshape(-1)[: len(known)]
+        assert taken_in[-1] == token_id
+        for position in range(len(known) - 1):
+            if position % kv.page_size == kv.page_size - 1:
+                continue
+            own = taken_in[position : position + 1]
+            if entries_of(own, position + 1, int(known[position]))[0] != known[position + 1]:
+                return True
+        return False
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -104,12 +126,14 @@ class EntryHead(DraftHead):
     def __init__(
         self, head: HeadOfEntries, device: FakeDevice, *, num_pages: int, most_tokens: int
     ) -> None:
-        num_host_pages, size = len(device._host_kv), device.page_size
+        size, host_pages = device.page_size, len(device._host_kv)
+        states = torch.full((num_pages, size, 1), JUNK, dtype=torch.int64)
+        host_states = torch.full((host_pages, size, 1), JUNK) if host_pages else None
         super().__init__(
             cast(Any, head),
             cast(Any, head),
             cast(Any, EntryPages(num_pages, size)),
-            StatePages(num_pages, num_host_pages, size, 1, torch.int64),
+            StatePages(states, host_states),
             num_slots=device.num_slots,
             num_groups=device.num_groups,
             most_tokens=most_tokens,

@@ -46,8 +46,9 @@ SHARED = [*range(10, 45)]
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9, top_k=40)
 EDITED = SamplingParams(temperature=0.0, repetition_penalty=1.4, logprobs=2)
-KINDS = ("eagle3", "few", "mtp", "medusa")
-"""`few` is an EAGLE-3 head that knows some of the tokens."""
+KINDS = ("eagle3", "few", "windows", "mtp", "medusa")
+"""`few` is an EAGLE-3 head that knows some of the tokens, `windows` one whose second layer has a
+window."""
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
 
@@ -61,6 +62,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(path / "eagle3", config, eagle3_tensors(config))
     config = eagle3_config(draft_vocab_size=90)
     write_head(path / "few", config, eagle3_tensors(config))
+    windows = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    config = eagle3_config(windows)
+    write_head(path / "windows", config, eagle3_tensors(config))
     write_head(path / "mtp", mtp_config(), mtp_tensors())
     spelled = SPELLINGS["speculators"][0]
     write_head(path / "medusa", spelled, tensors_of("speculators", bias=False, outputs=True))
@@ -68,7 +78,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def speculation_of(models: Path, kind: str, max_tokens: int = 4) -> Speculation:
-    name = "eagle3" if kind == "few" else kind
+    name = "eagle3" if kind in ("few", "windows") else kind
     return Speculation(drafter=f"{name}:path={models / kind}", max_tokens=max_tokens)
 
 
@@ -236,10 +246,30 @@ async def test_a_head_that_does_not_go_with_the_model_is_refused(
 async def test_a_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
     config = eagle3_config(eagle_aux_hidden_state_layer_ids=[1, 2, 4])
     write_head(tmp_path, config, eagle3_tensors(config))
-    with pytest.raises(ModelError, match=r"must be in \[0, 3\] for a target of 3 layers"):
+    message = (
+        r"drafter 'eagle3' can't be loaded: .*config.json: .* must be in \[0, 3\] for a target"
+    )
+    with pytest.raises(ModelError, match=message):
         async with Engine(
             str(models / "target"), speculation=Speculation(drafter=f"eagle3:path={tmp_path}")
         ):
+            pass
+
+
+async def test_memory_that_is_not_there_is_told(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aioserve.execution.drafts import placing
+
+    options: dict[str, Any] = {"num_pages": 48, "num_host_pages": 10**9}
+    with pytest.raises(ConfigError, match="num_host_pages=1000000000 pages"):
+        async with Engine(
+            str(models / "target"), speculation=speculation_of(models, "medusa"), **options
+        ):
+            pass
+    monkeypatch.setattr(placing, "total_memory_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match=r"'mtp' can't be loaded: .* and there are 1000 bytes"):
+        async with Engine(str(models / "target"), speculation=speculation_of(models, "mtp")):
             pass
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from aioserve.scheduling.draft_lengths import (
     PROBE_LENGTH,
     PROBE_STEPS,
+    DraftingCosts,
     DraftLengths,
     DraftRecord,
-    DraftingCosts,
     StepCosts,
 )
 

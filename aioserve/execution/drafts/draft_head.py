@@ -63,7 +63,7 @@ class DraftHead(PagedDrafter[torch.Tensor]):
             "head": self._head.kind,
             "dtype": str(self._head.dtype).removeprefix("torch."),
             "kv_cache_bytes": self._cache.storage.nbytes,
-            "state_bytes": self._states.nbytes,
+            **self._states.facts,
         }
 
     def follow(self, plan: StepPlan) -> None:

@@ -6,7 +6,7 @@ heads       state of e  ->  g, h, i             all at once, and none knows the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ __all__ = ["DraftMedusa"]
 
 
 class DraftMedusa(ComputedDrafter):
-    """Guesses of heads for `target`, which keeps in each step what its last layer gave."""
+    """Guesses of heads for `target`, which keeps in each step what its last layer gave. Nothing is
+    guessed behind a guess of `end_ids`."""
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class DraftMedusa(ComputedDrafter):
         page_size: int,
         num_slots: int,
         num_groups: int,
+        end_ids: Collection[int] = (),
     ) -> None:
         super().__init__(target.backend, num_slots=num_slots, num_groups=num_groups)
         self._heads = heads
         self._target = target
         self._states = states
         self._page_size = page_size
+        self._end_ids = frozenset(end_ids)
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
 
@@ -47,7 +50,7 @@ class DraftMedusa(ComputedDrafter):
         return {
             "head": self._heads.kind,
             "dtype": str(self._heads.dtype).removeprefix("torch."),
-            "state_bytes": self._states.nbytes,
+            **self._states.facts,
         }
 
     def follow(self, plan: StepPlan) -> None:
@@ -82,7 +85,8 @@ class DraftMedusa(ComputedDrafter):
         for row, token_id in enumerate(drawn.token_ids.tolist()):
             head, at = divmod(row, len(able))
             own = guesses[able[at]]
-            if len(own) == head < limit_of[able[at]] and row not in drawn.row_errors:
+            goes_on = len(own) == head and (not own or own[-1] not in self._end_ids)
+            if goes_on and head < limit_of[able[at]] and row not in drawn.row_errors:
                 own.append(token_id)
         return [guesses[slot] for slot in slots]
 

@@ -30,6 +30,10 @@ class DraftPages:
         self._filled = np.zeros(num_pages, np.int32)
         self._page_size = page_size
 
+    def of(self, table: PageIds, start: int, end: int) -> list[int]:
+        """The pages of positions `[start, end)`."""
+        return table[start // self._page_size : pages_for(end, self._page_size)].tolist()
+
     def copied(self, source: int, target: int, num_tokens: int) -> None:
         """The first tokens of a page were copied to another, of both models."""
         self._filled[target] = min(int(self._filled[source]), num_tokens)

@@ -118,7 +118,9 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         within: list[tuple[int, int, int, int, int]] = []
         for copy in plan.copies:
             if copy.kind is CopyKind.DEVICE:
-                self._pages.copied(copy.source, copy.target, copy.num_tokens)
+                # The last of them may have been taken in with a token that isn't copied.
+                alike = max(0, copy.num_tokens - self.lag)
+                self._pages.copied(copy.source, copy.target, alike)
                 within.append((0, copy.source, 0, copy.target, copy.num_tokens))
             elif copy.kind is CopyKind.FROM_HOST:
                 self._pages.copied(copy.target, copy.target, 0)
@@ -165,6 +167,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def _work(self, slots: Sequence[int], limits: Sequence[int]) -> list[_Work]:
         """What each slot has missed, as far as one step may compute it."""
         work: list[_Work] = []
+        written: set[int] = set()
         left = self._most_tokens
         for slot, limit in zip(slots, limits, strict=True):
             known = self._sequences[slot].known
@@ -172,9 +175,13 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             last = known - self.lag
             if most < 1 or last < 1:
                 continue
-            start = self._pages.hole(self._tables.page_ids(slot), last - 1)
+            table = self._tables.page_ids(slot)
+            start = self._pages.hole(table, last - 1)
             end = min(last, start + left)
-            if start < end:
+            own = self._pages.of(table, start, end)
+            # Of those that miss the same of a page that they share, one computes it.
+            if start < end and written.isdisjoint(own):
+                written.update(own)
                 left -= end - start
                 work.append(_Work(slot, start, end, most if end == last else 0))
         return work

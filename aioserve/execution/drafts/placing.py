@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
+
 from aioserve.config import EngineConfig
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.errors import ModelError
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_medusa import DraftMedusa
 from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.drafts.read import AnyReadDraft, ReadDraftHead
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraftHead, naming
 from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.reserve import reserve
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.heads.loader import make_head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.loader import make_decoder
+from aioserve.ops.kv_cache import lazy_memory
 
 __all__ = ["Draft", "draft_of"]
 
@@ -93,25 +96,41 @@ class _HeadDraft(Draft):
         own = 0
         if isinstance(head, DecoderHead):
             own = head.kv_shape(1, self._config.page_size).bytes_per_page
-        return own + self.bytes_per_host_page
+        return own + self._state_bytes
 
     @property
     def bytes_per_host_page(self) -> int:
+        return self._state_bytes
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of the states of a page."""
         row = self._target.kept_columns * self._target.dtype.itemsize
         return row * self._config.page_size
+
+    def _states(self, num_pages: int) -> StatePages:
+        size, columns, dtype = self._config.page_size, self._target.kept_columns, self._target.dtype
+
+        def reserved(option: str, count: int) -> torch.Tensor:
+            return reserve(option, count, lambda: lazy_memory((count, size, columns), dtype))
+
+        num_host_pages = self._config.num_host_pages
+        host = reserved("num_host_pages", num_host_pages) if num_host_pages else None
+        return StatePages(reserved("num_pages", num_pages), host)
 
     def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
         head, target, size = self._head, self._target, self._config.page_size
         num_groups = target.layout.num_groups
-        host_pages, columns = self._config.num_host_pages, target.kept_columns
-        states = reserve(
-            "num_pages",
-            num_pages,
-            lambda: StatePages(num_pages, host_pages, size, columns, target.dtype),
-        )
+        states = self._states(num_pages)
         if isinstance(head, MedusaHeads):
             return DraftMedusa(
-                head, target, states, page_size=size, num_slots=num_slots, num_groups=num_groups
+                head,
+                target,
+                states,
+                page_size=size,
+                num_slots=num_slots,
+                num_groups=num_groups,
+                end_ids=target.config.eos_token_ids,
             )
         cache = reserve("num_pages", num_pages, lambda: head.new_cache(num_pages, size))
         return DraftHead(
@@ -130,11 +149,8 @@ def draft_of(read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft
     """What was read, on the backend of its target. Uses up the weights. Raises `ModelError` for
     those of a head that are missing or broken."""
     if isinstance(read, ReadDraftHead):
-        try:
-            head = make_head(read.head, target)
-        except ModelError as error:
-            kind = read.drafter.kind
-            raise type(error)(f"drafter {kind!r} can't be loaded: {error}") from error
+        with naming(read.drafter):
+            head = make_head(read.head, target, memory_bytes=total_memory_bytes())
         return _HeadDraft(head, read.drafter, target, config)
     program = config.step_program
     made = make_decoder(read.weights, target.backend, use_program=program, grouped=False)

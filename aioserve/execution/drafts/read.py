@@ -5,17 +5,19 @@ Knows no torch: it is read while that is imported.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, ModelError
 from aioserve.models.config import DecoderConfig
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["AnyReadDraft", "ReadDraft", "ReadDraftHead"]
+__all__ = ["AnyReadDraft", "ReadDraft", "ReadDraftHead", "naming"]
 
 
 class ReadDraft(NamedTuple):
@@ -68,7 +70,8 @@ class ReadDraftHead(NamedTuple):
     def kept_layers(self, target: DecoderConfig) -> tuple[int, ...]:
         """What it reads of its target, as `kept_layers` of `Decoder` has it. Raises `ModelError`
         for a layer that the target lacks."""
-        return self.head.layers_read(target)
+        with naming(self.drafter):
+            return self.head.layers_read(target)
 
     def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
         """Raise `ConfigError` for a head of another kind than the drafter's and `ModelError` for
@@ -87,7 +90,17 @@ class ReadDraftHead(NamedTuple):
                 argument="speculation",
                 value=str(self.head.path),
             )
-        self.head.check(target)
+        with naming(self.drafter):
+            self.head.check(target)
+
+
+@contextmanager
+def naming(drafter: LoadedDrafter) -> Iterator[None]:
+    """Let a `ModelError` name the drafter."""
+    try:
+        yield
+    except ModelError as error:
+        raise type(error)(f"drafter {drafter.kind!r} can't be loaded: {error}") from error
 
 
 AnyReadDraft = ReadDraft | ReadDraftHead

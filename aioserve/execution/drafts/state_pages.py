@@ -6,13 +6,12 @@ that another request computed, or that came back from the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.ops.kv_cache import lazy_memory
 from aioserve.steps.pages import CopyKind, PageCopy
 
 __all__ = ["StatePages"]
@@ -21,25 +20,22 @@ Locations = npt.NDArray[np.int64]
 
 
 class StatePages:
-    """`columns` numbers of `dtype` for each token of a page, of this device and of the host."""
+    """States for each token of a page, of this device and of the host: `[pages, page_size,
+    columns]`, of the host None if it has no pages."""
 
-    def __init__(
-        self,
-        num_pages: int,
-        num_host_pages: int,
-        page_size: int,
-        columns: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self._pages = lazy_memory((num_pages, page_size, columns), dtype)
-        host = (num_host_pages, page_size, columns)
-        self._host_pages = lazy_memory(host, dtype) if num_host_pages else None
-        self._rows = self._pages.view(-1, columns)
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor | None) -> None:
+        self._pages = pages
+        self._host_pages = host_pages
+        self._rows = pages.view(-1, pages.shape[-1])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the pages of this device."""
-        return self._pages.nbytes
+    def facts(self) -> Mapping[str, int]:
+        """Bytes of the pages."""
+        host = self._host_pages
+        return {
+            "state_bytes": self._pages.nbytes,
+            "host_state_bytes": 0 if host is None else host.nbytes,
+        }
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages as the target's were, one after the other."""

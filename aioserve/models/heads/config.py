@@ -64,13 +64,14 @@ class Eagle3Config(Architecture):
 
         Raises `ModelError` for a layer that the target lacks.
         """
-        found = self.feature_layers
+        found, why = self.feature_layers, ""
         if found is None:
             found = (2, num_layers // 2, num_layers - 3)
+            why = ", which heads read whose config.json doesn't say"
         if min(found) < 0 or max(found) > num_layers:
             raise ModelError(
                 f"eagle_aux_hidden_state_layer_ids must be in [0, {num_layers}] for a target of "
-                f"{num_layers} layers, got {shown(list(found))}"
+                f"{num_layers} layers, got {shown(list(found))}{why}"
             )
         return found
 

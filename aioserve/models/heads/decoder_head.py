@@ -36,8 +36,9 @@ class DecoderHead(ABC):
         self.hidden_size: int = config.hidden_size
         self.max_model_len: int = max_model_len
         """Longest context in tokens."""
-        self.layout: KVLayout = kv_layout(config.kv_layers(self.dtype.itemsize), max_model_len)
-        """Which layers share a KV page."""
+        layers = config.kv_layers(self.dtype.itemsize)
+        self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=False)
+        """Layers share every KV page."""
         self._heads = config.heads
         self._backend = weights.backend
         self._embedding = embedding

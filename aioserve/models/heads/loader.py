@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 
+from aioserve.errors import ModelError
 from aioserve.models.architecture import Linear
 from aioserve.models.block_parts import Weights
 from aioserve.models.decoder import Decoder
@@ -35,10 +37,19 @@ def load_head(path: Path | str, target: Decoder) -> DecoderHead | MedusaHeads:
     return make_head(ReadHead.of(path), target)
 
 
-def make_head(read: ReadHead, target: Decoder) -> DecoderHead | MedusaHeads:
-    """Read the weights of a head, to be computed as `target` is. Raises as `load_head` does."""
+def make_head(
+    read: ReadHead, target: Decoder, *, memory_bytes: int | None = None
+) -> DecoderHead | MedusaHeads:
+    """Read the weights of a head, to be computed as `target` is. Raises as `load_head` does, and
+    `ModelError` for weights beyond `memory_bytes`; None: anything."""
     config = read.config
     read.check(target.config)
+    needed = sum([math.prod(tensor.shape) for tensor in config.stored]) * target.dtype.itemsize
+    if memory_bytes is not None and needed > memory_bytes:
+        raise ModelError(
+            f"{read.path}: the weights take {needed} bytes in {target.dtype}, and there are "
+            f"{memory_bytes} bytes of memory"
+        )
     with HeadTensors(read.path) as tensors, torch.no_grad():
         taken = TakenWeights(str(target.dtype).removeprefix("torch."), target.max_model_len)
         taken.arrays = tensors.arrays(config, taken.dtype)

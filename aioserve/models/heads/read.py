@@ -59,4 +59,7 @@ class ReadHead(NamedTuple):
     def layers_read(self, target: DecoderConfig) -> tuple[int, ...]:
         """What of the target the head reads, as `kept_layers` of `Decoder` has it. Raises
         `ModelError` for a layer that the target lacks."""
-        return self.config.layers_read(target.num_layers)
+        try:
+            return self.config.layers_read(target.num_layers)
+        except ModelError as error:
+            raise type(error)(f"{self.path / CONFIG}: {error}") from error

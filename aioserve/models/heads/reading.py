@@ -70,7 +70,10 @@ def _kind(config: Fields) -> str:
     if name in _MEDUSA:
         return "medusa"
     supported = ", ".join((*_EAGLE3, *_MEDUSA))
-    return config.unsupported("architectures", f"architectures of heads are {supported}")
+    return config.unsupported(
+        "architectures",
+        f"architectures of heads are {supported}, where speculators_model_type doesn't say more",
+    )
 
 
 def _eagle3(config: Fields, names: Collection[str]) -> Eagle3Config:
