@@ -13,7 +13,11 @@ it isn't. Then one is asked for now and again, since nobody would know otherwise
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from statistics import median_low
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +33,8 @@ FIRST_WEIGHT = 2.0
 PROBE_STEPS = 96
 """After so many steps sequences without guesses have one, all in the same steps; and where there
 always are guesses, there are none for a while."""
+MOST_PROBE_STEPS = 4 * PROBE_STEPS
+"""Each time that it didn't pay twice as many steps pass until the next, up to so many."""
 PROBE_LENGTH = 3
 """Number of those steps in a row, as steps overlap with those of their kind alone."""
 LEAST_TRIED = 0.25
@@ -39,11 +45,10 @@ LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
 NO_GUESSES_WEIGHT = 0.1
 """Share of steps that count as if the drafter had been asked for nothing, and had taken no time."""
-COST_STEPS = 10
-"""The mean of a step's cost is that of about so many last ones."""
-MOST_OF_MEAN = 3.0
-"""A step that took longer than that many times the mean is counted as if it had taken so long: the
-machine did something else meanwhile. Of the first two the shorter counts."""
+COST_STEPS = 9
+"""So many last steps tell what one costs."""
+MOST_OF_MEAN = 2.0
+"""What took longer than that many times what was expected is counted as if it had taken so long."""
 
 
 class DraftRecord:
@@ -108,14 +113,15 @@ class DraftRecord:
 
 
 class StepCosts:
-    """Seconds of a step by the number of tokens that it computes, as the last steps had it."""
+    """Seconds of a step by the number of tokens that it computes: the median of the last steps of
+    about so many, since now and again the machine does something else meanwhile."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        """Means of tokens are kept beside those of seconds, by bucket, in rising order."""
-        self._seconds: list[float] = []
-        self._weights: list[int] = []
-        """Number of steps, at most `COST_STEPS`."""
+        """By bucket, in rising order, as what is known of steps."""
+        self._last: list[deque[float]] = []
+        """Seconds of the last steps."""
+        self._medians: list[float] = []
 
     @property
     def are_known(self) -> bool:
@@ -123,9 +129,12 @@ class StepCosts:
         return bool(self._tokens)
 
     def has_measured_below(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens or fewer was measured: what a smaller one than any costs
-        is a guess."""
-        return bool(self._tokens) and self._tokens[0] <= num_tokens
+        """Whether steps of so many tokens or fewer were measured twice: what a smaller one than any
+        costs is a guess."""
+        pairs = zip(self._tokens, self._last, strict=True)
+        return (
+            next((tokens for tokens, last in pairs if len(last) > 1), num_tokens + 1) <= num_tokens
+        )
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; what took no time tells nothing."""
@@ -135,73 +144,67 @@ class StepCosts:
         at = bisect.bisect_left(self._tokens, place)
         if at == len(self._tokens) or self._tokens[at] != place:
             self._tokens.insert(at, place)
-            self._seconds.insert(at, seconds)
-            self._weights.insert(at, 1)
+            self._last.insert(at, deque([seconds], COST_STEPS))
+            self._medians.insert(at, seconds)
             return
-        mean = self._seconds[at]
-        if self._weights[at] == 1:
-            mean = min(mean, seconds)
-        self._weights[at] = weight = min(self._weights[at] + 1, COST_STEPS)
-        self._seconds[at] = mean + (min(seconds, MOST_OF_MEAN * mean) - mean) / weight
+        self._last[at].append(seconds)
+        self._medians[at] = median_low(self._last[at])
 
     def of(self, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Seconds of steps of so many tokens, float64 `[n]`. No step costs less than a smaller one:
-        where it was measured so, both cost their mean, by the number of steps (pool adjacent
-        violators: Ayer et al. 1955, "An empirical distribution function for sampling with
-        incomplete information"). Outside of what was measured only to try tells more, so that it is
-        said to be cheap there: what is larger costs as much as the largest measured, and what is
-        smaller as much less than the smallest as it has fewer tokens. 1 where nothing was measured.
+        """Seconds of steps of so many tokens, float64 `[n]`. No step costs more than a larger one:
+        where it was measured so, it costs as much as that. Outside of what was measured only to try
+        tells more, so that it is said to be cheap there: what is larger costs as much as the
+        largest measured, and what is smaller as much less than the smallest as it has fewer tokens.
+        1 where nothing was measured.
         """
         if not self._tokens:
             return np.ones(len(num_tokens))
-        tokens, means = self._rising()
-        return np.interp(num_tokens, [0, *tokens], [0.0, *means])
-
-    def _rising(self) -> tuple[list[int], list[float]]:
-        """Tokens and means of what was measured twice, if anything was: what happened once may have
-        been the machine's doing, and may never come again."""
-        every = list(zip(self._tokens, self._seconds, self._weights, strict=True))
-        counted = [one for one in every if one[2] > 1] or every
-        pools: list[tuple[float, int, int]] = []
-        """Mean, weight and number of buckets of each."""
-        for _, mean, weight in counted:
-            count = 1
-            while pools and pools[-1][0] > mean:
-                other, more, buckets = pools.pop()
-                mean = (mean * weight + other * more) / (weight + more)
-                weight, count = weight + more, count + buckets
-            pools.append((mean, weight, count))
-        means = [mean for mean, _, count in pools for _ in range(count)]
-        return [tokens for tokens, _, _ in counted], means
+        # What happened once may never come again, and has no median.
+        counted = [at for at, last in enumerate(self._last) if len(last) > 1]
+        counted = counted or range(len(self._tokens))
+        tokens = [self._tokens[at] for at in counted]
+        least = list(accumulate([self._medians[at] for at in reversed(counted)], min))
+        return np.interp(num_tokens, [0, *tokens], [0.0, *least[::-1]])
 
 
 class DraftingCosts:
     """Seconds that the drafter takes in a step, by the most guesses of a sequence in it: it makes
     them one after the other, those of all sequences at once. A line through what it last took, by
-    least squares, and faintly through nothing for none."""
+    least squares. Where it was asked for one number alone, reading what it missed is taken to cost
+    as much as a guess."""
 
     def __init__(self) -> None:
-        self._sums = np.array([NO_GUESSES_WEIGHT, 0.0, 0.0, 0.0, 0.0])
-        """Of weights, guesses, seconds, and of the products of guesses with guesses and seconds."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._weight, self._passes, self._seconds = NO_GUESSES_WEIGHT, 0.0, 0.0
+        """Sums over steps: of what each counts, of its guesses and one pass more, of seconds, ..."""
+        self._squares = self._products = 0.0
+        """... and of the products of passes with passes and seconds."""
 
     def took(self, longest: int, seconds: float) -> None:
         """It took so long for so many guesses."""
-        mean = self.of(np.array([float(longest)]))[0]
-        if seconds * MOST_OF_MEAN < mean:  # it took so long when it began
-            self._sums[:] = (NO_GUESSES_WEIGHT, 0.0, 0.0, 0.0, 0.0)
-        elif mean > 0:
-            seconds = min(seconds, MOST_OF_MEAN * mean)
-        self._sums *= DECAY
-        self._sums[0] += (1 - DECAY) * NO_GUESSES_WEIGHT
-        self._sums += (1.0, longest, seconds, longest * longest, longest * seconds)
+        expected = float(self.of(np.array([longest]))[0])
+        if seconds * MOST_OF_MEAN < expected:  # it took so long when it began
+            self._forget()
+        elif expected > 0:
+            seconds = min(seconds, MOST_OF_MEAN * expected)
+        passes = longest + 1
+        self._weight = DECAY * self._weight + (1 - DECAY) * NO_GUESSES_WEIGHT + 1.0
+        self._passes = DECAY * self._passes + passes
+        self._seconds = DECAY * self._seconds + seconds
+        self._squares = DECAY * self._squares + passes * passes
+        self._products = DECAY * self._products + passes * seconds
 
-    def of(self, longest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def of(self, longest: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
         """Seconds for so many guesses, float64 `[n]`."""
-        weight, guesses, seconds, squares, products = self._sums.tolist()
-        spread = squares - guesses * guesses / weight
-        slope = (products - guesses * seconds / weight) / spread if spread > 0 else 0.0
-        slope = max(0.0, min(slope, seconds / guesses if guesses else 0.0))
-        return np.maximum(0.0, (seconds - slope * guesses) / weight) + slope * longest
+        mean, mean_passes = self._seconds / self._weight, self._passes / self._weight
+        spread = self._squares / self._weight - mean_passes * mean_passes
+        slope = 0.0
+        if spread > 0:
+            slope = (self._products / self._weight - mean * mean_passes) / spread
+        slope = max(0.0, min(slope, mean / mean_passes if mean_passes else 0.0))
+        return np.maximum(0.0, mean + slope * (longest + 1 - mean_passes))
 
 
 def _bucket(num_tokens: int) -> int:
@@ -226,7 +229,8 @@ class DraftLengths:
         self.drafting: DraftingCosts = DraftingCosts()
         self.usual: DraftRecord = DraftRecord(0)
         """How guesses for all sequences have fared."""
-        self._steps = 0
+        self._steps = self._since_probe = 0
+        self._wait = PROBE_STEPS
         self._last_verified: bool | None = None
         self._kept: tuple[list[DraftRecord], int, list[int], int] = ([], 0, [], 0)
         """Records and numbers that were asked about last, what was best, and in which step."""
@@ -261,9 +265,16 @@ class DraftLengths:
         others = len(records) + num_others + num_prefilled
         lengths = self._kept_or_best(records, others, most)
         self._steps += 1
-        if self._steps % PROBE_STEPS >= PROBE_LENGTH or self._steps < PROBE_STEPS:
+        self._since_probe += 1
+        pays = any(lengths)
+        if pays:
+            self._wait = PROBE_STEPS
+        if self._since_probe <= self._wait:
             return lengths
-        if any(lengths):
+        if self._since_probe >= self._wait + PROBE_LENGTH:
+            self._since_probe = 0
+            self._wait = PROBE_STEPS if pays else min(2 * self._wait, MOST_PROBE_STEPS)
+        if pays:
             return nothing
         able = [min(record.limit, 1) if record.is_worth_a_try else 0 for record in records]
         return able if sum(able) <= most else nothing

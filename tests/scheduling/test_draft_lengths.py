@@ -92,11 +92,15 @@ def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
     assert lengths_with(costs).choose([record_of(4, 0.5)] * 8, 0, 256, 100) == [0] * 8
 
 
-def test_one_without_guesses_has_one_now_and_again() -> None:
+def test_one_without_guesses_has_one_now_and_again_and_ever_more_seldom() -> None:
     lengths, record = lengths_with(BY_ROW), record_of(8, 0.0)
-    given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(3 * PROBE_STEPS)]
-    assert 2 * PROBE_LENGTH <= sum(given) <= 3 * PROBE_LENGTH
+    given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(40 * PROBE_STEPS)]
     assert max(given) == 1
+    tried = [step for step in range(1, len(given)) if given[step] > given[step - 1]]
+    apart = np.diff(tried) // PROBE_STEPS
+    assert tried[0] // PROBE_STEPS == 1
+    assert apart.tolist() == [2, *[4] * 9]
+    assert sum(given) == PROBE_LENGTH * len(tried)
 
 
 def test_guesses_pay_again_when_they_are_right_again() -> None:
@@ -169,13 +173,14 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     assert costs.of(np.array([4.0])).tolist() == [1.0]
     for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)):
         costs.took(num_tokens, seconds)
-    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
-    assert costs.of(np.array([0.5])).tolist() == [0.75]
-    for _ in range(10):
-        costs.took(1, 1.0)
+    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [1.0, 1.0, 2.5, 4.0, 4.0]
+    assert costs.of(np.array([0.5])).tolist() == [0.5]
+    for _ in range(3):
+        costs.took(1, 1.25)
         costs.took(8, 1.5)
-    costs.took(1, 1000.0)
-    assert costs.of(np.array([1.0]))[0] == pytest.approx(1.2)
+        costs.took(8, 1000.0)
+        costs.took(8, 0.001)
+    assert costs.of(np.array([1.0, 8.0])).tolist() == [1.25, 1.5]
 
 
 def test_a_slow_first_step_is_forgotten() -> None:
@@ -189,7 +194,7 @@ def test_a_slow_first_step_is_forgotten() -> None:
 
 
 @given(
-    fixed=st.floats(0, 1),
+    fixed=st.floats(0.01, 1),
     each=st.floats(0, 1),
     few=st.integers(1, 4),
     many=st.integers(8, 64),
@@ -199,12 +204,14 @@ def test_what_a_drafter_takes_is_known_of_numbers_that_it_was_not_asked_for(
 ) -> None:
     costs = DraftingCosts()
     costs.took(8, 60.0)  # when it began
+    costs.took(few, fixed + each * few)
+    costs.took(many, 1000.0)
     for length in (few, many) * 20:
         costs.took(length, fixed + each * length)
     asked = np.array([few, 8.0, many])
     found = costs.of(asked)
     assert (np.diff(found) >= 0).all()
-    assert found == pytest.approx(fixed + each * asked, rel=0.35, abs=0.05)
+    assert found == pytest.approx(fixed + each * asked, rel=0.45, abs=0.05)
 
 
 def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
