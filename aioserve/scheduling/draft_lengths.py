@@ -131,10 +131,8 @@ class StepCosts:
     def has_measured_below(self, num_tokens: int) -> bool:
         """Whether steps of so many tokens or fewer were measured twice: what a smaller one than any
         costs is a guess."""
-        pairs = zip(self._tokens, self._last, strict=True)
-        return (
-            next((tokens for tokens, last in pairs if len(last) > 1), num_tokens + 1) <= num_tokens
-        )
+        end = bisect.bisect_right(self._tokens, num_tokens)
+        return any(len(last) > 1 for last in self._last[:end])
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; what took no time tells nothing."""
@@ -177,10 +175,10 @@ class DraftingCosts:
         self._forget()
 
     def _forget(self) -> None:
+        # Sums over steps: of what each counts, of its guesses and one pass more, of seconds, and of
+        # the products of passes with passes and with seconds.
         self._weight, self._passes, self._seconds = NO_GUESSES_WEIGHT, 0.0, 0.0
-        """Sums over steps: of what each counts, of its guesses and one pass more, of seconds, ..."""
         self._squares = self._products = 0.0
-        """... and of the products of passes with passes and seconds."""
 
     def took(self, longest: int, seconds: float) -> None:
         """It took so long for so many guesses."""

@@ -202,16 +202,15 @@ def test_a_slow_first_step_is_forgotten() -> None:
 def test_what_a_drafter_takes_is_known_of_numbers_that_it_was_not_asked_for(
     fixed: float, each: float, few: int, many: int
 ) -> None:
+    """It reads what it missed in a pass that takes as long as one for a guess, or longer."""
     costs = DraftingCosts()
     costs.took(8, 60.0)  # when it began
-    costs.took(few, fixed + each * few)
-    costs.took(many, 1000.0)
     for length in (few, many) * 20:
-        costs.took(length, fixed + each * length)
+        costs.took(length, fixed + each * (length + 1))
     asked = np.array([few, 8.0, many])
     found = costs.of(asked)
     assert (np.diff(found) >= 0).all()
-    assert found == pytest.approx(fixed + each * asked, rel=0.45, abs=0.05)
+    assert found == pytest.approx(fixed + each * (asked + 1), rel=0.35, abs=0.05)
 
 
 def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
