@@ -4,8 +4,10 @@ it is loaded."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
-from aioserve.arguments import check, optional, text
+from aioserve.arguments import check, choice, optional, text
+from aioserve.config import Quantization
 from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import ConfigError, InvariantError
@@ -26,10 +28,17 @@ class ModelDrafter(AtOnce):
     Only an engine that loads its model by name can have one: it loads the smaller model beside it.
     """
 
-    def __init__(self, *, path: str | None = None) -> None:
+    def __init__(
+        self, *, path: str | None = None, quantization: Quantization | None = None
+    ) -> None:
         """`path`: the smaller model, named as an engine's own; None: the one that comes with the
-        embedded model that is served. Raises `ConfigError` for a path that is none."""
+        embedded model that is served, or with `quantization` the served model itself.
+        `quantization`: how its weights are rounded while they are read, as an engine's own; None:
+        not at all. Raises `ConfigError` for a path that is none, and for another quantization."""
         self.path: str | None = check(ConfigError, "path", path, optional(text(1, MAX_PATH_CHARS)))
+        self.quantization: Quantization | None = check(
+            ConfigError, "quantization", quantization, optional(choice(*get_args(Quantization)))
+        )
         self._loaded: Drafter | None = None
 
     def guess_by(self, loaded: Drafter) -> None:

@@ -224,18 +224,28 @@ class _Loader:
             return reading.read(progress)
 
     def _read_draft(self, drafter: ModelDrafter) -> ReadDraft:
-        """As it is stored, whatever `quantization` says of the other model."""
+        """Rounded as its drafter says, whatever `quantization` says of the other model."""
         try:
             path = self._draft_path(drafter)
             files = model_files(path)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
-            return ReadDraft(drafter, path, self._read(files), tokenizer)
+            return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
         except ModelError as error:
             raise type(error)(f"the draft model can't be loaded: {error}") from error
+
+    def _read_rounded(self, files: ModelFiles, drafter: ModelDrafter) -> ReadWeights:
+        try:
+            return self._read(files, quantization=drafter.quantization)
+        except ConfigError as error:
+            raise ConfigError(
+                f"drafter 'model': {error}", argument="speculation", value=self.config.speculation
+            ) from error
 
     def _draft_path(self, drafter: ModelDrafter) -> Path:
         if drafter.path is not None:
             return resolve(drafter.path)
+        if drafter.quantization is not None:
+            return resolve(self.model)
         if (path := assets.draft_path(self.model)) is not None:
             return path
         raise ConfigError(
