@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -221,6 +222,8 @@ async def counted(
     row.steps = row.tokens - sum([one.usage.accepted_draft_tokens for one in done])
     row.drafted = added([], before.tokens_drafted_total, after.tokens_drafted_total)
     row.accepted = added([], before.tokens_accepted_total, after.tokens_accepted_total)
+    what = f"{row.draft}: {row.workload} at {row.temperature:g}"
+    print(f"{what}, {row.tokens_per_step:.2f} tokens a step", file=sys.stderr, flush=True)
     return [one.samples[0].token_ids for one in done]
 
 
