@@ -47,7 +47,7 @@ class Plugin:
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     """The modules."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    names = ("speculation", "speculation_workloads", "acceptance")
+    names = ("speculation", "speculation_workloads", "speculation_beside", "acceptance")
     return Namespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -246,3 +246,21 @@ def test_shares_lengths_and_tokens_are_counted_by_place(scripts: Any) -> None:
     assert row.shares == [0.8, 0.75]
     assert row.accepted_length == 1.4
     assert row.tokens_per_step == 3.0
+
+
+def test_llama_cpp_is_compared_by_prompt_lookup_alone(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = scripts.speculation_beside
+    monkeypatch.setattr("sys.argv", ["speculation_beside.py", "--model", "some.gguf"])
+    assert beside.parse_arguments().drafters == ["lookup"]
+    monkeypatch.setattr("sys.argv", ["speculation_beside.py"])
+    assert beside.parse_arguments().drafters == ["lookup", "model"]
+    for given, message in (
+        (["--model", "some.gguf", "--drafters", "model"], "has no draft models, so lookup alone"),
+        (["--model", "directory"], "--draft is needed: no draft model comes with directory"),
+    ):
+        monkeypatch.setattr("sys.argv", ["speculation_beside.py", *given])
+        with pytest.raises(SystemExit):
+            beside.parse_arguments()
+        assert message in capsys.readouterr().err
