@@ -1,14 +1,15 @@
 """Sessions that `speculation.py` measures with: turns of one caller, one behind the other.
 
-    questions   three questions about Python's library, one conversation; greedy
+    questions   three questions about Python's library, one conversation
     edits       a function of the standard library is to be written again, with a parameter named
-                otherwise; greedy
+                otherwise
     agents      steps of one of the agent sessions in a file of `agent_text_sessions.jsonl.gz`'s
-                columns, with their recorded text; greedy
+                columns, with their recorded text
     random      random token ids, and a completion drawn at temperature 1 past end-of-sequence ids:
                 nothing comes again
 
-A model with a chat template is asked by messages, another one by text that is to go on.
+The first three are greedy, or drawn at the temperature that is asked for with a seed for each
+session. A model with a chat template is asked by messages, another one by text that is to go on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aioserve import AioserveError, Engine, SamplingParams
 from aioserve.assets import model_path
@@ -44,14 +45,19 @@ class Sizes:
     turns: int
     """Most of a session."""
     agents: Path
+    temperature: float = 0.0
+    """Of all workloads but `random`."""
+
+
+Turns = Sequence[Callable[[Sequence[str]], Any]]
+"""Each makes a prompt of the completions before it."""
 
 
 @dataclass(frozen=True)
 class Session:
     """What one caller asks for, one after the other."""
 
-    turns: Sequence[Callable[[Sequence[str]], Any]]
-    """Each makes a prompt of the completions before it."""
+    turns: Turns
     params: SamplingParams
 
 
@@ -72,11 +78,26 @@ def sessions_of(
     return list(islice(made, count))
 
 
-def _greedy(sizes: Sizes) -> SamplingParams:
-    return SamplingParams(max_tokens=sizes.output_tokens, temperature=0)
+Made = TypeVar("Made", Turns, Session)
+Making = Callable[[bool, int, Sizes], Iterator[Made]]
+"""Makes something without end, or as many as there are, of `by_messages`, the size of the
+vocabulary, and sizes."""
 
 
-def _questions(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session]:
+def _seeded(turns_of: Making[Turns]) -> Making[Session]:
+    """Sessions of such turns, each with a seed of its own."""
+
+    def sessions(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session]:
+        for seed, turns in enumerate(turns_of(by_messages, vocab_size, sizes)):
+            params = SamplingParams(
+                max_tokens=sizes.output_tokens, temperature=sizes.temperature, seed=seed
+            )
+            yield Session(turns, params)
+
+    return sessions
+
+
+def _questions(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Turns]:
     directory = model_path("pyhelp")
     if directory is None:
         return
@@ -84,8 +105,7 @@ def _questions(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Ses
     questions = cycle([question for question, _ in pairs])
     while True:
         asked = list(islice(questions, min(QUESTIONS_OF_SESSION, sizes.turns)))
-        turns = [_question(asked[: place + 1], by_messages) for place in range(len(asked))]
-        yield Session(turns, _greedy(sizes))
+        yield [_question(asked[: place + 1], by_messages) for place in range(len(asked))]
 
 
 def _question(asked: Sequence[str], by_messages: bool) -> Callable[[Sequence[str]], Any]:
@@ -103,7 +123,7 @@ def _question(asked: Sequence[str], by_messages: bool) -> Callable[[Sequence[str
     return prompt
 
 
-def _edits(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session]:
+def _edits(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Turns]:
     # A token of source is three characters or more.
     most = 3 * min(sizes.output_tokens, sizes.prompt_tokens // 2)
     for source, parameter in cycle(list(_functions(min(LEAST_EDITED_CHARS, most // 2), most))):
@@ -113,7 +133,7 @@ def _edits(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session
             prompt: Any = [{"role": "user", "content": content}]
         else:
             prompt = f"A function:\n\n```python\n{source}\n```\n\nThe same {told}:\n\n```python\n"
-        yield Session([lambda _, prompt=prompt: prompt], _greedy(sizes))
+        yield [lambda _, prompt=prompt: prompt]
 
 
 def _functions(least_chars: int, most_chars: int) -> Iterator[tuple[str, str]]:
@@ -131,7 +151,7 @@ def _functions(least_chars: int, most_chars: int) -> Iterator[tuple[str, str]]:
                 yield source, node.args.args[0].arg
 
 
-def _agents(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session]:
+def _agents(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Turns]:
     if not sizes.agents.is_file():
         return
     prompts: dict[str, list[str]] = {}
@@ -142,8 +162,7 @@ def _agents(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Sessio
             before = own[-1] if own else ""
             own.append(before[: step["keep_chars"]] + step["append"])
     for own in prompts.values():
-        turns = [_agent_step(text, by_messages) for text in own[: sizes.turns]]
-        yield Session(turns, _greedy(sizes))
+        yield [_agent_step(text, by_messages) for text in own[: sizes.turns]]
 
 
 def _agent_step(text: str, by_messages: bool) -> Callable[[Sequence[str]], Any]:
@@ -165,9 +184,9 @@ def _random(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Sessio
         yield Session([lambda _, ids=ids: ids], params)
 
 
-WORKLOADS: dict[str, Callable[[bool, int, Sizes], Iterator[Session]]] = {
-    "questions": _questions,
-    "edits": _edits,
-    "agents": _agents,
+WORKLOADS: dict[str, Making[Session]] = {
+    "questions": _seeded(_questions),
+    "edits": _seeded(_edits),
+    "agents": _seeded(_agents),
     "random": _random,
 }

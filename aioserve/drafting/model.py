@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aioserve.arguments import check, optional, text
+from typing import get_args
+
+from aioserve.arguments import check, choice, optional, text
+from aioserve.config import Quantization
 from aioserve.drafting.loaded import MAX_PATH_CHARS, LoadedDrafter
 from aioserve.errors import ConfigError
 
@@ -20,8 +23,15 @@ class ModelDrafter(LoadedDrafter):
 
     kind = "model"
 
-    def __init__(self, *, path: str | None = None) -> None:
+    def __init__(
+        self, *, path: str | None = None, quantization: Quantization | None = None
+    ) -> None:
         """`path`: the smaller model, named as an engine's own; None: the one that comes with the
-        embedded model that is served. Raises `ConfigError` for a path that is none."""
+        embedded model that is served, or with `quantization` the served model itself.
+        `quantization`: how its weights are rounded while they are read, as an engine's own; None:
+        not at all. Raises `ConfigError` for a path that is none, and for another quantization."""
         super().__init__()
         self.path: str | None = check(ConfigError, "path", path, optional(text(1, MAX_PATH_CHARS)))
+        self.quantization: Quantization | None = check(
+            ConfigError, "quantization", quantization, optional(choice(*get_args(Quantization)))
+        )

@@ -21,7 +21,8 @@ from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
 from aioserve.drafting.heads import HeadDrafter
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.errors import ConfigError
+from aioserve.drafting.model import ModelDrafter
+from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.devices import chosen_device
 from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead, naming
 from aioserve.execution.imports import import_without_collecting, map_torch
@@ -229,18 +230,30 @@ class _Loader:
             return reading.read(progress)
 
     def _read_draft(self, drafter: LoadedDrafter) -> AnyReadDraft:
-        """As it is stored, whatever `quantization` says of the other model."""
+        """Rounded as its drafter says, whatever `quantization` says of the other model."""
         with naming(drafter):
-            path = self._draft_path(drafter)
             if isinstance(drafter, HeadDrafter):
-                return ReadDraftHead(drafter, ReadHead.of(path))
+                return ReadDraftHead(drafter, ReadHead.of(resolve(drafter.path)))
+            if not isinstance(drafter, ModelDrafter):
+                raise InvariantError(f"nobody knows how drafter {drafter.kind!r} is loaded")
+            path = self._draft_path(drafter)
             files = model_files(path)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
-            return ReadDraft(drafter, path, self._read(files), tokenizer)
+            return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
 
-    def _draft_path(self, drafter: LoadedDrafter) -> Path:
+    def _read_rounded(self, files: ModelFiles, drafter: ModelDrafter) -> ReadWeights:
+        try:
+            return self._read(files, quantization=drafter.quantization)
+        except ConfigError as error:
+            raise ConfigError(
+                f"drafter 'model': {error}", argument="speculation", value=self.config.speculation
+            ) from error
+
+    def _draft_path(self, drafter: ModelDrafter) -> Path:
         if drafter.path is not None:
             return resolve(drafter.path)
+        if drafter.quantization is not None:
+            return resolve(self.model)
         if (path := assets.draft_path(self.model)) is not None:
             return path
         raise ConfigError(

@@ -20,6 +20,8 @@ from aioserve import (
     Speculation,
 )
 from aioserve.engine.stats import EngineStats
+from aioserve.models.quantization.quantized_copy import write_quantized_copy
+from aioserve.models.quantization.storing import method_named
 from aioserve.testing import FakeModel
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -125,6 +127,49 @@ async def test_the_reference_backend_drafts_as_well(models: Path) -> None:
     async with Engine(str(models / "qwen3"), backend="reference", speculation=drafter) as engine:
         answer = await engine.generate(SHARED, params)
     assert answer.usage.accepted_draft_tokens == answer.usage.drafted_tokens > 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+async def test_a_model_whose_weights_are_rounded_guesses_for_itself(
+    models: Path, quantization: str
+) -> None:
+    """Without a path it is the model that is served, and by a path any other."""
+    expected, _ = await answers(models / "qwen3", [GREEDY, SAMPLED])
+    plain_bytes = 0
+    for drafter in (
+        f"model:path={models / 'qwen3'}",
+        f"model:quantization={quantization}",
+        f"model:path={models / 'qwen3'},quantization={quantization}",
+    ):
+        speculation = Speculation(drafter=drafter, max_tokens=4)
+        async with Engine(str(models / "qwen3"), speculation=speculation) as engine:
+            done = await asyncio.gather(
+                *[engine.generate(*request) for request in requests([GREEDY, SAMPLED], {})]
+            )
+            draft, stats = engine.dump()["model"]["draft"], engine.stats()
+        assert ids_of(done) == ids_of(expected)
+        taken = sum(draft["weight_bytes"].values())
+        if "quantization" not in drafter:
+            plain_bytes = taken
+            continue
+        assert any(name.startswith(quantization) for name in draft["weight_bytes"])
+        assert taken < plain_bytes
+        # It is less often right than the model itself, and far more often than another one.
+        accepted, drafted = stats.tokens_accepted_total, stats.tokens_drafted_total
+        assert 0.15 < sum(accepted) / sum(drafted) < 1
+
+
+async def test_a_draft_that_cannot_be_rounded_is_refused(models: Path, tmp_path: Path) -> None:
+    coded = tmp_path / "coded"
+    await asyncio.to_thread(
+        write_quantized_copy, models / "qwen3", coded, method_named("int8", None)
+    )
+    speculation = Speculation(drafter=f"model:path={coded},quantization=int4")
+    message = "drafter 'model': quantization='int4' must be left out with a model whose weights are"
+    with pytest.raises(ConfigError, match=message) as caught:
+        async with Engine(str(models / "qwen3"), speculation=speculation):
+            pass
+    assert caught.value.argument == "speculation"
 
 
 async def test_pages_of_both_models_are_what_memory_is_taken_for(

@@ -1,4 +1,4 @@
-"""`benchmarks/speculation.py` runs, and its arithmetic is what its docstring says."""
+"""`benchmarks/speculation.py` and `benchmarks/acceptance.py` run, and count what they say."""
 
 from __future__ import annotations
 
@@ -45,10 +45,18 @@ class Plugin:
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    """Both modules."""
+    """The modules."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    names = ("speculation", "speculation_workloads")
+    names = ("speculation", "speculation_workloads", "speculation_beside", "acceptance")
     return Namespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter `repeats` is installed."""
+    bundled = installed.entry_points
+    planted = entry_point("repeats", Plugin)
+    monkeypatch.setattr(installed, "entry_points", lambda group: [*bundled(group=group), planted])
 
 
 @pytest.fixture
@@ -60,6 +68,7 @@ def agents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("repeats")
 def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_own(
     scripts: Any,
     agents: Path,
@@ -67,9 +76,6 @@ def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bundled = installed.entry_points
-    planted = entry_point("repeats", Plugin)
-    monkeypatch.setattr(installed, "entry_points", lambda group: [*bundled(group=group), planted])
     NAMESPACES.clear()
     result = tmp_path / "result.json"
     options = ("--drafters", "repeats", "--streams", "2", "--sessions", "3", "--turns", "2")
@@ -174,3 +180,87 @@ def test_random_prompts_and_their_seeds_are_all_different(scripts: Any) -> None:
     assert len({one.params.seed for one in sessions}) == 9
     assert len({tuple(one.turns[0]([])) for one in sessions}) == 9
     assert all(0 <= token < 300 for one in sessions for token in one.turns[0]([]))
+
+
+def test_sessions_are_drawn_at_a_temperature_with_a_seed_each(scripts: Any) -> None:
+    workloads = scripts.speculation_workloads
+    sizes = workloads.Sizes(100, 400, 1, Path("nothing"), temperature=0.5)
+    for workload in ("questions", "edits"):
+        params = [one.params for one in workloads.sessions_of(workload, 3, True, 300, sizes)]
+        assert [one.temperature for one in params] == [0.5] * 3
+        assert len({one.seed for one in params}) == 3
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("repeats")
+def test_a_kind_of_draft_is_counted_at_each_temperature_with_the_same_tokens(
+    scripts: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = tmp_path / "result.json"
+    options = ("--drafts", "hardly ever right=repeats", "--only", "the model itself")
+    options += ("hardly ever right",)
+    options += ("--workloads", "questions", "--sessions", "2", "--turns", "2")
+    options += ("--output-tokens", "24", "--guesses", "4", "--dtype", "float32")
+    monkeypatch.setattr("sys.argv", ["acceptance.py", *options, "--json", str(result)])
+    scripts.acceptance.main()
+    rows = json.loads(result.read_text())
+    drafts = ["none", "the model itself", "hardly ever right"]
+    temperatures = [row["temperature"] for row in rows]
+    assert temperatures == [0.0] * 3 + [1.0] * 3
+    assert [row["draft"] for row in rows] == 2 * drafts
+    assert [row["other"] for row in rows] == [0] * 6
+    for plain, itself, wrong in (rows[:3], rows[3:]):
+        assert (plain["drafted"], plain["steps"]) == ([], plain["tokens"])
+        assert itself["tokens"] == wrong["tokens"] == plain["tokens"]
+        assert itself["steps"] < wrong["steps"] <= plain["steps"]
+        # All of its guesses are right, and one of each completion may be its end.
+        assert 0 <= sum(itself["drafted"]) - sum(itself["accepted"]) <= 4
+        # All steps have a guess but the first of each completion, and the last isn't counted.
+        assert sum(wrong["accepted"]) < 0.2 * wrong["drafted"][0]
+        assert wrong["drafted"][0] >= wrong["steps"] - 2 * 4
+    printed = capsys.readouterr().out
+    assert "tokens/step" in printed
+    assert "the model itself" in printed
+
+
+def test_an_unknown_kind_of_draft_is_refused(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, message in (
+        (["--only", "heads"], "no draft is named 'heads', there are the model itself, same "),
+        (["--drafts", "suffix"], "expected NAME=DRAFTER, got 'suffix'"),
+        (["--model", "/models/other", "--only", "same family"], "no draft is named 'same family'"),
+    ):
+        monkeypatch.setattr("sys.argv", ["acceptance.py", *given])
+        with pytest.raises(SystemExit):
+            scripts.acceptance.parse_arguments()
+        assert message in capsys.readouterr().err
+
+
+def test_shares_lengths_and_tokens_are_counted_by_place(scripts: Any) -> None:
+    row = scripts.acceptance.Row("edits", 0.0, "suffix", tokens=30, steps=10)
+    row.drafted, row.accepted = [10, 8, 0], [8, 6, 0]
+    assert row.shares == [0.8, 0.75]
+    assert row.accepted_length == 1.4
+    assert row.tokens_per_step == 3.0
+
+
+def test_llama_cpp_is_compared_by_prompt_lookup_alone(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = scripts.speculation_beside
+    monkeypatch.setattr("sys.argv", ["speculation_beside.py", "--model", "some.gguf"])
+    assert beside.parse_arguments().drafters == ["lookup"]
+    monkeypatch.setattr("sys.argv", ["speculation_beside.py"])
+    assert beside.parse_arguments().drafters == ["lookup", "model"]
+    for given, message in (
+        (["--model", "some.gguf", "--drafters", "model"], "has no draft models, so lookup alone"),
+        (["--model", "directory"], "--draft is needed: no draft model comes with directory"),
+    ):
+        monkeypatch.setattr("sys.argv", ["speculation_beside.py", *given])
+        with pytest.raises(SystemExit):
+            beside.parse_arguments()
+        assert message in capsys.readouterr().err

@@ -220,3 +220,5 @@ def test_a_drafter_whose_model_nobody_loaded_says_so() -> None:
         drafter.draft(0, 1)
     with pytest.raises(ConfigError, match="path must be a str of 1 to 4096 characters, got ''"):
         ModelDrafter(path="")
+    with pytest.raises(ConfigError, match=r"quantization must be one of .*, got 'int3'"):
+        ModelDrafter(quantization=cast(Any, "int3"))
