@@ -21,6 +21,7 @@ from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.read_draft import ReadDraft
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
+from aioserve.execution.verification import RejectionSampling
 from aioserve.execution.warm_up import warm_up
 from aioserve.kv.pages import pages_for, pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
@@ -80,6 +81,7 @@ class Draft(NamedTuple):
             num_groups=num_groups,
             most_tokens=config.max_num_batched_tokens,
             end_ids=self.decoder.config.eos_token_ids,
+            keeps_distributions=_rejects(config),
         )
         self.drafter.guess_by(model)
         return model
@@ -107,10 +109,12 @@ async def loaded_model(
         beside_bytes=0 if draft is None else draft.bytes_per_page(config),
     )
     cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
-    follower = None
+    follower = verification = None
     if draft is not None:
         num_groups = decoder.layout.num_groups
         follower = draft.placed(config, num_pages, num_slots=num_slots, num_groups=num_groups)
+        if _rejects(config):
+            verification = RejectionSampling(decoder.backend, follower)
     pages = KVStorage(num_pages, cache, host_pages(decoder, config))
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
@@ -122,6 +126,7 @@ async def loaded_model(
         prefault_pages=_prefault_pages(pages.cache, config),
         processors=processors,
         follower=follower,
+        verification=verification,
     )
     try:
         await first_steps(runner, pages, config, max_model_len, seconds)
@@ -222,6 +227,11 @@ def described(
         retrieval=text.retrieval,
         reranker=text.reranker,
     )
+
+
+def _rejects(config: EngineConfig) -> bool:
+    """Whether guesses that were drawn are verified by rejection sampling."""
+    return config.speculation is not None and config.speculation.acceptance == "rejection"
 
 
 def _reserve(

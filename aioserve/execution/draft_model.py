@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.execution.draft_pages import DraftPages
@@ -80,7 +81,10 @@ class DraftModel(Drafter):
         num_groups: int,
         most_tokens: int,
         end_ids: Collection[int] = (),
+        keeps_distributions: bool = False,
     ) -> None:
+        """`keeps_distributions`: `distributions` is asked for. It takes 4 bytes for each token of
+        the vocabulary for each guess of a step."""
         self._model = model
         self._cache = cache
         self._most_tokens = most_tokens
@@ -90,6 +94,13 @@ class DraftModel(Drafter):
         self._slots = SlotTable(num_slots)
         self._last_tokens = model.backend.allocate_slots(num_slots)
         self._sequences: dict[int, _Sequence] = {}
+        self._keeps_distributions = keeps_distributions
+        self._distributions: dict[int, list[Tensor]] = {}
+        """Of guesses of the current step, by slot."""
+
+    def distributions(self, slot: int) -> Sequence[Tensor]:
+        """As `DrawnGuesses.distributions`: a greedy request has none."""
+        return self._distributions.get(slot, ())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -117,6 +128,7 @@ class DraftModel(Drafter):
     def follow(self, plan: StepPlan) -> None:
         """The target is about to compute a plan, whose pages it has copied. To be called behind
         `take`, and before the guesses of the plan are made."""
+        self._distributions.clear()
         self._copy(plan)
         for item in plan.items:
             # Where guesses were wrong it begins before that, among what was overwritten for them.
@@ -243,12 +255,27 @@ class DraftModel(Drafter):
         if not drawn_for:
             self._model.forward(batch, self._cache)
             return
-        drawn = self._model.draw(
-            batch, self._cache, self._samples(drawn_for, guesses), self._last_tokens
-        )
+        samples = self._samples(drawn_for, guesses)
+        by_row: dict[int, Tensor] = {}
+        if self._keeps_distributions and (samples.temperatures > 0).any():
+            logits = self._model.forward(batch, self._cache)
+            drawn = self._model.backend.draw(logits, samples, self._last_tokens)
+            by_row = self._drawn_by(logits, samples)
+        else:
+            drawn = self._model.draw(batch, self._cache, samples, self._last_tokens)
         for row, token_id in enumerate(drawn.token_ids.tolist()):
             if row not in drawn.row_errors:
-                guesses[drawn_for[row].slot].append(token_id)
+                slot = drawn_for[row].slot
+                guesses[slot].append(token_id)
+                if row in by_row:
+                    self._distributions.setdefault(slot, []).append(by_row[row])
+
+    def _drawn_by(self, logits: Tensor, samples: SampleRows) -> dict[int, Tensor]:
+        """Probabilities of each row that isn't greedy, by index."""
+        sampled = samples.temperatures > 0
+        rows = samples.repeated(sampled.astype(int).tolist(), samples.positions[sampled])
+        at = np.flatnonzero(sampled).tolist()
+        return dict(zip(at, self._model.backend.probabilities(logits[at], rows), strict=True))
 
     def _samples(self, drawn_for: Sequence[_Work], guesses: dict[int, list[int]]) -> SampleRows:
         """The keys are those by which the target draws the tokens that are guessed."""
