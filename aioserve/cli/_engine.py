@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from aioserve.arguments import counted
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
-from aioserve.config import Acceptance, Speculation
+from aioserve.config import Speculation
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import SamplingParams, Usage
@@ -97,7 +97,7 @@ class RunOptions(DeviceOptions):
     tokens are the same with any."""
     speculation_max_tokens: int | None = None
     """Most guesses for a sequence in one step; 8 when not given."""
-    speculation_acceptance: Acceptance | None = None
+    speculation_acceptance: str | None = None
     """Which guesses are kept; match when not given, and the tokens are the same as without any.
     rejection: as many of a draft model's as rejection sampling keeps."""
 
