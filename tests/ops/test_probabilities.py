@@ -56,7 +56,8 @@ def test_they_are_the_definitions(
     assume(distinct(row, params))
     kept = ranking(row, params)
     expected = torch.zeros(len(row), dtype=torch.float64)
-    expected[[i for i, _ in kept]] = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
+    for token_id, weight in kept:
+        expected[token_id] = weight
     expected /= expected.sum()
     (found,) = probabilities(backend, torch.tensor([row]), [params])
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-30)
@@ -109,7 +110,8 @@ def test_a_greedy_row_is_certain_and_a_bad_one_is_nothing(backend: Backend) -> N
 @on_every_backend
 def test_a_tiny_temperature_is_greedy(backend: Backend) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1)) * 50
-    for limits in ({}, {"typical_p": 0.5}, {"top_p": 0.9}):
+    every: list[dict[str, Any]] = [{}, {"typical_p": 0.5}, {"top_p": 0.9}]
+    for limits in every:
         tiny = SamplingParams(temperature=1e-6, **limits)
         found = probabilities(backend, logits, [tiny] * 4)
         assert torch.equal(found, probabilities(backend, logits, [GREEDY] * 4))
