@@ -96,7 +96,7 @@ class DraftModel(Drafter):
         self._sequences: dict[int, _Sequence] = {}
         self._keeps_distributions = keeps_distributions
         self._distributions: dict[int, list[Tensor]] = {}
-        """Of guesses of the current step, by slot."""
+        """Probabilities that guesses of the current step were drawn by, by slot."""
 
     def distributions(self, slot: int) -> Sequence[Tensor]:
         """As `DrawnGuesses.distributions`: a greedy request has none."""
