@@ -28,6 +28,7 @@ from aioserve.request import MAX_DRAFT_TOKENS, MAX_SEED
 
 __all__ = [
     "ENGINE_DEFAULTS",
+    "Acceptance",
     "Attention",
     "Backend",
     "DType",
@@ -44,6 +45,7 @@ __all__ = [
     "used_backend",
 ]
 
+Acceptance = Literal["match", "rejection"]
 Attention = Literal["auto", "triton", "flashinfer"]
 Backend = Literal["auto", "native", "reference"]
 Device = str
@@ -108,7 +110,7 @@ def names_cpu_backend(name: str) -> bool:
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Guesses of what comes next, which a step verifies together: it keeps those that it would have
-    drawn itself, so that the tokens are the same without any.
+    drawn itself, so that the tokens are the same without any, unless `acceptance` says otherwise.
 
     Raises `ConfigError` for a value outside its range.
     """
@@ -118,6 +120,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     "suffix:max_depth=32". That there is one of the name shows when the engine is entered."""
     max_tokens: int = 8
     """Most guesses for a sequence in one step, in [1, 64]."""
+    acceptance: Acceptance = "match"
+    """Which guesses are kept: "match", sampler match: those that are what the step draws, so that
+    the tokens are the same without any. "rejection", rejection sampling: of a draft model's at a
+    temperature above 0 as many as can be without changing how often a token comes; the tokens are
+    others than without it. Guesses that aren't drawn are kept by "match" either way."""
 
     @staticmethod
     def of(drafter: str | None = None, **others: Any) -> Speculation | None:
@@ -246,8 +253,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
     speculation: Speculation | None = None
-    """Which drafter guesses tokens of completions, and how many. The tokens are the same with any.
-    None: each step computes one token of a completion."""
+    """Which drafter guesses tokens of completions, and how many. The tokens are the same with any,
+    but for `acceptance="rejection"`. None: each step computes one token of a completion."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -387,6 +394,7 @@ _SPECULATION_DEFAULTS: dict[str, Any] = {
 _SPECULATION_RULES: dict[str, Rule[Any]] = {
     "drafter": text(1, MAX_DRAFTER_CHARS),
     "max_tokens": integer(1, MAX_DRAFT_TOKENS),
+    "acceptance": choice(*get_args(Acceptance)),
 }
 
 

@@ -163,7 +163,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Names
     max_draft_tokens: int | None = None
     """Most tokens that the engine's drafter may guess for an answer in one step, in [0, 64]: 0
     guesses none, and with `logits_processors` none are. None: as many as the engine's `speculation`
-    allows, which is the limit. It changes no token."""
+    allows, which is the limit. It changes no token, unless guesses are verified by rejection."""
     prediction: str | None = None
     """What the answer will be, or much of it, such as the text that it is to edit: the drafter
     guesses by it. It changes no token. For an engine with `speculation`, and a model with a

@@ -11,7 +11,10 @@ a cache or among recent answers what the one before it said.
     ratio               to the same without speculation: of the best, and the median of two runs
                         in a row
     TPOT                median time per output token without speculation, divided by that with
-    other               completions with another token than without; there should be none
+    other               completions with another token than without; there should be none, but by
+                        rejection sampling
+
+`--acceptances match rejection` has an engine with each drafter for either rule.
 
 A second table is about steps that verify: by how many guesses, the expected tokens (1 - a^(k+1)) /
 (1 - a) of a drafter that is right in a share a of its first guesses, each guess alike (Leviathan et
@@ -34,11 +37,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from speculation_workloads import WORKLOADS, Session, Sizes, asks_by_messages, sessions_of
 
 from aioserve import Completion, Engine, Speculation
+from aioserve.config import Acceptance
 from aioserve.simulation.expected_tokens import counted_tokens, expected_tokens
 
 OFF = "off"
@@ -88,6 +92,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="pyhelp", metavar="pyhelp|random:|DIR")
     parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix"])
+    rules = get_args(Acceptance)
+    parser.add_argument("--acceptances", nargs="+", default=["match"], choices=rules)
+    parser.add_argument("--temperature", type=float, help="that of all completions")
     parser.add_argument("--plugins", nargs="+", default=[], metavar="FILE")
     parser.add_argument("--max-draft-tokens", type=int, default=8)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
@@ -126,9 +133,13 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     async with AsyncExitStack() as stack:
         engines = {OFF: await stack.enter_async_context(Engine(path, **given))}
         for drafter in options.drafters:
-            guessing = Speculation(drafter=drafter, max_tokens=options.max_draft_tokens)
-            engine = Engine(path, speculation=guessing, **given)
-            engines[drafter] = await stack.enter_async_context(engine)
+            for acceptance in options.acceptances:
+                guessing = Speculation(
+                    drafter=drafter, max_tokens=options.max_draft_tokens, acceptance=acceptance
+                )
+                engine = Engine(path, speculation=guessing, **given)
+                name = drafter if acceptance == "match" else f"{drafter} {acceptance}"
+                engines[name] = await stack.enter_async_context(engine)
         by_messages = await asks_by_messages(engines[OFF])
         vocab_size = engines[OFF].limits.vocab_size
         rows: list[Row] = []
@@ -136,6 +147,10 @@ async def measure(options: argparse.Namespace) -> list[Row]:
             for streams in options.streams:
                 count = max(options.sessions, streams)
                 sessions = sessions_of(workload, count, by_messages, vocab_size, sizes)
+                if options.temperature is not None:
+                    sessions = [
+                        one.drawn_at(options.temperature, seed) for seed, one in enumerate(sessions)
+                    ]
                 if not sessions:
                     print(f"{workload}: what it is made of isn't there", file=sys.stderr)
                     break

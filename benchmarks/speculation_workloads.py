@@ -20,10 +20,12 @@ import json
 import random
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from aioserve import AioserveError, Engine, SamplingParams
 from aioserve.assets import model_path
@@ -59,6 +61,12 @@ class Session:
 
     turns: Turns
     params: SamplingParams
+
+    def drawn_at(self, temperature: float, seed: int) -> Session:
+        """The same, of other tokens."""
+        return replace(
+            self, params=msgspec.structs.replace(self.params, temperature=temperature, seed=seed)
+        )
 
 
 async def asks_by_messages(engine: Engine) -> bool:

@@ -97,14 +97,22 @@ class RunOptions(DeviceOptions):
     tokens are the same with any."""
     speculation_max_tokens: int | None = None
     """Most guesses for a sequence in one step; 8 when not given."""
+    speculation_acceptance: str | None = None
+    """Which guesses are kept; match when not given, and the tokens are the same as without any.
+    rejection: as many of a draft model's as rejection sampling keeps."""
 
     def of_engine(self) -> dict[str, Any]:
         """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of guesses that is none,
         or that nothing makes."""
         try:
-            speculation = Speculation.of(self.speculation, max_tokens=self.speculation_max_tokens)
+            speculation = Speculation.of(
+                self.speculation,
+                max_tokens=self.speculation_max_tokens,
+                acceptance=self.speculation_acceptance,
+            )
         except ConfigError as error:
-            flag = "" if error.argument == "drafter" else "-max-tokens"
+            argument = str(error.argument).replace("_", "-")
+            flag = "" if argument == "drafter" else f"-{argument}"
             raise ConfigError(
                 f"--speculation{flag}: {error}",
                 argument=error.argument,

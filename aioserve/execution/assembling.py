@@ -15,11 +15,12 @@ from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError
-from aioserve.execution.drafts.placing import Draft, draft_of
+from aioserve.execution.drafts.placing import Draft, draft_of, rejects
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.reserve import reserve
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.execution.step_thread_runner import StepThreadRunner
+from aioserve.execution.verification import RejectionSampling
 from aioserve.execution.warm_up import warm_up
 from aioserve.kv.pages import pages_for, pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
@@ -77,6 +78,9 @@ async def loaded_model(
     page_size = config.page_size
     cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, page_size))
     follower = None if draft is None else draft.placed(num_pages, num_slots=num_slots)
+    verification = None
+    if follower is not None and rejects(config):
+        verification = RejectionSampling(decoder.backend, follower)
     pages = KVStorage(num_pages, cache, host_pages(decoder, config))
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
@@ -88,6 +92,7 @@ async def loaded_model(
         prefault_pages=_prefault_pages(pages.cache, config),
         processors=processors,
         follower=follower,
+        verification=verification,
     )
     try:
         await first_steps(runner, pages, config, max_model_len, seconds)

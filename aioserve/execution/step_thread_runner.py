@@ -14,6 +14,7 @@ from aioserve.execution.batch import HostStep, OpenStep, PlanReader
 from aioserve.execution.guessing import Guessing, StepFollower
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
+from aioserve.execution.verification import SamplerMatch, Verification
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
 from aioserve.sampling.masks import LateMasks
@@ -40,10 +41,12 @@ class StepThreadRunner:
         prefault_pages: int = 0,
         processors: Sequence[Callable[[str], Any]] = (),
         follower: StepFollower | None = None,
+        verification: Verification | None = None,
     ) -> None:
         """`prefault_pages`: of `cache`, as many past those in use have their memory before they
         are needed, from times when no step runs. `processors` are as `PlanReader` has them.
-        `follower` hears of every plan on the step thread."""
+        `follower` hears of every plan on the step thread. `verification` says which guesses are
+        kept; None: by sampler match."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
@@ -56,6 +59,7 @@ class StepThreadRunner:
         self._prefault = Prefault(cache, prefault_pages)
         self._follower = follower
         self._guessing = Guessing(None, follower)
+        self._verification = verification or SamplerMatch(model.backend)
         self._thread: StepThread[StepOutcome] = StepThread(
             f"aioserve-{name}", torch.inference_mode, idle=self._prefault.advance
         )
@@ -103,7 +107,8 @@ class StepThreadRunner:
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
         extras, pooled = step.extras, ()
-        if not step.pooled and (extras is None or extras.logprobs is None):
+        drawn_at_once = not step.pooled and (extras is None or extras.logprobs is None)
+        if drawn_at_once and not self._verification.reads_logits(step):
             edits = None if extras is None else extras.edits
             drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens, edits)
             if edits is not None:
@@ -115,10 +120,10 @@ class StepThreadRunner:
         else:
             logits = self._model.forward(batch, self._cache)
         if extras is None:
-            drawn = backend.draw(logits, step.samples, self._last_tokens)
+            drawn = self._verification.draw(logits, step, self._last_tokens)
             return step.outcome(drawn.token_ids.tolist(), drawn.row_errors, pooled=pooled)
         asked = extras.before_draw(logits, len(step.samples))
-        drawn = backend.draw(asked.sampled, step.samples, self._last_tokens)
+        drawn = self._verification.draw(asked.sampled, step, self._last_tokens)
         asked.after_draw(drawn.token_ids)
         top = asked.most_likely
         most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())

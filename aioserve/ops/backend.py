@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.models.routing import Routing
-from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
     Activation,
     AttentionKind,
@@ -30,6 +30,7 @@ from aioserve.ops.checks import (
     check_tensor,
 )
 from aioserve.ops.experts import ExpertGate, Mixture
+from aioserve.ops.kept_tokens import kept_tokens, scaled
 from aioserve.ops.kv_cache import KVCache, KVShape
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
 from aioserve.ops.linear import HeldWeight, Linear, PerHeadLinear, TorchPerHead
@@ -142,6 +143,30 @@ class Backend(RowOps[Tensor]):
         `aioserve.sampling` says which. A row with a NaN or +inf, or with nothing but -inf, is
         reported and disturbs no other; its slot gets a 0. Doesn't change `logits`.
         """
+
+    def probabilities(self, logits: Tensor, rows: SampleRows) -> Tensor:
+        """The probability with which `draw` takes each token: float32 `[S, V]`, 0 where it is left
+        out, and all zeros in rows that `draw` reports. Doesn't change `logits`, float32 `[S, V]`.
+
+        In torch, row by row: where float32 rounds to either side of a border of what is kept, a
+        backend's own `draw` may have it on the other one, unless this is its own as well.
+        """
+        rows.check_logits(logits)
+        found = torch.zeros_like(logits)
+        for i, temperature in enumerate(rows.temperatures.tolist()):
+            row = logits[i].double()
+            if row_error(float(row.max())) is not None:
+                continue
+            if temperature == 0:
+                found[i, row.argmax()] = 1
+                continue
+            scores = scaled(row, temperature)
+            kept = kept_tokens(scores, rows, i)
+            if kept is None:
+                found[i] = scores.softmax(0)
+            else:
+                found[i, kept] = scores[kept].softmax(0).float()
+        return found
 
     def record(
         self,

@@ -51,7 +51,7 @@ from aioserve.ops.layer_ops import LayerOps
 from aioserve.ops.linear import HeldWeight, Linear
 from aioserve.ops.native_experts import NativeMixture
 from aioserve.ops.native_program import NativeProgram
-from aioserve.ops.native_sampler import NativeSampler
+from aioserve.ops.native_sampler import Largest, NativeSampler
 from aioserve.ops.native_types import (
     CPU,
     NativeBatch,
@@ -137,12 +137,21 @@ class NativeBackend(Backend):
         _native.copy_pages([own_pages(cache) for cache in caches], np.ascontiguousarray(copies))
 
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        logits, largest = self._with_largest(logits, rows)
+        return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
+
+    def probabilities(self, logits: Tensor, rows: SampleRows) -> Tensor:
+        """As `Backend.probabilities`, with what is kept by the very code of `draw`."""
+        logits, largest = self._with_largest(logits, rows)
+        return self._sampler.probabilities(largest, logits, rows)
+
+    def _with_largest(self, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Largest]:
         rows.check_logits(logits)
         num_rows, vocab = logits.shape
         logits = logits.contiguous()
         largest = self._sampler.room(num_rows)
         _native.largest(logits.data_ptr(), num_rows, vocab, *largest.addresses)
-        return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
+        return logits, largest
 
     def rms_norm(self, x: Tensor, norm: RMSNorm, residual: Tensor | None = None) -> Tensor:
         bfloat16 = is_bfloat16("x", x.dtype)

@@ -7,6 +7,7 @@ memory and the number of threads, so its token is the same in any batch.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,25 @@ class NativeSampler:
         last_tokens.numpy()[rows.slots] = token_ids
         return Drawn(tokens, errors)
 
+    def probabilities(self, largest: Largest, logits: Tensor, rows: SampleRows) -> Tensor:
+        """As `Backend.probabilities`, of contiguous logits; `largest` has the first S rows."""
+        count = len(rows.slots)
+        values, columns = largest.values[:count], largest.columns[:count]
+        found = np.zeros(logits.shape, np.float32)
+        good, drawn = np.isfinite(values), rows.temperatures > 0
+        greedy = np.flatnonzero(good & ~drawn)
+        found[greedy, columns[greedy]] = 1
+        if (weighed := np.flatnonzero(good & drawn)).size:
+            _native.probabilities(
+                logits.data_ptr(),
+                logits.shape[1],
+                values.ctypes.data,
+                found.ctypes.data,
+                *_parameters(rows),
+                weighed,
+            )
+        return torch.from_numpy(found)
+
 
 def _draw(
     drawn: npt.NDArray[np.int64],
@@ -90,6 +110,13 @@ def _draw(
         logits.shape[1],
         largest.ctypes.data,
         token_ids.ctypes.data,
+        *_parameters(rows),
+        drawn,
+    )
+
+
+def _parameters(rows: SampleRows) -> tuple[npt.NDArray[Any], ...]:
+    return (
         rows.temperatures,
         rows.top_ks,
         rows.top_ps,
@@ -97,5 +124,4 @@ def _draw(
         rows.typical_ps,
         rows.seeds,
         rows.positions,
-        drawn,
     )

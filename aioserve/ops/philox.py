@@ -13,15 +13,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exponentials", "philox4x32"]
+__all__ = ["exponentials", "philox4x32", "second_draws"]
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
+_32, _11 = np.uint64(32), np.uint64(11)
 _TOKENS, _CALLS = np.int64(64), np.int64(16)
-_UPPER, _LOWER = 1, 2
+_UPPER, _LOWER, _SECOND = 1, 2, 3
 _HALF = np.uint64(1 << 63)
 _UNIT = 2.0**-64
 
@@ -75,3 +75,18 @@ def exponentials(
     # The nearer end of the unit interval keeps its distance to the last bit.
     distance = (np.minimum(bits, ~bits).astype(np.float64) + 0.5) * _UNIT
     return np.where(bits >= _HALF, -np.log(distance), -np.log1p(-distance))
+
+
+def second_draws(seeds: Words, positions: Words) -> tuple[npt.NDArray[np.float64], Words]:
+    """A number in [0, 1), evenly distributed, and a seed for each of `seeds` and the position
+    beside it, all uint64 `[N]`: float64 `[N]` and uint64 `[N]`.
+
+    For a second draw at a position whose `exponentials` have drawn a token: nothing of these shows
+    in the two, as the last word of the counter is 3. Its others are those of the position and 0;
+    the upper 53 of the first 64 bits are the number, the other 64 the seed.
+    """
+    counter = np.zeros((len(seeds), 4), np.uint64)
+    counter[:, 0], counter[:, 1], counter[:, 3] = positions & _LOW, positions >> _32, _SECOND
+    words = philox4x32(counter, np.stack((seeds & _LOW, seeds >> _32), axis=1))
+    bits = words[:, 0] << _32 | words[:, 1]
+    return (bits >> _11).astype(np.float64) * 2.0**-53, words[:, 2] << _32 | words[:, 3]

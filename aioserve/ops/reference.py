@@ -7,7 +7,6 @@ be fast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,6 +34,7 @@ from aioserve.ops.checks import (
     check_window,
     own,
 )
+from aioserve.ops.kept_tokens import kept_tokens, scaled
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
 from aioserve.ops.linear import HeldWeight, Linear, plain
 from aioserve.ops.philox import exponentials
@@ -177,14 +177,8 @@ class ReferenceBackend(Backend):
             elif rows.temperatures[i] == 0:
                 token_ids[i] = int(row.argmax())
             else:
-                row = (row - row.max()) / float(rows.temperatures[i])
-                kept = _kept(
-                    row,
-                    int(rows.top_ks[i]),
-                    float(rows.top_ps[i]),
-                    float(rows.min_ps[i]),
-                    float(rows.typical_ps[i]),
-                )
+                row = scaled(row, float(rows.temperatures[i]))
+                kept = kept_tokens(row, rows, i)
                 token_ids[i] = _race(row, kept, int(rows.seeds[i]), int(rows.positions[i]))
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         last_tokens[self._upload(rows.slots)] = tokens
@@ -345,33 +339,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     pairs = first * cos - second * sin, second * cos + first * sin
     turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
     return torch.cat([turned, rest], dim=-1)
-
-
-def _kept(
-    scores: Tensor, top_k: int, top_p: float, min_p: float, typical_p: float
-) -> Tensor | None:
-    """Ids that may be drawn from one row of scaled logits, float64 with a largest of 0, by falling
-    logit; None where nothing is left out."""
-    vocab = len(scores)
-    if not 0 < top_k < vocab and top_p == typical_p == 1 and not min_p:
-        return None
-    order = scores.argsort(descending=True, stable=True)
-    order = order[: top_k or vocab]
-    if top_p < 1:
-        ends = scores[order].exp().cumsum(0)
-        order = order[: int((ends < top_p * ends[-1]).sum()) + 1]
-    if min_p:
-        order = order[scores[order] >= math.log(min_p)]
-    if typical_p < 1:
-        order = order[scores[order] > -math.inf]
-        surprise = -scores[order].log_softmax(0)
-        entropy = (surprise * surprise.neg().exp()).sum()
-        distance = (surprise - entropy).abs()
-        nearest = distance.argsort(stable=True)
-        ends = scores[order][nearest].softmax(0).cumsum(0)
-        last = min(int((ends < typical_p).sum()), len(nearest) - 1)
-        order = order[distance <= distance[nearest[last]]]
-    return order
 
 
 def _race(scores: Tensor, kept: Tensor | None, seed: int, position: int) -> int:

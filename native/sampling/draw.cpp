@@ -62,9 +62,36 @@ class Row {
     }
 
     int64_t draw(Limits limits) {
+        return among_kept(limits, [this](const auto&... of_race) { return race(of_race...); });
+    }
+
+    // The probability of each token that may be drawn, over zeros.
+    void weigh(Limits limits, float* probabilities) {
+        among_kept(limits, [&](const float* logits, const int32_t* ids, int64_t count, float nearest,
+                               const auto& takes_part) {
+            const double shift = static_cast<double>(nearest) / kLog2E;
+            double total = 0;
+            for (int64_t place = 0; place < count; ++place) {
+                if (!takes_part(place)) continue;
+                const double power = shift - gap_of(logits[place]) / temperature_;
+                const float weight = std::exp(static_cast<float>(power));
+                probabilities[ids ? ids[place] : place] = weight;
+                total += static_cast<double>(weight);
+            }
+            const float share = static_cast<float>(1 / total);
+            for (int64_t place = 0; place < count; ++place)
+                probabilities[ids ? ids[place] : place] *= share;
+            return int64_t{0};
+        });
+    }
+
+  private:
+    // What `take` makes of the tokens that are kept: it is called once, as `race` is.
+    template <class Take>
+    int64_t among_kept(Limits limits, const Take& take) {
         const bool by_count = 0 < limits.top_k && limits.top_k < vocab_;
         if (!by_count && limits.top_p >= 1 && limits.min_p <= 0 && limits.typical_p >= 1)
-            return race(logits_, nullptr, vocab_, 0, [](int64_t) { return true; });
+            return take(logits_, nullptr, vocab_, 0, [](int64_t) { return true; });
         // Only a share of what `top_k` leaves has to know all that it leaves.
         const bool cut_late = by_count && limits.top_p < 1;
         const float widest = widest_gap(limits.min_p);
@@ -87,18 +114,17 @@ class Row {
         }
         if (limits.top_p < 1) ranked.keep_mass(mass);
         if (cut_late) ranked.keep_within(widest);
-        if (limits.typical_p < 1) return race_typical(limits.typical_p);
+        if (limits.typical_p < 1) return take_typical(limits.typical_p, take);
         const Entries& entries = work_.entries;
         if (is_short(entries))
-            return race(entries.logits.data(), entries.ids.data(), entries.count, 0,
+            return take(entries.logits.data(), entries.ids.data(), entries.count, 0,
                         [&ranked](int64_t place) { return ranked.keeps(place); });
         const Entry last = ranked.last();
-        return race(logits_, nullptr, vocab_, 0, [&](int64_t id) {
+        return take(logits_, nullptr, vocab_, 0, [&](int64_t id) {
             return logits_[id] > last.logit || (logits_[id] == last.logit && id <= last.id);
         });
     }
 
-  private:
     // Id of the entry with the least score of those that take part. The nearest of these has about
     // the gap `nearest`; that of others may be anything. `ids` are null where they are the places.
     template <class Test>
@@ -114,8 +140,7 @@ class Row {
                 const int64_t place = found.at[i];
                 if (!takes_part(place)) continue;
                 const int64_t id = ids ? ids[place] : place;
-                const double gap =
-                    static_cast<double>(scale_.largest) - static_cast<double>(logits[place]);
+                const double gap = gap_of(logits[place]);
                 const double score = std::log(exponential(noise_, id)) + gap / temperature_;
                 if (score < best || (score == best && id < winner)) {
                     best = score;
@@ -125,6 +150,10 @@ class Row {
             limit = static_cast<float>(std::min<double>(limit, best * kLog2E + kSlack));
         }
         return winner;
+    }
+
+    double gap_of(float logit) const {
+        return static_cast<double>(scale_.largest) - static_cast<double>(logit);
     }
 
     // Whether a list of these is raced faster than the row.
@@ -209,10 +238,11 @@ class Row {
         entries.count = count;
     }
 
-    // A race among part of what is kept, which has the entropy H: the tokens whose -log(p) is nearest
+    // `take` part of what is kept, which has the entropy H: the tokens whose -log(p) is nearest
     // to H, until they weigh `share`, and all that are as near as the last. In units of gaps: H less
     // the gap of p = 1 is the mean gap, so distances are those of gaps to their mean.
-    int64_t race_typical(double share) {
+    template <class Take>
+    int64_t take_typical(double share, const Take& take) {
         Entries& kept = work_.kept;
         work_.ranked.copy_kept(kept);
         double total = 0, sum = 0;
@@ -239,11 +269,11 @@ class Row {
         for (int64_t i = 0; i < kept.count; ++i) nearest = std::min(nearest, kept.keys[i]);
         const auto all = [](int64_t) { return true; };
         if (is_short(kept))
-            return race(kept.logits.data(), kept.ids.data(), kept.count, nearest, all);
+            return take(kept.logits.data(), kept.ids.data(), kept.count, nearest, all);
         auto& row = work_.floats;
         row.assign(static_cast<std::size_t>(vocab_), kMinusInfinity);
         for (int64_t i = 0; i < kept.count; ++i) row[kept.ids[i]] = kept.logits[i];
-        return race(row.data(), nullptr, vocab_, nearest, all);
+        return take(row.data(), nullptr, vocab_, nearest, all);
     }
 
     template <class T>
@@ -262,25 +292,39 @@ class Row {
     Workspace& work_;
 };
 
-}  // namespace
-
-void draw(const DrawArgs& args) {
+// Calls `each(row, limits, at)` for each row to draw from, on the thread pool where that is faster.
+template <class Each>
+void for_rows(const DrawArgs& args, const Each& each) {
     const SamplingKernels& sampling = aioserve::kernels(ops::DType::float32).sampling;
-    const auto draw_one = [&](int64_t i) {
+    const auto one = [&](int64_t i) {
         thread_local Workspace work;
         const int64_t at = args.drawn[i];
         const Noise noise = noise_of(args.seeds[at], args.positions[at]);
         Row row(sampling, args.logits + at * args.vocab, args.vocab, args.largest[at],
                 args.temperatures[at], noise, work);
         const Limits limits{args.top_ks[at], args.top_ps[at], args.min_ps[at], args.typical_ps[at]};
-        args.token_ids[at] = row.draw(limits);
+        each(row, limits, at);
     };
     const double work = kWork * static_cast<double>(args.num_drawn * args.vocab);
     if (work < kParallelThreshold) {
-        for (int64_t i = 0; i < args.num_drawn; ++i) draw_one(i);
+        for (int64_t i = 0; i < args.num_drawn; ++i) one(i);
     } else {
-        parallel_for(args.num_drawn, draw_one);
+        parallel_for(args.num_drawn, one);
     }
+}
+
+}  // namespace
+
+void draw(const DrawArgs& args, int64_t* token_ids) {
+    for_rows(args, [&](Row& row, const Limits& limits, int64_t at) {
+        token_ids[at] = row.draw(limits);
+    });
+}
+
+void weigh(const DrawArgs& args, float* probabilities) {
+    for_rows(args, [&](Row& row, const Limits& limits, int64_t at) {
+        row.weigh(limits, probabilities + at * args.vocab);
+    });
 }
 
 }  // namespace aioserve::sampling

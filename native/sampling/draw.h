@@ -27,10 +27,13 @@ struct DrawArgs {
     const uint64_t* positions;
     const int64_t* drawn;  // rows to draw from, with finite `largest` and temperatures above 0
     int64_t num_drawn;
-    int64_t* token_ids;  // one for each row; only those of `drawn` are written
 };
 
-// On the thread pool.
-void draw(const DrawArgs& args);
+// On the thread pool: a token for each row, of which only those of `drawn` are written.
+void draw(const DrawArgs& args, int64_t* token_ids);
+
+// On the thread pool: the probability with which `draw` takes each token, [rows, vocab], of which
+// only those above 0 are written.
+void weigh(const DrawArgs& args, float* probabilities);
 
 }  // namespace aioserve::sampling

@@ -51,6 +51,19 @@ def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
     assert all(right <= all_of for right, all_of in zip(accepted, drafted, strict=True))
 
 
+def test_guesses_may_be_kept_by_rejection(aioserve_here: Run) -> None:
+    options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
+    guesses = ("--speculation", "model", "--speculation-acceptance")
+    done = aioserve_here(
+        "bench", "latency", "pyhelp", *options, *guesses, "rejection", "--json", "-"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stats"]["pages_held_at_end"] == 0
+    refused = aioserve_here("bench", "latency", "pyhelp", *options, *guesses, "all")
+    assert refused.returncode != 0
+    assert "--speculation-acceptance: acceptance must be one of" in refused.stderr
+
+
 def test_latency_prints_a_table_and_writes_json(
     aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:

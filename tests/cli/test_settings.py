@@ -249,6 +249,12 @@ SPECULATING: list[tuple[dict[str, str], dict[str, str], str, Speculation | None]
         'speculation = "ngram"\nspeculation_max_tokens = 5',
         Speculation(drafter="ngram", max_tokens=5),
     ),
+    (
+        {"speculation_acceptance": "rejection"},
+        {"AIOSERVE_SPECULATION": "model"},
+        "",
+        Speculation(drafter="model", acceptance="rejection"),
+    ),
 ]
 
 
@@ -282,6 +288,10 @@ def test_fields_of_a_struct_in_a_struct_come_from_any_source(
             "^AIOSERVE_SPECULATION_MAX_TOKENS: max_tokens=4 of speculation has no effect without",
         ),
         ({"AIOSERVE_SPECULATION": ""}, "^AIOSERVE_SPECULATION: drafter must be a str of 1 to"),
+        (
+            {"AIOSERVE_SPECULATION_ACCEPTANCE": "all", "AIOSERVE_SPECULATION": "model"},
+            "^AIOSERVE_SPECULATION_ACCEPTANCE: acceptance must be one of 'match', 'rejection'",
+        ),
     ],
 )
 def test_what_a_struct_in_a_struct_refuses_is_told_with_its_origin(

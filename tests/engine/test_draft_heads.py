@@ -185,6 +185,33 @@ async def test_guesses_are_those_of_all_states_of_the_target(
             known += 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_heads_tell_what_they_drew_from(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aioserve.execution import verification
+
+    asked: list[int] = []
+    tokens_by_rejection = verification.tokens_by_rejection
+
+    def noting(backend: Any, p: Any, q: Any, guesses: Any, rows: Any) -> Any:
+        asked.append(len(guesses))
+        assert (q.gather(1, guesses[:, None]) > 0).all()
+        return tokens_by_rejection(backend, p, q, guesses, rows)
+
+    monkeypatch.setattr(verification, "tokens_by_rejection", noting)
+    speculation = msgspec.structs.replace(speculation_of(models, kind), acceptance="rejection")
+    expected, _ = await answers(models / "target", [GREEDY])
+    done, stats = await answers(models / "target", [GREEDY], speculation)
+    assert [[s.token_ids for s in one.samples] for one in done] == [
+        [s.token_ids for s in one.samples] for one in expected
+    ]
+    assert not asked
+    _, stats = await answers(models / "target", [SAMPLED, EDITED], speculation)
+    assert stats.drafter_faults_total == 0
+    assert 0 < sum(asked) <= sum(stats.tokens_drafted_total)
+
+
 async def test_the_reference_backend_has_heads_as_well(models: Path) -> None:
     params = msgspec.structs.replace(SAMPLED, max_tokens=8, seed=1)
     tokens: list[tuple[int, ...]] = []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.ops import philox
-from aioserve.ops.philox import Words, exponentials, philox4x32
+from aioserve.ops.philox import Words, exponentials, philox4x32, second_draws
 
 words = st.integers(0, 2**32 - 1)
 longs = st.integers(0, 2**64 - 1)
@@ -133,3 +133,17 @@ def test_exponentials_are_spread_as_they_should_be(varies: str) -> None:
     statistic = ((histogram - count / bins) ** 2 / (count / bins)).sum()
     assert statistic < 97  # p < 1e-4 at 49 degrees of freedom
     assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.06
+
+
+@given(st.lists(st.tuples(longs, longs), min_size=1, max_size=5))
+def test_second_draws_are_words_of_a_counter_that_races_do_not_have(
+    keys: list[tuple[int, int]],
+) -> None:
+    seeds, positions = np.array(keys, np.uint64).T
+    numbers, others = second_draws(np.ascontiguousarray(seeds), np.ascontiguousarray(positions))
+    for (seed, position), number, other in zip(
+        keys, numbers.tolist(), others.tolist(), strict=True
+    ):
+        words = one((position % 2**32, position >> 32, 0, 3), (seed % 2**32, seed >> 32))
+        assert number == ((words[0] << 32 | words[1]) >> 11) / 2**53
+        assert other == words[2] << 32 | words[3]

@@ -45,6 +45,7 @@ from tests.ops.draw_scenes import (
     winner,
 )
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
+from tests.sampling.chi_square import deviate
 
 ISAS = _native.cpu_info()["isas_supported"]
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
@@ -111,16 +112,7 @@ def chi_square(
     expected *= count / expected.sum()
     observed = np.bincount(tokens, minlength=len(row))[[i for i, _ in kept]]
     assert observed.sum() == count, "a token outside the kept set was drawn"
-    common = expected >= 5
-    rest = expected[~common].sum()
-    statistic = ((observed - expected)[common] ** 2 / expected[common]).sum()
-    cells = int(common.sum())
-    if rest >= 5:
-        statistic += (observed[~common].sum() - rest) ** 2 / rest
-        cells += 1
-    degrees = cells - 1
-    spread = 2 / (9 * degrees)
-    return ((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return deviate(observed, expected)
 
 
 KINDS = [

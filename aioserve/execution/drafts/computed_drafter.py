@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
 from aioserve.kv.pages import token_locations
-from aioserve.ops import Backend, SampleRows
+from aioserve.ops import Backend, Drawn, SampleRows
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
@@ -27,8 +28,20 @@ class ComputedDrafter(AtOnce):
     penalties. Not thread-safe.
     """
 
-    def __init__(self, backend: Backend, *, num_slots: int, num_groups: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        num_slots: int,
+        num_groups: int,
+        keeps_distributions: bool = False,
+    ) -> None:
+        """`keeps_distributions`: `distributions` is asked for. It takes 4 bytes for each token of
+        the vocabulary for each guess of a step."""
         self._backend = backend
+        self._keeps_distributions = keeps_distributions
+        self._distributions: dict[int, list[Tensor]] = {}
+        """Probabilities that guesses of the current step were drawn by, by slot."""
         self._tables = SlotPageTables(num_slots, num_groups)
         self._slots = SlotTable(num_slots)
         self._last_tokens = backend.allocate_slots(num_slots)
@@ -51,6 +64,7 @@ class ComputedDrafter(AtOnce):
     def follow(self, plan: StepPlan) -> None:
         """The target is about to compute a plan, whose pages it has copied. To be called behind
         `take`, and before the guesses of the plan are made."""
+        self._distributions.clear()
 
     def computed(self, plan: StepPlan) -> None:
         """The target has computed the plan."""
@@ -70,6 +84,28 @@ class ComputedDrafter(AtOnce):
             positions = np.concatenate([np.arange(item.start, item.end) for item in items])
         table = self._tables.rows(slots, ends, page_size)[:1]
         return token_locations(table, rows, positions, page_size)[0]
+
+    def distributions(self, slot: int) -> Sequence[Tensor]:
+        """As `DrawnGuesses.distributions`: a greedy request has none."""
+        return self._distributions.get(slot, ())
+
+    def _tells_of(self, samples: SampleRows) -> bool:
+        """Whether `distributions` has some of these rows."""
+        return self._keeps_distributions and bool((samples.temperatures > 0).any())
+
+    def _draw(self, logits: Tensor, samples: SampleRows) -> Drawn:
+        """Draw a guess from each row of logits, float32 `[S, V]`, in the order of the guesses of
+        each slot."""
+        drawn = self._backend.draw(logits, samples, self._last_tokens)
+        if self._tells_of(samples):
+            sampled = samples.temperatures > 0
+            rows = samples.repeated(sampled.astype(int).tolist(), samples.positions[sampled])
+            at = np.flatnonzero(sampled).tolist()
+            found = self._backend.probabilities(logits[at], rows)
+            for row, slot, one in zip(at, rows.slots.tolist(), found, strict=True):
+                if row not in drawn.row_errors:
+                    self._distributions.setdefault(slot, []).append(one)
+        return drawn
 
     def _samples(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
         """The keys are those by which the target draws the tokens that are guessed."""

@@ -43,6 +43,7 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         num_groups: int,
         most_tokens: int,
         end_ids: Collection[int] = (),
+        keeps_distributions: bool = False,
     ) -> None:
         super().__init__(
             target.backend,
@@ -52,6 +53,7 @@ class DraftHead(PagedDrafter[torch.Tensor]):
             max_model_len=head.max_model_len,
             most_tokens=most_tokens,
             end_ids=end_ids,
+            keeps_distributions=keeps_distributions,
         )
         self._head = head
         self._target = target
@@ -84,7 +86,7 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         hidden = head.forward(hidden, batch, self._cache)
         if samples is None:
             return None, None
-        return self._backend.draw(head.target_logits(hidden), samples, self._last_tokens), hidden
+        return self._draw(head.target_logits(hidden), samples), hidden
 
     def _picked(self, passed: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
         return None if passed is None else passed[list(rows)]

@@ -35,8 +35,14 @@ class DraftMedusa(ComputedDrafter):
         num_slots: int,
         num_groups: int,
         end_ids: Collection[int] = (),
+        keeps_distributions: bool = False,
     ) -> None:
-        super().__init__(target.backend, num_slots=num_slots, num_groups=num_groups)
+        super().__init__(
+            target.backend,
+            num_slots=num_slots,
+            num_groups=num_groups,
+            keeps_distributions=keeps_distributions,
+        )
         self._heads = heads
         self._target = target
         self._states = states
@@ -54,6 +60,7 @@ class DraftMedusa(ComputedDrafter):
         }
 
     def follow(self, plan: StepPlan) -> None:
+        super().follow(plan)
         self._states.copy(plan.copies)
 
     def computed(self, plan: StepPlan) -> None:
@@ -81,7 +88,7 @@ class DraftMedusa(ComputedDrafter):
         samples = self._samples(
             able * most, [self._known[slot] + head for head in range(most) for slot in able]
         )
-        drawn = self._backend.draw(logits, samples, self._last_tokens)
+        drawn = self._draw(logits, samples)
         for row, token_id in enumerate(drawn.token_ids.tolist()):
             head, at = divmod(row, len(able))
             own = guesses[able[at]]

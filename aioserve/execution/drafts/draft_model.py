@@ -24,6 +24,7 @@ class DraftModel(PagedDrafter[None]):
         num_groups: int,
         most_tokens: int,
         end_ids: Collection[int] = (),
+        keeps_distributions: bool = False,
     ) -> None:
         super().__init__(
             model.backend,
@@ -33,6 +34,7 @@ class DraftModel(PagedDrafter[None]):
             max_model_len=model.max_model_len,
             most_tokens=most_tokens,
             end_ids=end_ids,
+            keeps_distributions=keeps_distributions,
         )
         self._model = model
 
@@ -53,4 +55,6 @@ class DraftModel(PagedDrafter[None]):
         if samples is None:
             self._model.forward(batch, self._cache)
             return None, None
+        if self._tells_of(samples):
+            return self._draw(self._model.forward(batch, self._cache), samples), None
         return self._model.draw(batch, self._cache, samples, self._last_tokens), None

@@ -85,8 +85,14 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         max_model_len: int,
         most_tokens: int,
         end_ids: Collection[int] = (),
+        keeps_distributions: bool = False,
     ) -> None:
-        super().__init__(backend, num_slots=num_slots, num_groups=num_groups)
+        super().__init__(
+            backend,
+            num_slots=num_slots,
+            num_groups=num_groups,
+            keeps_distributions=keeps_distributions,
+        )
         self._cache = cache
         self._max_model_len = max_model_len
         self._most_tokens = most_tokens
@@ -109,6 +115,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     # -- what happens in the steps of the target
 
     def follow(self, plan: StepPlan) -> None:
+        super().follow(plan)
         self._copy(plan)
         for item in plan.items:
             # Where guesses were wrong it begins before that, among what was overwritten for them.

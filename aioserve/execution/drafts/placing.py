@@ -23,7 +23,12 @@ from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.loader import make_decoder
 from aioserve.ops.kv_cache import lazy_memory
 
-__all__ = ["Draft", "draft_of"]
+__all__ = ["Draft", "draft_of", "rejects"]
+
+
+def rejects(config: EngineConfig) -> bool:
+    """Whether guesses that were drawn are verified by rejection sampling."""
+    return config.speculation is not None and config.speculation.acceptance == "rejection"
 
 
 class Draft(ABC):
@@ -76,6 +81,7 @@ class _ModelDraft(Draft):
             num_groups=self._target.layout.num_groups,
             most_tokens=self._config.max_num_batched_tokens,
             end_ids=decoder.config.eos_token_ids,
+            keeps_distributions=rejects(self._config),
         )
 
 
@@ -131,6 +137,7 @@ class _HeadDraft(Draft):
                 num_slots=num_slots,
                 num_groups=num_groups,
                 end_ids=target.config.eos_token_ids,
+                keeps_distributions=rejects(self._config),
             )
         cache = reserve("num_pages", num_pages, lambda: head.new_cache(num_pages, size))
         return DraftHead(
@@ -142,6 +149,7 @@ class _HeadDraft(Draft):
             num_groups=num_groups,
             most_tokens=self._config.max_num_batched_tokens,
             end_ids=target.config.eos_token_ids,
+            keeps_distributions=rejects(self._config),
         )
 
 
