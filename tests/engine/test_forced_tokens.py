@@ -60,7 +60,7 @@ params = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, 0.7]),
     logit_bias=st.sampled_from([{}, {97: 3.0, 98: -2.0}]),
-    min_tokens=st.sampled_from([0, 12]),
+    min_tokens=st.sampled_from([0, 9]),
     bad_words=st.sampled_from([(), ("lot",), ("er th",)]),
     stop=st.sampled_from([(), ("only",), ('e":', "d: s")]),
 )
@@ -85,7 +85,7 @@ async def told(model: str, wanted: list[tuple[int, SamplingParams]], **options: 
         return found, engine.stats()
 
 
-@settings(max_examples=3)
+@settings(max_examples=12)
 @given(wanted=requests, options=st.sampled_from(OPTIONS))
 def test_they_are_what_they_are_one_by_one(
     tiny: str, wanted: list[tuple[int, SamplingParams]], options: dict[str, Any]
@@ -95,6 +95,19 @@ def test_they_are_what_they_are_one_by_one(
     assert found == expected
     if all(isinstance(each[0], list) for each in found):
         assert stats.tokens_generated_total == alone.tokens_generated_total
+
+
+@pytest.mark.asyncio
+async def test_so_they_are_with_a_tokenizer_that_has_long_tokens() -> None:
+    wanted = [
+        (5, asks(structured_output=form, temperature=1.0, seed=seed, logprobs=2, n=2, **edits))
+        for seed, form in enumerate(FORMS)
+        for edits in ({}, {"frequency_penalty": 0.7})
+    ]
+    expected, alone = await told("pyhelp", wanted, jump_forward=False)
+    found, stats = await told("pyhelp", wanted)
+    assert found == expected
+    assert stats.tokens_generated_total == alone.tokens_generated_total
 
 
 @pytest.mark.asyncio
