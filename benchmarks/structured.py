@@ -8,6 +8,8 @@ Answers are greedy, of `--output-tokens` each, all submitted at once. In one run
     its steps    the same without `jump_forward`
     constrained  `--requests` answers, each with the schema
     one by one   the same without `jump_forward`
+    logprobs     constrained, with log-probabilities: what is forced is drawn all the same
+    singly       the same without `jump_forward`
 
 The schema is a list of records that never ends. Those with a neighbour are put against plain + 1,
 the others against plain, in two ways: by the best of `--repeats` runs, since whatever else the
@@ -52,9 +54,12 @@ AGAINST = {
     "its steps": "plain + 1",
     "constrained": "plain",
     "one by one": "plain",
+    "logprobs": "plain",
+    "singly": "plain",
 }
 """By side: the one that it is put against."""
-STEP_BY_STEP = ("its steps", "one by one")
+STEP_BY_STEP = ("its steps", "one by one", "singly")
+WITH_LOGPROBS = ("logprobs", "singly")
 ONE_MORE = ("plain + 1", "neighbour", "its steps")
 
 
@@ -88,6 +93,7 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
     path = model_or_random(model)
     rates: dict[str, list[float]] = {side: [] for side in AGAINST}
+    steps: dict[str, int] = {}
     shares: dict[str, list[float]] = {side: [] for side in ONE_MORE}
     async with (
         Engine(path, dtype=options.dtype, num_pages=4096) as engine,
@@ -96,7 +102,9 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(-1, options.repeats):
             for side in AGAINST:
                 on = one_by_one if side in STEP_BY_STEP else engine
+                before = on.stats().steps_total
                 rate, share = await run(on, side, options)
+                steps[side] = on.stats().steps_total - before
                 if repeat >= 0:
                     print(f"{model}: {side}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                     rates[side].append(rate)
@@ -112,6 +120,7 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
             for side, other in AGAINST.items()
         },
         "all_tokens_per_second": rates,
+        "steps": steps,
         "share": {side: statistics.median(shares[side]) for side in ONE_MORE},
     }
 
@@ -119,6 +128,8 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
 async def run(engine: Any, side: str, options: argparse.Namespace) -> tuple[float, float]:
     """Tokens per second of the `--requests` answers, and the share of the one more, where there is
     one."""
+    import msgspec
+
     from aioserve import SamplingParams, StructuredOutput
 
     plain = SamplingParams(max_tokens=options.output_tokens, temperature=0, ignore_eos=True)
@@ -126,7 +137,9 @@ async def run(engine: Any, side: str, options: argparse.Namespace) -> tuple[floa
     constrained = SamplingParams(
         max_tokens=options.output_tokens, temperature=0, structured_output=form
     )
-    has_form = side in ("constrained", "one by one")
+    has_form = side in ("constrained", "one by one", *WITH_LOGPROBS)
+    if side in WITH_LOGPROBS:
+        constrained = msgspec.structs.replace(constrained, logprobs=0)
     params = [constrained if has_form else plain] * options.requests
     prompts = [
         [(7 * i + 13 * place) % 200 + 10 for i in range(options.prompt_tokens)]
@@ -162,7 +175,7 @@ def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None
     title = (
         f"{options.requests} requests, {options.prompt_tokens} tokens in, "
         f"{options.output_tokens} out; tokens/s, best of {options.repeats}, and against plain "
-        "or plain + 1: of the best, median of pairs"
+        "or plain + 1: of the best, median of pairs, and steps of the last run"
     )
     table = Table(title=title, box=None)
     table.add_column("model")
@@ -172,7 +185,8 @@ def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None
         figures = [f"{row['tokens_per_second']['plain']:,.0f}"]
         figures += [
             f"{row['tokens_per_second'][side]:,.0f} "
-            f"({row['ratio'][side]:.3f}, {row['median_ratio'][side]:.3f})"
+            f"({row['ratio'][side]:.3f}, {row['median_ratio'][side]:.3f}), "
+            f"{row['steps'][side]} steps"
             + (f", share {row['share'][side]:.2f}" if side in row["share"] else "")
             for side in list(AGAINST)[1:]
         ]

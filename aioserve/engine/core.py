@@ -305,7 +305,8 @@ class CoreLoop:
             return  # it has ended meanwhile
         sequence_id, error = sample.sequence_id, guide.error
         try:
-            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.forced))
+            guided = self.scheduler.guide(sequence_id, guide.forced, drawn=guide.drawn)
+            self.delivery.deliver(guided)
         except Exception as raised:
             failed = RequestFailedError("structured_output can't be followed")
             error = failed.with_cause(raised)

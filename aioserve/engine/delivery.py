@@ -110,7 +110,9 @@ class Delivery:
         that was of use."""
         drawn = [one for one in updates if one.sequence_id == sample.sequence_id and not one.forced]
         self._scheduler.counters.tokens_generated -= len(drawn)
-        sample.mailbox.account.accepted_tokens -= len(drawn)
+        constrained = sample.constrained
+        if constrained is None or constrained.num_forced_behind(sample.num_delivered) < 0:
+            sample.mailbox.account.accepted_tokens -= len(drawn)
 
     def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> bool:
         """Whether a stop string ended with it."""

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from enum import Enum
 from functools import partial
+
+import numpy as np
 
 from aioserve.engine.constrained import ConstrainedCompletion, Guide
 from aioserve.engine.requests import LiveSample
@@ -25,6 +28,17 @@ __all__ = ["GrammarGuides"]
 MAX_JUMP = 64
 """Tokens that are taken at once. They come to a reader's mailbox together, which is bounded; the
 next one is drawn, and may be followed by as many."""
+
+
+class LookAhead(Enum):
+    """What becomes of tokens that a grammar forces."""
+
+    NO = 0
+    """They are drawn one by one, as any others."""
+    DRAWN = 1
+    """They are drawn, several in a step: one after the other they can't be anything else."""
+    TAKEN = 2
+    """They are taken without a draw."""
 
 
 class GrammarGuides:
@@ -61,14 +75,22 @@ class GrammarGuides:
         self._call({sample: 0}, partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
-        """A token was sampled for a completion that goes on. `ask` asks about all."""
-        self._asked.setdefault(sample, []).append(token_id)
+        """A token was sampled for a completion that goes on. `ask` asks about all but forced ones:
+        what comes behind these was told with them."""
+        constrained = sample.constrained
+        left = -1 if constrained is None else constrained.num_forced_behind(sample.num_delivered)
+        if left < 0:
+            self._asked.setdefault(sample, []).append(token_id)
+        elif left == 0 and constrained is not None and constrained.error_behind is not None:
+            self._tell(sample, Guide((), None, constrained.error_behind))
 
     def ask(self) -> None:
         asked, self._asked = self._asked, {}
         if asked:
-            jumps = self._jump_forward
-            steps = [(s.matcher, ids, jumps and _may_jump(s)) for s, ids in asked.items()]
+            looks = self._jump_forward
+            steps = [
+                (s.matcher, ids, _look_of(s) if looks else LookAhead.NO) for s, ids in asked.items()
+            ]
             self._call({s: len(ids) for s, ids in asked.items()}, partial(_advance, steps))
 
     @property
@@ -80,13 +102,17 @@ class GrammarGuides:
         """The masks of a step that is about to be launched: of the row with this index, which
         samples that completion's token at that position."""
         masks = self._launched[step] = LateMasks([row for row, *_ in rows])
-        masks.ask = partial(self._ask_behind, masks, {row: sample for row, sample, _ in rows})
+        behind: dict[int, tuple[Guide, int]] = {}
+        samples = {row: sample for row, sample, _ in rows}
+        masks.ask = partial(self._ask_behind, masks, samples, behind)
         for row, sample, position in rows:
             if sample is None or sample.constrained is None:
                 masks.bring(row, None)
             else:
                 self._expecting.add(sample)
                 sample.constrained.expect(position, masks, row)
+                if (found := sample.constrained.drawn_behind(position)) is not None:
+                    behind[row] = found
         return masks
 
     def let_go(self, step: int, rows: Iterable[int]) -> None:
@@ -113,12 +139,19 @@ class GrammarGuides:
         self,
         masks: LateMasks,
         samples: Mapping[int, LiveSample | None],
+        behind: Mapping[int, tuple[Guide, int]],
         row: int,
         guesses: Sequence[int],
     ) -> None:
-        """On the thread of the steps. No token of the completion is known that its matcher hasn't
-        taken, and none comes before the step is done."""
+        """On the thread of the steps. Behind a forced token are forced ones, whose masks are known.
+        Behind any other are guesses: then no token of the completion is known that its matcher
+        hasn't taken, and none comes before the step is done."""
         sample, count = samples[row], len(guesses)
+        if (found := behind.get(row)) is not None:
+            guide, place = found
+            known = [guide.mask_at(place + 1 + n) for n in range(count)]
+            masks.bring_behind(row, count, [mask for mask in known if mask is not None])
+            return
         if self._thread is None or sample is None or sample.matcher is None:
             masks.bring_behind(row, count, ())
         else:
@@ -147,19 +180,22 @@ class GrammarGuides:
                 sample.constrained.told(guide, num_tokens)
 
 
-def _may_jump(sample: LiveSample) -> bool:
-    """Whether tokens may come without a draw: their logits aren't wanted, the grammar
-    alone has a say in them, and no later draw depends on more than their keys and values."""
+def _look_of(sample: LiveSample) -> LookAhead:
+    """Tokens may come without a draw where their logits aren't wanted, the grammar alone has a say
+    in them, and no later draw depends on more than their keys and values. Logits processors may
+    count on being called once a token, in one step after the other."""
     request = sample.request.request
-    if request is None:
-        return False
-    return request.params.logprobs is None and not request.params.edits_logits
+    if request is None or request.params.logits_processors:
+        return LookAhead.NO
+    if request.params.logprobs is None and not request.params.edits_logits:
+        return LookAhead.TAKEN
+    return LookAhead.DRAWN
 
 
 def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> list[Guide]:
     """The first token is sampled, whatever it must be."""
     sample.matcher = grammar.matcher(end_ids)
-    return [_next(sample.matcher, jumps=False)]
+    return [_next(sample.matcher, LookAhead.NO)]
 
 
 def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequence[int]) -> None:
@@ -170,11 +206,11 @@ def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequenc
     masks.bring_behind(row, len(guesses), found)
 
 
-def _advance(steps: Sequence[tuple[Matcher | None, Sequence[int], bool]]) -> list[Guide]:
+def _advance(steps: Sequence[tuple[Matcher | None, Sequence[int], LookAhead]]) -> list[Guide]:
     return [_after(*step) for step in steps]
 
 
-def _after(matcher: Matcher | None, token_ids: Sequence[int], jumps: bool) -> Guide:
+def _after(matcher: Matcher | None, token_ids: Sequence[int], look: LookAhead) -> Guide:
     """An error in one completion leaves the others that are asked about with it alone."""
     token_id = token_ids[0]
     try:
@@ -183,7 +219,7 @@ def _after(matcher: Matcher | None, token_ids: Sequence[int], jumps: bool) -> Gu
                 break
         else:
             if matcher is not None:
-                return _next(matcher, jumps=jumps)
+                return _next(matcher, look)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
         failed = RequestFailedError("structured_output can't be followed")
         return Guide((), None, failed.with_cause(error))
@@ -208,16 +244,20 @@ def _not_further(why: str) -> InvalidSamplingError:
     )
 
 
-def _next(matcher: Matcher, *, jumps: bool) -> Guide:
+def _next(matcher: Matcher, look: LookAhead) -> Guide:
     """On a thread, the only one that knows the matcher now."""
     taken: list[int] = []
-    while jumps and (forced := matcher.forced(MAX_JUMP - len(taken))):
+    looks = look is not LookAhead.NO
+    while looks and (forced := matcher.forced(MAX_JUMP - len(taken))):
         matcher.accept_all(forced)
         taken += forced
+    drawn = look is LookAhead.DRAWN and bool(taken)
     if matcher.has_ended:
-        return Guide(tuple(taken), None)
+        return Guide(tuple(taken), np.zeros_like(matcher.allowed()) if drawn else None, drawn=drawn)
     mask = matcher.allowed()
-    if not mask.any():
-        why = matcher.error or "nothing that the tokenizer can write goes on"
-        return Guide(tuple(taken), None, _not_further(why))
-    return Guide(tuple(taken), mask)
+    if mask.any():
+        return Guide(tuple(taken), mask, drawn=drawn)
+    why = _not_further(matcher.error or "nothing that the tokenizer can write goes on")
+    if drawn:
+        return Guide(tuple(taken), mask, drawn=True, error_behind=why)
+    return Guide(tuple(taken), None, why)

@@ -6,7 +6,7 @@ Knows plans and numpy; a backend takes it from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,8 @@ class OpenStep:
     scored: Sequence[tuple[int, npt.NDArray[np.int32]]]
     masks: LateMasks | None
     pooled: tuple[int, ...]
+    spare_slot: int
+    """A slot that no sequence has."""
 
     def settled(self, plan: StepPlan, *, one_by_one: bool = False) -> HostStep:
         """The step as `Guessing.settled` has left its plan. `one_by_one`: what is verified is in
@@ -79,6 +81,11 @@ class OpenStep:
         asks = self.asks.repeated(counts)
         extras = asks.extras(positions, self.scored, self.masks, guesses)
         samples = self.samples.repeated(counts, np.array(positions, np.uint64))
+        if max(counts, default=1) > 1:  # a slot's next token is the last of its rows
+            ends = np.cumsum(counts) - 1
+            slots = np.full(len(samples.slots), self.spare_slot, np.int64)
+            slots[ends] = samples.slots[ends]
+            samples = replace(samples, slots=slots)
         return HostStep(plan.step, self.copies, batch, samples, extras, self.pooled, verified)
 
 
@@ -167,6 +174,7 @@ class PlanReader:
         self._page_size = page_size
         self._tables = SlotPageTables(num_slots, num_groups)
         self._slots = SlotTable(num_slots)
+        self._num_slots = num_slots
         self._tops_scored = [0] * num_slots
         """How many of the most likely tokens are wanted beside those of the prompt, by slot."""
         self._rows = np.arange(0)
@@ -215,7 +223,15 @@ class PlanReader:
             page_table = self._tables.rows(places, ends, self._page_size)
             asks = self._slots.asks(slots)
             return OpenStep(
-                copies, page_table, self._page_size, samples, asks, scored, masks, pooled
+                copies,
+                page_table,
+                self._page_size,
+                samples,
+                asks,
+                scored,
+                masks,
+                pooled,
+                spare_slot=self._num_slots,
             )
         batch = self._batch(plan, places)
         extras = self._slots.extras(slots, positions, scored, masks)

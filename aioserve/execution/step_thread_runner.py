@@ -55,7 +55,7 @@ class StepThreadRunner:
         )
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
-        self._last_tokens = model.backend.allocate_slots(num_slots)
+        self._last_tokens = model.backend.allocate_slots(num_slots + 1)  # and `spare_slot`
         self._prefault = Prefault(cache, prefault_pages)
         self._follower = follower
         self._guessing = Guessing(None, follower)

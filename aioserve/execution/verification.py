@@ -12,6 +12,7 @@ that was not drawn is certain to its drafter, and then both keep the same share 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -75,10 +76,11 @@ class RejectionSampling:
         found = [each for each in self._drawn_guesses(step) if each[0] not in drawn.row_errors]
         if not found:
             return drawn
-        at, guesses, q = zip(*found, strict=True)
+        at, firsts, guesses, q = zip(*found, strict=True)
         chosen = np.zeros(len(step.samples), np.int64)
         chosen[list(at)] = 1
         rows = step.samples.repeated(chosen.tolist(), step.samples.positions[chosen > 0])
+        rows = replace(rows, slots=np.array(firsts, np.int64))  # the spare slot is anybody's
         p = self._backend.probabilities(logits[list(at)], rows)
         token_ids = drawn.token_ids.clone()
         token_ids[list(at)] = tokens_by_rejection(
@@ -86,14 +88,15 @@ class RejectionSampling:
         )
         return Drawn(token_ids, drawn.row_errors)
 
-    def _drawn_guesses(self, step: HostStep) -> list[tuple[int, int, Tensor]]:
-        """Each row whose guess was drawn, by index, with the guess and what it was drawn by."""
+    def _drawn_guesses(self, step: HostStep) -> list[tuple[int, int, int, Tensor]]:
+        """Each row whose guess was drawn, by index, with the first of those that follow each other,
+        the guess and what it was drawn by."""
         if step.verified is None:
             return []
         return [
-            (row, guess, distribution)
+            (row, first, guess, distribution)
             for first, ids in step.verified.guesses.items()
-            if (own := self._drafter.distributions(int(step.samples.slots[first])))
+            if (own := self._drafter.distributions(int(step.samples.slots[first + len(ids)])))
             for row, guess, distribution in zip(
                 range(first, first + len(ids)), ids, own[: len(ids)], strict=True
             )

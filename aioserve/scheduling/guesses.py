@@ -7,6 +7,10 @@ step is done, what was guessed in vain comes off again (`settle`).
     known 10, in flight: the last token and 3 guesses      pending 4, computed 13
     planned behind it:   the last of them and 3 guesses    pending 8, computed 17
     first step: 2 of 3 right, 3 tokens                     known 13, pending 4, computed 16
+
+Tokens that a grammar forces, and that are drawn all the same, are verified in the same way. They
+are no guesses: the plan brings their ids, no drafter is asked, and as all of them come, it is known
+where the next item begins.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from aioserve.kv.memory import KVMemory
 from aioserve.scheduling.draft_lengths import DraftRecord
 from aioserve.scheduling.room import Room
-from aioserve.scheduling.sequence import Run, SequenceState
+from aioserve.scheduling.sequence import Phase, Run, SequenceState
 from aioserve.scheduling.state import Entry, SchedulerState
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import SchedulerView
@@ -29,6 +33,7 @@ from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, 
 __all__ = [
     "Guessed",
     "Wishes",
+    "asks_drafter",
     "launch_with_guesses",
     "num_not_drafted",
     "settle",
@@ -63,10 +68,12 @@ def wished_guesses(
 ) -> tuple[list[SequenceState], Wishes]:
     """Sequences of those `ready` for their next token that don't sit the step out, before any of
     them has a page for it; and for whom of them how many guesses are worth their time."""
-    able = [s for s in ready if _may_have_guesses(s)] if planner.state.drafts else ()
+    state = planner.state
+    wishes: Wishes = _wished_forced(state) if state.forced else {}
+    able = [s for s in ready if _may_have_guesses(s) and s not in wishes] if state.drafts else ()
     if not able:
-        return ready, {}
-    state, room, policy_calls = planner.state, planner.room, planner.state.policy_calls
+        return ready, wishes
+    room, policy_calls = planner.room, state.policy_calls
     left = room.tokens - len(ready)
     lengths = state.draft_lengths.choose(
         [s.drafts for s in able if s.drafts is not None],
@@ -79,7 +86,6 @@ def wished_guesses(
         view = planner.view()
         asked = zip(able, lengths, strict=True)
         lengths = [policy_calls.draft(s.view, n, view) if n else 0 for s, n in asked]
-    wishes: Wishes = {}
     waiting: set[SequenceState] = set()
     for sequence, length in zip(able, lengths, strict=True):
         if sequence.constrained and (length or sequence.unsure) and not _is_told(sequence):
@@ -105,6 +111,21 @@ def with_guesses(
                 guessed.append((sequence, count))
     named = {sequence for sequence, _ in guessed}
     return [s for s in chosen if s not in named], guessed
+
+
+def _wished_forced(state: SchedulerState) -> Wishes:
+    """Sequences with forced tokens ahead that are to be drawn, and how many. Each is a row of
+    logits, of which a step has as many as it may have sequences."""
+    left = state.max_num_seqs - len(state.sequences)
+    wishes: Wishes = {}
+    for sequence in [*state.forced]:
+        if sequence.masked_to <= sequence.num_known:
+            del state.forced[sequence]
+        elif sequence.phase is Phase.RUNNING and (ahead := len(sequence.forced_ahead)) and left > 0:
+            count = min(left, ahead)
+            wishes[sequence] = count
+            left -= count
+    return wishes
 
 
 def _may_have_guesses(sequence: SequenceState) -> bool:
@@ -152,6 +173,8 @@ def _item(sequence: SequenceState, count: int) -> WorkItem:
     start = sequence.lease.computed
     token_ids = np.full(1 + count, DRAFT_TOKEN, np.int32)
     token_ids[0] = PENDING_TOKEN if sequence.pending else sequence.ids(start, 1)[0]
+    if forced := sequence.forced_ahead:
+        token_ids[1:] = forced[:count]
     return WorkItem(
         ItemKind.VERIFY,
         sequence.sequence_id,
@@ -165,12 +188,12 @@ def _item(sequence: SequenceState, count: int) -> WorkItem:
 
 
 def _advance(memory: KVMemory, sequence: SequenceState, count: int, step: int) -> None:
-    lease = sequence.lease
+    lease, certain = sequence.lease, bool(sequence.forced_ahead)
     memory.advance(lease, 1 + count, step)
     if memory.tree is not None and not sequence.foretold:
         memory.publish(lease, sequence.final_ids)
     sequence.pending += 1 + count
-    sequence.unsure += count
+    sequence.unsure += 0 if certain else count
     sequence.sat_out = False
 
 
@@ -214,6 +237,11 @@ def take_looks(
         drafted, accepted = min(found.drafted, most), min(found.accepted, most)
         for record in (sequence.drafts, usual):
             record.looked_ahead(found.asked, min(found.asked, most), drafted, accepted)
+
+
+def asks_drafter(plan: StepPlan) -> bool:
+    """Whether something of a plan follows guesses or asks for some."""
+    return any(item.kind is ItemKind.VERIFY and not item.brings_ids for item in plan.items)
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:

@@ -17,7 +17,7 @@ from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.guesses import num_not_drafted, settle, take_looks
+from aioserve.scheduling.guesses import asks_drafter, num_not_drafted, settle, take_looks
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 from aioserve.scheduling.policy_calls import PolicyCalls
@@ -144,11 +144,16 @@ class Scheduler:
         if sequence_id in self.state.sequences:
             self.state.sequences[sequence_id].paused = False
 
-    def guide(self, sequence_id: int, forced: Sequence[int] = ()) -> list[SequenceUpdate]:
+    def guide(
+        self, sequence_id: int, forced: Sequence[int] = (), *, drawn: bool = False
+    ) -> list[SequenceUpdate]:
         """A mask can be had for what comes next in a sequence whose request asks for structured
         output, behind the `forced` tokens, which are taken without being sampled. Where steps in
         flight sample some of these, they bring nothing new. Unknown ids are ignored. The first
-        token of an answer is always sampled: before it, samples share what they have."""
+        token of an answer is always sampled: before it, samples share what they have.
+
+        Where the forced tokens are to be `drawn`, steps draw several of them at once, since there
+        are masks for all."""
         sequence = self.state.sequences.get(sequence_id)
         if sequence is None:
             return []
@@ -156,7 +161,10 @@ class Scheduler:
         if not sequence.constrained or (forced and not has_begun):
             raise InvariantError(f"{sequence} can't be constrained to {len(forced)} tokens now")
         updates: list[SequenceUpdate] = []
-        for token_id in forced:
+        sequence.forced_ids = tuple(forced) if drawn else ()
+        if drawn:
+            self.state.forced[sequence] = None
+        for token_id in () if drawn else forced:
             if sequence.pending:
                 sequence.pending -= 1
                 sequence.foretold += 1
@@ -165,7 +173,7 @@ class Scheduler:
             if reason is not None:
                 self.state.end([sequence])
                 break
-        sequence.masked_to = sequence.num_known
+        sequence.masked_to = sequence.num_known + len(sequence.forced_ids)
         self._draw_again(sequence)
         self.state.counters.tokens_generated += len(updates)
         return updates
@@ -276,7 +284,7 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
-        late: list[tuple[Run, WorkItem]] = []
+        late: list[tuple[Run, WorkItem, int]] = []
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
@@ -314,7 +322,7 @@ class Scheduler:
             if drops:
                 continue
             if at == end:
-                late.append((run, item))
+                late.append((run, item, 0))
                 continue
             if sequence.foretold:
                 sequence.foretold -= 1
@@ -346,21 +354,19 @@ class Scheduler:
             if reason is not None:
                 ended.append(sequence)
             if not decodes and item.kind is VERIFY:
-                drafted = outcome.drafted.get(index, 0)
-                first = end - counts.get(index, 1)
-                settle(
-                    self.memory,
-                    state.counters,
-                    state.draft_lengths.usual,
-                    run,
-                    item,
-                    at - first,
-                    drafted,
-                )
+                taken = at - end + counts.get(index, 1)
+                if not item.brings_ids:
+                    drafted = outcome.drafted.get(index, 0)
+                    usual = state.draft_lengths.usual
+                    settle(self.memory, state.counters, usual, run, item, taken, drafted)
+                elif reason is None:
+                    sequence.pending -= item.count - 1
+                    if taken < item.count:
+                        late.append((run, item, taken))
         state.counters.tokens_generated += num_tokens
         if state.drafts:
             computed = plan.num_tokens - num_not_drafted(plan, outcome)
-            verified = plan.num_verified > 0
+            verified = plan.num_verified > 0 and asks_drafter(plan)
             state.draft_lengths.took(
                 computed,
                 self._step_seconds,
@@ -372,16 +378,19 @@ class Scheduler:
         state.end(ended)
         if broken:
             after_bad_rows(state, broken)
-        for run, item in late:
+        for run, item, taken in late:
             if run.goes_on:
-                self._go_back(run.sequence, item)
+                self._go_back(run.sequence, item, taken)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return updates
 
-    def _go_back(self, sequence: SequenceState, item: WorkItem) -> None:
-        """The mask of an item's row came late: what later steps compute behind it is worth nothing.
-        It comes sooner or later, and the others don't wait for it."""
-        end = item.start + 1 if item.kind is ItemKind.VERIFY else item.end
+    def _go_back(self, sequence: SequenceState, item: WorkItem, taken: int) -> None:
+        """The mask of an item's row came late, or something is wrong with one of those behind it,
+        of which it has `taken`: what later steps compute is worth nothing. The mask comes sooner or
+        later, and the others don't wait for it."""
+        end = item.end
+        if item.kind is ItemKind.VERIFY:
+            end = item.start + max(1, taken)
         if end == sequence.prompt_tokens:
             # Samples share these pages, and others may have found them: none may write there.
             self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
@@ -389,7 +398,7 @@ class Scheduler:
             return
         sequence.drop_launched()
         self.memory.truncate(sequence.lease, end)
-        if sequence.masked_to == sequence.num_known:
+        if sequence.masked_to >= sequence.num_known:
             self._draw_again(sequence)
 
     def _draw_again(self, sequence: SequenceState) -> None:

@@ -70,6 +70,7 @@ class SequenceState:
         "end_ids",
         "epoch",
         "first_token_seconds",
+        "forced_ids",
         "foretold",
         "id_buffer",
         "known_when_taken",
@@ -140,8 +141,11 @@ class SequenceState:
         self.constrained: bool = request.params.is_guided
         """Each of its tokens is drawn under a mask, which comes while the step runs."""
         self.masked_to: int = -1
-        """Where it is constrained: how many tokens were known when there last was a mask for the
-        next one."""
+        """Where it is constrained: how many tokens are known, or forced, before the last one that
+        there is a mask for."""
+        self.forced_ids: tuple[int, ...] = ()
+        """Tokens that a grammar forces and that are drawn all the same: the last ones of those up
+        to `masked_to`."""
         self.drafts: DraftRecord | None = None
         """Where steps may verify guesses for it."""
         self.lease: KVLease = KVLease(request.namespace)
@@ -223,6 +227,13 @@ class SequenceState:
         if self.paused or not self.constrained:
             return self.paused
         return any(one.masked_to < one.num_known for one in self.family)
+
+    @property
+    def forced_ahead(self) -> tuple[int, ...]:
+        """Tokens that are forced behind those which are known or being drawn, where it is known
+        how many these are."""
+        ahead = 0 if self.unsure else self.masked_to - self.num_known - self.pending
+        return self.forced_ids[-ahead:] if ahead > 0 else ()
 
     @property
     def num_cacheable(self) -> int | None:

@@ -77,6 +77,9 @@ class SchedulerState:
         self.draft_lengths: DraftLengths = DraftLengths()
         self.drafts: bool = False
         """Some request has ever asked for guesses."""
+        self.forced: dict[SequenceState, None] = {}
+        """Sequences that may have forced tokens ahead which are to be drawn, in the order in which
+        that was told."""
         self.counters: SchedulerCounters = SchedulerCounters()
         self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
@@ -249,6 +252,7 @@ class SchedulerState:
             self.queue.end(sequence)
         for one in sequence.family:
             self.sequences.pop(one.sequence_id, None)
+            self.forced.pop(one, None)
             one.phase = Phase.FINISHED
             one.slot = NO_SLOT
         sequence.pending_samples = []

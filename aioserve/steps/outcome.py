@@ -44,8 +44,8 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Index of a row -> how many tokens it has, where that isn't one: several, where guesses were
     right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
     drafted: dict[int, int] = {}
-    """Index of a row of an item that verifies -> how many guesses were verified, if any were. Of
-    these, as many were right as it has tokens but one."""
+    """Index of a row of an item that verifies -> how many guesses were verified, or ids that the
+    plan brought, if any were. Of these, as many were right as it has tokens but one."""
     drafting_seconds: float = 0.0
     """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
     looked_ahead: dict[int, LookedAhead] = {}

@@ -104,7 +104,9 @@ class ItemKind(Enum):
     VERIFY = 2
     """The last token of a sequence and guesses of those behind it, of which the step keeps as many
     as it would have sampled. While other items of the kind are in flight for its slot, nobody but
-    the runner knows where the last token is: `start` and `count` are the most that they can be."""
+    the runner knows where the last token is: `start` and `count` are the most that they can be.
+    Where a grammar forces what comes behind the last token, the plan brings these ids in place of
+    guesses (`brings_ids`), and knows where they are."""
 
 
 DECODE = ItemKind.DECODE
@@ -184,6 +186,12 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where an item that verifies begins if all guesses before it were wrong or weren't made. If
     not even that far is known, something before it failed: its outcome is nothing, and it must
     write to none but its own pages, which begin there."""
+
+    @property
+    def brings_ids(self) -> bool:
+        """Whether it verifies tokens that the plan knows, so that no drafter is asked."""
+        kind, count = self.kind, self.count
+        return kind is ItemKind.VERIFY and count > 1 and self.token_ids.item(1) != DRAFT_TOKEN
 
     @property
     def end(self) -> int:

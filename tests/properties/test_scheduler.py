@@ -262,6 +262,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.guided: set[int] = set()
         self.unguided: set[int] = set()
         """Sequences whose next token nobody has said anything of."""
+        self.foretold: dict[int, int] = {}
+        """Guided sequences whose forced tokens are drawn, since their log-probabilities are wanted,
+        and how many of their tokens are known or forced."""
         self.requests: dict[int, RequestModel] = {}
         self.request_of: dict[int, RequestModel] = {}
         self.busy_seconds = 0.0
@@ -279,7 +282,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(
         self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None, guided=False, drafts=0
     ):
-        logprobs = logprobs and not guided
         form = StructuredOutput(json_object=True) if guided else None
         n = min(n, self.scheduler.state.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
@@ -310,6 +312,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[sequence_ids[0]] = model
         self.guided |= set(sequence_ids) if guided else set()
         self.unguided |= set(sequence_ids) if guided else set()
+        self.foretold |= dict.fromkeys(sequence_ids, 0) if guided and logprobs else {}
         for sample, sequence_id in enumerate(sequence_ids):
             assert self.scheduler.account_of(sequence_id) is model.account
             self.request_of[sequence_id] = model
@@ -432,8 +435,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         it are in flight, as if none of these was right."""
         if item.kind is not ItemKind.VERIFY:
             return item.start
-        sequence = self.scheduler.state.sequences[item.sequence_id]
-        return sequence.num_known + sequence.pending - sequence.unsure - 2
+        return item.least_start
 
     def token_places(self, plan, item, start: int, end: int) -> set[int]:
         """Places of these positions, of all groups."""
@@ -509,13 +511,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.unguided.discard(sequence_id)
         received = len(self.received[sequence_id])
         forced = self.expected[sequence_id][received:][: jump if received else 0]
-        self.take(self.scheduler.guide(sequence_id, forced))
+        if drawn := sequence_id in self.foretold:
+            self.foretold[sequence_id] = received + len(forced)
+        self.take(self.scheduler.guide(sequence_id, forced, drawn=drawn))
 
     def masks_of(self, plan):
         """What may be drawn from its rows: the one token that comes there. Where nobody has said
         what comes next, it is sometimes too late."""
         rows = self.scheduler.masked_rows(plan)
         masks = LateMasks([row for row, *_ in rows])
+
+        def ask(row, guesses):
+            """Where all of them are forced, there are masks, but for some that are late."""
+            (sequence_id, position) = next(found for at, *found in rows if at == row)
+            expected = self.expected[sequence_id]
+            if sequence_id in self.left or sequence_id not in self.foretold:
+                expected = []
+            first = position + 1 - self.request_of[sequence_id].prompt_tokens
+            known = expected[first : first + len(guesses)]
+            count = len(known) - (plan.step + row) % 3
+            behind = [self.only(token_id) for token_id in known[: max(0, count)]]
+            masks.bring_behind(row, len(guesses), behind)
+
+        masks.ask = ask
         for row, sequence_id, position in rows:
             if sequence_id in self.unguided and (plan.step + row) % 3 == 0:
                 continue
@@ -524,11 +542,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 masks.bring(row, None)
                 continue
             expected = self.expected[sequence_id][position - sequence.prompt_tokens :]
-            mask = np.zeros(8, np.uint32)
-            for token_id in expected[:1]:
-                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
-            masks.bring(row, mask.view(np.int32) if expected else None)
+            masks.bring(row, self.only(expected[0]) if expected else None)
         return masks
+
+    def only(self, token_id):
+        mask = np.zeros(8, np.uint32)
+        mask[token_id // 32] = np.uint32(1 << token_id % 32)
+        return mask.view(np.int32)
 
     def advance(self):
         for sequence_id in sorted(self.unguided & set(self.live())):
@@ -641,7 +661,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.request_of[entry.sequence_id].take(entry.sequence_id)
                 if entry.forced:
                     assert entry.sequence_id not in self.unguided
-                elif entry.sequence_id in self.guided:
+                elif entry.sequence_id in self.guided and len(
+                    self.received[entry.sequence_id]
+                ) > self.foretold.get(entry.sequence_id, 0):
                     self.unguided.add(entry.sequence_id)
             if entry.logprobs is not None:
                 self.received_logprobs[entry.sequence_id].append(entry.logprobs)

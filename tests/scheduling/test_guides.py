@@ -180,3 +180,74 @@ def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leave
     one.commit(*late(second), 0.0)
     one.commit(*outcome(third, 99), 0.0)
     one.sanity_check()
+
+
+def drawn_ahead(*forced: int, max_tokens: int = 8) -> tuple[Scheduler, int]:
+    """A sequence whose first token, 7, is known, with forced tokens behind it that are drawn."""
+    one = scheduler()
+    (sequence_id,) = one.submit(guided(max_tokens=max_tokens))
+    one.guide(sequence_id)
+    one.commit(*outcome(one.plan(0.0), 7), 0.0)
+    assert one.guide(sequence_id, forced, drawn=True) == []
+    return one, sequence_id
+
+
+def test_forced_tokens_that_are_drawn_are_verified_in_one_step() -> None:
+    one, sequence_id = drawn_ahead(8, 9, 10)
+    first, second = one.plan(0.0), one.plan(0.0)
+    assert items(first) == [(3, [7, 8, 9, 10])]
+    assert second is not None
+    assert items(second) == [(7, [PENDING_TOKEN])]
+    assert first is not None
+    assert one.masked_rows(first) == [(0, sequence_id, 4)]
+    told = StepOutcome(
+        step=first.step, token_ids=(8, 9, 10, 11), token_counts={0: 4}, drafted={0: 3}
+    )
+    updates = one.commit(first, told, 0.0)
+    assert [update.token_id for update in updates] == [8, 9, 10, 11]
+    assert not any(update.forced for update in updates)
+    one.commit(*outcome(second, 12), 0.0)
+    assert one.num_known(sequence_id) == 9
+    account = one.account_of(sequence_id)
+    assert (account.drafted_tokens, account.accepted_tokens) == (0, 0)
+    assert not one.counters.drafted
+    assert items(one.plan(0.0)) == [(8, [12])]
+
+
+def test_what_is_known_to_come_is_verified_behind_a_token_in_flight() -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided())
+    one.guide(sequence_id)
+    first, second = one.plan(0.0), one.plan(0.0)
+    one.commit(*outcome(first, 7), 0.0)
+    one.guide(sequence_id, (8, 9, 10), drawn=True)
+    third = one.plan(0.0)
+    assert items(third) == [(4, [PENDING_TOKEN, 9, 10])]
+    one.commit(*outcome(second, 8), 0.0)
+    assert third is not None
+    told = StepOutcome(step=third.step, token_ids=(9, 10, 11), token_counts={0: 3}, drafted={0: 2})
+    assert len(one.commit(third, told, 0.0)) == 3
+
+
+def test_where_one_of_them_is_not_drawn_the_sequence_goes_on_from_there() -> None:
+    one, sequence_id = drawn_ahead(8, 9, 10)
+    first, second = one.plan(0.0), one.plan(0.0)
+    assert first is not None
+    told = StepOutcome(step=first.step, token_ids=(8, 9), token_counts={0: 2}, drafted={0: 3})
+    assert len(one.commit(first, told, 0.0)) == 2
+    assert one.commit(*outcome(second, 12), 0.0) == []
+    assert one.num_known(sequence_id) == 6
+    assert items(one.plan(0.0)) == [(5, [9, 10])]
+    one.sanity_check()
+
+
+def test_no_more_of_them_are_verified_than_an_answer_may_have() -> None:
+    one, _ = drawn_ahead(8, 9, 10, 11, max_tokens=3)
+    assert items(one.plan(0.0)) == [(3, [7, 8])]
+    assert one.plan(0.0) is None
+
+
+def test_a_step_has_no_more_rows_for_them_than_it_may_have_sequences() -> None:
+    one, _ = drawn_ahead(8, 9, 10, 11, 12)
+    one.submit(guided())
+    assert items(one.plan(0.0)) == [(3, [7, 8, 9])]
