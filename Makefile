@@ -48,7 +48,11 @@ FOR_CLIENTS := .venv/.for-clients
 FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
 
-# Tests that watch the clock run behind the others, when nothing else does.
+RUFF := $(BIN)/ruff check && $(BIN)/ruff format --check
+
+# Tests that watch the clock run behind the others, when nothing else does. Collecting all files for
+# the few that have some would take half a minute.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 PYTEST := $(BIN)/python -m pytest
 PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 
@@ -63,14 +67,18 @@ PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
-test: lint check-install $(FOR_CLIENTS)
+# Neither pyright nor the tests under -O are worth two processes: side by side they keep two busy.
+test: check-install $(FOR_CLIENTS) $(BUILT)
+	$(RUFF)
+	$(BIN)/pyright & types=$$!; $(PYTEST_OPTIMIZED) -q \
+	  tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling; \
+	  tests=$$?; wait $$types && exit $$tests
 	$(PYTEST_SHARED) -m "not slow and not alone"
-	$(PYTEST) -m "not slow and alone"
-	$(PYTEST_OPTIMIZED) -q tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
+	$(PYTEST) -m "not slow and alone" $(ALONE)
 
 test-slow: lint $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not alone"
-	$(PYTEST) -m alone
+	$(PYTEST) -m alone $(ALONE)
 
 # Gemma 3 270M, under Gemma's terms, into ~/.cache/aioserve/real: see tools/real_model.
 test-real: $(FOR_TEST) $(BUILT)
@@ -99,8 +107,7 @@ wheels: | $(MADE)
 	$(BIN)/python tools/build_wheels $(WHEELS)
 
 lint: $(FOR_TEST) $(BUILT)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+	$(RUFF)
 	$(BIN)/pyright
 
 check-install: $(FOR_TEST)

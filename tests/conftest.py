@@ -10,6 +10,10 @@ transformers, imports it.
 And where engines compute that are made without a `device`: on the CPU, in programs that tests start
 too, whatever cards and drivers this machine has. A test that wants a card names it.
 
+And how the threads that torch and numpy compute with wait for each other: OpenMP's asleep, and
+OpenBLAS has one alone. By default they spin, and where two processes of tests share the cores, each
+spins on what the other needs.
+
 And signals reach what tests start where they were ignored when the tests began, in the background
 of a shell say.
 """
@@ -19,6 +23,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # when numpy is
 
 import pytest
 import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -141,8 +142,9 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
+@lru_cache(maxsize=64)
 def history(context: int, heads: int, dim: int, dtype: torch.dtype, *, seed: int) -> Tensor:
-    """Random `[context, heads, dim]` whose rows don't depend on `context`."""
+    """Random `[context, heads, dim]` whose rows don't depend on `context`; for copying from."""
     # torch draws the last block of 16 anew where the size is no multiple of 16.
     return random(-(-context // 16) * 16, heads, dim, dtype=dtype, seed=seed)[:context]
 

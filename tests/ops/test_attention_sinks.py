@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -70,21 +71,34 @@ def attend(
     return Attended(attended.unflatten(1, (-1, step.kv.head_dim)), sums)
 
 
-def check(scenario: Scenario, sinks: Tensor | None, window: int = 0, soft_cap: float = 0.0) -> None:
-    options = {"window": window, "soft_cap": soft_cap}
-    got = attend(scenario.on(NATIVE), sinks, **options)
+class Exact(NamedTuple):
+    """In float64, and the same for all instruction sets."""
+
+    attended: Attended
+    magnitude: Tensor
+    """`[T, Hq, D]`: the mean magnitude of values."""
+
+
+@lru_cache(maxsize=32)
+def exact(dtype: torch.dtype, sinks: str, window: int, soft_cap: float) -> Exact:
+    scenario = lay_out(MIXED, Heads(8, 4, 64), dtype=dtype)
+    values, options = of_heads(sinks, 8), {"window": window, "soft_cap": soft_cap}
     wide = scenario.on(REFERENCE, wide=True)
-    expected = attend(wide, sinks, REFERENCE, **options)
-    if scenario.q.dtype is torch.float32:
+    attended = attend(wide, values, REFERENCE, **options)
+    magnitudes = contents(wide.kv)
+    magnitudes[:, 1].abs_()
+    fill(wide.kv, magnitudes)
+    return Exact(attended, attend(wide, values, REFERENCE, **options).rows)
+
+
+def check(got: Attended, wanted: Exact, dtype: torch.dtype) -> None:
+    expected = wanted.attended
+    if dtype is torch.float32:
         torch.testing.assert_close(got.rows.double(), expected.rows, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(*(each.log_sum_exp for each in (got, expected)))
         return
     # As in test_attention: the result is rounded, and so is each weight.
-    magnitudes = contents(wide.kv)
-    magnitudes[:, 1].abs_()
-    fill(wide.kv, magnitudes)
-    magnitude = attend(wide, sinks, REFERENCE, **options).rows
-    limit = 1.01 * 2**-8 * (magnitude + 2 * expected.rows.abs()) + 1e-5
+    limit = 1.01 * 2**-8 * (wanted.magnitude + 2 * expected.rows.abs()) + 1e-5
     error = (got.rows.double() - expected.rows).abs()
     assert bool((error <= limit).all()), f"{(error - limit).max()} beyond the limit"
     sums = [each.log_sum_exp for each in (got, expected)]
@@ -98,9 +112,11 @@ def test_sinks_take_their_share_on_every_path(
     isa: str, threads: None, dtype: torch.dtype, window: int, soft_cap: float, sinks: str
 ) -> None:
     scenario = lay_out(MIXED, Heads(8, 4, 64), dtype=dtype)
+    values, options = of_heads(sinks, 8), {"window": window, "soft_cap": soft_cap}
     for count in (1, 3):  # whole, and split by split
         _native.set_num_threads(count)
-        check(scenario, of_heads(sinks, 8), window, soft_cap)
+        got = attend(scenario.on(NATIVE), values, **options)
+        check(got, exact(dtype, sinks, window, soft_cap), dtype)
 
 
 @backends

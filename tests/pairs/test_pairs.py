@@ -40,6 +40,8 @@ BITS = {"q": "Q5_0", "k": "Q5_1", "v": "Q4_1", "output": "IQ4_NL"}
 PAGE_SIZES = (1, 2, 16)
 FULL_SEEDS = 3
 DRAWN_CASES = 2
+QUICK_CASES = 1
+"""The other draw of each pair is slow."""
 MOST_SCENES = 24
 """Played until both features took place."""
 
@@ -56,11 +58,13 @@ def cases() -> list[object]:
             if why_not_of_model(*pair, has_integers=model in OF_INTEGERS) is None
         ]
         drawn = list(product(models, sizes, range(FULL_SEEDS)))
+        quick = len(drawn)
         if not os.environ.get("AIOSERVE_PAIRS"):
-            drawn = random.Random(name).sample(drawn, DRAWN_CASES)
-        for model, page_size, seed in drawn:
+            drawn, quick = random.Random(name).sample(drawn, DRAWN_CASES), QUICK_CASES
+        for i, (model, page_size, seed) in enumerate(drawn):
             label = f"{name}-{model}-{page_size}-{seed}"
-            found.append(pytest.param(pair, model, page_size, seed, id=label))
+            marks = () if i < quick else pytest.mark.slow
+            found.append(pytest.param(pair, model, page_size, seed, id=label, marks=marks))
     return found
 
 

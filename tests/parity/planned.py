@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from aioserve.execution.step_thread_runner import StepThreadRunner
+from aioserve.kv.layout import kv_layout
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
@@ -22,12 +23,15 @@ EVERY_SLOT = tuple(SlotStart(slot=slot, params=GREEDY, seed=0) for slot in range
 
 
 class PlannedRun:
-    """A runner over KV caches that begin as NaN, so that reading what nobody wrote shows."""
+    """A runner over KV caches that begin as NaN, so that reading what nobody wrote shows; their
+    pages are of one group, as items name them."""
 
     def __init__(
         self, decoder: Decoder, page_size: int, *, num_pages: int = 256, num_host_pages: int = 256
     ) -> None:
         self.page_size = page_size
+        layers = decoder.config.kv_layers(decoder.kv_dtype.itemsize)
+        decoder.layout = kv_layout(layers, decoder.max_model_len, grouped=False)
         self.cache = _poisoned(decoder, num_pages, page_size)
         self.host_cache = _poisoned(decoder, num_host_pages, page_size)
         self._model = _Recorder(decoder)

@@ -77,12 +77,17 @@ def a_bias(count: int) -> np.ndarray:
     return (np.arange(count, dtype=np.float32) - 7) / 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("bits", "group_size", "in_features"),
-    [(4, 16, 40), (4, 32, 256), (4, 128, 330), (4, 330, 330), (8, 16, 48), (8, 300, 300)],
-)
-@dtypes
+SIZES = [(4, 16, 40), (4, 32, 256), (4, 128, 330), (4, 330, 330), (8, 16, 48), (8, 300, 300)]
+PRODUCTS = [
+    pytest.param(dtype, *size, kind, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+    for i, dtype in enumerate(DTYPES)
+    for j, size in enumerate(SIZES)
+    for k, kind in enumerate(KINDS)
+]
+"""Every two of dtype, sizes and kind; the others are slow."""
+
+
+@pytest.mark.parametrize(("dtype", "bits", "group_size", "in_features", "kind"), PRODUCTS)
 def test_products_are_those_of_the_dequantised_weight(
     backend: CudaBackend,
     dtype: torch.dtype,
