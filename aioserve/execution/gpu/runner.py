@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -132,7 +131,9 @@ class CudaRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._settling = Settling(Guessing(drafter, clock=time.perf_counter), self._launch_settled)
+        self._settling = Settling(
+            Guessing(drafter, clock=self._callbacks.loop.time), self._launch_settled
+        )
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with

@@ -76,6 +76,7 @@ def test_tokens_are_right_whatever_is_guessed(seed: int) -> None:
     assert verified > 0 or seed not in (0, 1, 2)  # where steps cost as they do there, some pay
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_that_fail_cost_their_own_requests_alone(seed: int) -> None:
     draw = random.Random(seed)

@@ -94,6 +94,8 @@ async def test_a_draft_model_is_refused_before_anything_is_read(
     tiny: Path, device: HostDevice
 ) -> None:
     speculation = Speculation(drafter=f"model:path={tiny}")
-    with pytest.raises(ConfigError, match=r"draft models run on CPUs alone, and .* on cuda"):
+    with pytest.raises(
+        ConfigError, match=r"draft models and heads run on CPUs alone, and .* on cuda"
+    ):
         async with Engine(tiny, speculation=speculation, **OPTIONS):
             pass
