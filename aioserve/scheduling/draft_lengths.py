@@ -46,7 +46,7 @@ LEAST_GAIN = 1.05
 NO_GUESSES_WEIGHT = 0.1
 """Share of steps that count as if the drafter had been asked for nothing, and had taken no time."""
 COST_STEPS = 9
-"""So many last steps tell what one costs."""
+"""Number of last steps that tell what one costs."""
 MOST_OF_MEAN = 2.0
 """What took longer than that many times what was expected is counted as if it had taken so long."""
 
@@ -118,7 +118,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        """By bucket, in rising order, as what is known of steps."""
+        """Buckets in rising order; what is known of each is kept beside it."""
         self._last: list[deque[float]] = []
         """Seconds of the last steps."""
         self._medians: list[float] = []

@@ -124,7 +124,8 @@ def test_an_engine_gives_its_runner_a_drafter_behind_a_guard(drafter, times):
             assert isinstance(model.taken, GuardedDrafter)
             assert [each.times for each in made] == [times]
             model.taken.end(3)  # which never started: it isn't passed on
-            assert engine.dump()["config"]["speculation"] == {"drafter": drafter, "max_tokens": 8}
+            expected = {"drafter": drafter, "max_tokens": 8, "acceptance": "match"}
+            assert engine.dump()["config"]["speculation"] == expected
 
     run_simulated(main)
 
