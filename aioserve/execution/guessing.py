@@ -183,7 +183,7 @@ class Guessing:
     def noted(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         """Take note of what a step, whose plan was settled, computed and sampled row by row; the
         outcome, with what has come to be known of guesses that no step verified."""
-        if self._follower is not None:
+        if self._follower is not None and plan.items:
             self._follower.computed(plan)
         if plan.num_verified and self._drafting_seconds:
             seconds = self._drafting_seconds
