@@ -48,7 +48,7 @@ class Sizes:
     """Most of a session."""
     agents: Path
     temperature: float = 0.0
-    """Of all workloads but `random`."""
+    """Temperature of all workloads but `random`."""
 
 
 Turns = Sequence[Callable[[Sequence[str]], Any]]

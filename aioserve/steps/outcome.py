@@ -45,7 +45,7 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
     drafted: dict[int, int] = {}
     """Index of a row of an item that verifies -> how many guesses were verified, or ids that the
-    plan brought, if any were. Of these, as many were right as it has tokens but one."""
+    plan brought, if any were. As many were right as it has tokens but one."""
     drafting_seconds: float = 0.0
     """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
     looked_ahead: dict[int, LookedAhead] = {}

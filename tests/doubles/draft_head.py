@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from aioserve.execution.drafts.computed_drafter import DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.state_pages import StatePages
 from aioserve.ops import Drawn, HostBatch, SampleRows
@@ -134,9 +135,9 @@ class EntryHead(DraftHead):
             cast(Any, head),
             cast(Any, EntryPages(num_pages, size)),
             StatePages(states, host_states),
-            num_slots=device.num_slots,
-            num_groups=device.num_groups,
-            most_tokens=most_tokens,
+            DraftOptions(
+                num_slots=device.num_slots, num_groups=device.num_groups, most_tokens=most_tokens
+            ),
         )
         self._device = device
 

@@ -29,22 +29,13 @@ from aioserve.models.loader import load_model
 from aioserve.ops import HostBatch, backend_named
 from aioserve.testing import FakeModel
 from tests.engine.idle import all_given_back
+from tests.engine.test_draft_model import GREEDY, SAMPLED, SHARED, TIGHT
 from tests.models.heads.directories import eagle3_config, eagle3_tensors, write_head
 from tests.models.heads.runs import HeadRun
 from tests.models.heads.test_medusa import SPELLINGS, tensors_of
 from tests.models.heads.test_mtp import mtp_config, mtp_tensors
 from tests.parity import tiny_models
 
-TIGHT: dict[str, Any] = {
-    "page_size": 4,
-    "num_pages": 48,
-    "max_num_batched_tokens": 13,
-    "output_reserve_tokens": 0,
-}
-"""Prompts are chunked, and requests preempted."""
-SHARED = [*range(10, 45)]
-GREEDY = SamplingParams(temperature=0.0)
-SAMPLED = SamplingParams(temperature=0.9, top_k=40)
 EDITED = SamplingParams(temperature=0.0, repetition_penalty=1.4, logprobs=2)
 KINDS = ("eagle3", "few", "windows", "mtp", "medusa")
 """`few` is an EAGLE-3 head that knows some of the tokens, `windows` one whose second layer has a

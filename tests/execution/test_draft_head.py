@@ -3,18 +3,22 @@ the states that it reads come from."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aioserve.execution.guessing import Guessing
 from aioserve.testing import expected_tokens
 from tests.doubles.draft_head import EntryHead, HeadOfEntries
-from tests.execution.test_draft_model import PROMPT, check_all_right, run
+from tests.execution.test_draft_model import (
+    PROMPT,
+    TRAFFIC,
+    check_all_right,
+    check_always_right,
+    run,
+)
 from tests.scheduling.bench import Bench
 
 
@@ -74,55 +78,6 @@ def test_a_prompt_of_one_token_has_guesses_behind_the_first() -> None:
 
 
 @settings(max_examples=50)
-@given(
-    seed=st.integers(0, 2**32),
-    prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8),
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 6), st.integers(1, 2))),
-    num_pages=st.integers(18, 64),
-    page_size=st.sampled_from([1, 2, 4]),
-    windows=st.booleans(),
-    prefix_caching=st.booleans(),
-    preemption=st.sampled_from(["recompute", "swap"]),
-    most_tokens=st.sampled_from([3, 1000]),
-    depth=st.integers(1, 2),
-)
-def test_a_head_that_knows_is_always_right(
-    seed: int,
-    prompts: Sequence[Sequence[int]],
-    lengths: Sequence[tuple[int, int, int]],
-    num_pages: int,
-    page_size: int,
-    windows: bool,
-    prefix_caching: bool,
-    preemption: str,
-    most_tokens: int,
-    depth: int,
-) -> None:
-    """With prefix hits, forks, preemptions, states from the host, windows, and slots and pages that
-    are used again."""
-    source = random.Random(seed)
-    groups: dict[str, Any] = {"num_window_groups": 1, "window": 5} if windows else {}
-    bench = bench_of(
-        HeadOfEntries(),
-        most_tokens=most_tokens,
-        num_pages=num_pages * (1 + windows),
-        num_host_pages=16 if preemption == "swap" else 0,
-        page_size=page_size,
-        prefix_caching=prefix_caching,
-        preemption=preemption,
-        **groups,
-    )
-    fits = bench.memory.capacity_tokens
-    expected: dict[int, list[int]] = {}
-    tokens: dict[int, list[int]] = {}
-    for prompt, (max_tokens, limit, n) in zip(prompts, lengths, strict=False):
-        count = min(max_tokens, fits - len(prompt))
-        if count < 1:
-            continue
-        ids = bench.submit_all(prompt, count, n=n, max_draft_tokens=limit)
-        expected |= {i: expected_tokens(prompt, count, seed) for seed, i in enumerate(ids)}
-        if source.random() < 0.3:
-            tokens |= run(bench, depth, source)
-    tokens |= run(bench, depth, source)
-    assert tokens == expected
-    check_all_right(bench)
+@given(**TRAFFIC)
+def test_a_head_that_knows_is_always_right(**traffic: Any) -> None:
+    check_always_right(partial(bench_of, HeadOfEntries()), **traffic)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError, InvariantError
+from aioserve.execution.drafts.computed_drafter import DraftOptions
 from aioserve.execution.drafts.draft_model import DraftModel
 from aioserve.execution.guessing import Guessing
 from aioserve.steps.plan import StepPlan
@@ -36,10 +38,12 @@ def bench_of(
     drafter = DraftModel(
         cast(Any, decoder),
         cast(Any, TokenPages(num_pages, bench.device.page_size)),
-        num_slots=bench.device.num_slots,
-        num_groups=bench.device.num_groups,
-        most_tokens=most_tokens,
-        end_ids=draft_end_ids,
+        DraftOptions(
+            num_slots=bench.device.num_slots,
+            num_groups=bench.device.num_groups,
+            most_tokens=most_tokens,
+            end_ids=draft_end_ids,
+        ),
     )
     bench.device._guessing = Guessing(drafter, drafter)
     return bench
@@ -159,43 +163,44 @@ def test_a_row_that_nothing_can_be_drawn_from_ends_the_guesses_of_its_slot() -> 
     assert check_all_right(bench)
 
 
-@settings(max_examples=50)
-@given(
-    seed=st.integers(0, 2**32),
-    prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8),
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 6), st.integers(1, 2))),
-    num_pages=st.integers(18, 64),
-    page_size=st.sampled_from([1, 2, 4]),
-    windows=st.booleans(),
-    prefix_caching=st.booleans(),
-    preemption=st.sampled_from(["recompute", "swap"]),
-    most_tokens=st.sampled_from([3, 1000]),
-    depth=st.integers(1, 2),
-)
-def test_the_model_itself_is_always_right(
+TRAFFIC: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 2**32),
+    "prompts": st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8
+    ),
+    "lengths": st.lists(st.tuples(st.integers(1, 24), st.integers(0, 6), st.integers(1, 2))),
+    "num_pages": st.integers(18, 64),
+    "page_size": st.sampled_from([1, 2, 4]),
+    "windows": st.booleans(),
+    "prefix_caching": st.booleans(),
+    "preemption": st.sampled_from(["recompute", "swap"]),
+    "most_tokens": st.sampled_from([3, 1000]),
+    "depth": st.integers(1, 2),
+}
+
+
+def check_always_right(
+    make: Callable[..., Bench],
+    *,
     seed: int,
     prompts: Sequence[Sequence[int]],
     lengths: Sequence[tuple[int, int, int]],
     num_pages: int,
-    page_size: int,
     windows: bool,
-    prefix_caching: bool,
     preemption: str,
-    most_tokens: int,
     depth: int,
+    **options: Any,
 ) -> None:
-    """With prefix hits, forks, preemptions, pages from the host, windows, and slots and pages that
-    are used again."""
+    """A drafter that knows what comes is right, in a bench of the rest of `TRAFFIC`: with prefix
+    hits, forks, preemptions, pages from the host, windows, and slots and pages that are used
+    again."""
     source = random.Random(seed)
     groups: dict[str, Any] = {"num_window_groups": 1, "window": 5} if windows else {}
-    bench = bench_of(
-        DraftDecoder(),
-        most_tokens=most_tokens,
+    bench = make(
         num_pages=num_pages * (1 + windows),
         num_host_pages=16 if preemption == "swap" else 0,
-        page_size=page_size,
-        prefix_caching=prefix_caching,
         preemption=preemption,
+        **options,
         **groups,
     )
     fits = bench.memory.capacity_tokens
@@ -212,6 +217,12 @@ def test_the_model_itself_is_always_right(
     tokens |= run(bench, depth, source)
     assert tokens == expected
     check_all_right(bench)
+
+
+@settings(max_examples=50)
+@given(**TRAFFIC)
+def test_the_model_itself_is_always_right(**traffic: Any) -> None:
+    check_always_right(partial(bench_of, DraftDecoder()), **traffic)
 
 
 def test_a_drafter_whose_model_nobody_loaded_says_so() -> None:

@@ -65,7 +65,7 @@ def test_they_are_the_definitions(
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_is_drawn_is_probable_and_what_is_probable_is_drawn(isa: str) -> None:
-    """Of rows with many ties and borders anywhere, by each instruction set."""
+    """Rows have many ties and borders anywhere; each instruction set weighs them."""
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(22, 40, generator=generator) * 4).round() / 4
     logits[:, ::6] = -math.inf

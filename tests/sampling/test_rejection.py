@@ -99,7 +99,7 @@ def test_tokens_have_the_distribution_of_the_target(
 
 @pytest.mark.timeout(180)
 def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
-    """Of two positions with the same seed, each token beside each."""
+    """Each token comes beside each at two positions with the same seed."""
     count, params = 10**6, SamplingParams()
     p = torch.tensor(FALLING) / sum(FALLING)
     q = torch.tensor(UNEVEN) / sum(UNEVEN)

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 CODE_ROWS = 4
 CHAT_TOKENS = 1536
-"""Of a step, as many tokens of chats as of code."""
+"""A step has as many tokens of chats as of code."""
 
 
 def new_llama(tokenizer: Tokenizer) -> LlamaForCausalLM:

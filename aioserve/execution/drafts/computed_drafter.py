@@ -3,7 +3,8 @@ between two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,34 +18,41 @@ from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["ComputedDrafter"]
+__all__ = ["ComputedDrafter", "DraftOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """What all of them are told of the engine."""
+
+    num_slots: int
+    num_groups: int
+    """Groups of the target's layers, of which group 0 keeps all positions."""
+    most_tokens: int
+    """Most tokens that a step computes of what a draft has missed."""
+    end_ids: Collection[int] = ()
+    """Tokens that mostly end an answer: behind a guess of one nothing is guessed."""
+    keeps_distributions: bool = False
+    """Whether `ComputedDrafter.distributions` is asked for. It takes 4 bytes for each token of the
+    vocabulary for each guess of a step."""
 
 
 class ComputedDrafter(AtOnce):
-    """A drafter that follows the steps of a target, as `StepFollower` has it. `num_groups`: groups
-    of the target's layers, of which group 0 keeps all positions.
+    """A drafter that follows the steps of a target, as `StepFollower` has it.
 
     Guesses are drawn by the parameters of the request, but from logits without its edits, such as
     penalties. Not thread-safe.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        num_slots: int,
-        num_groups: int,
-        keeps_distributions: bool = False,
-    ) -> None:
-        """`keeps_distributions`: `distributions` is asked for. It takes 4 bytes for each token of
-        the vocabulary for each guess of a step."""
+    def __init__(self, backend: Backend, options: DraftOptions) -> None:
         self._backend = backend
-        self._keeps_distributions = keeps_distributions
+        self._keeps_distributions = options.keeps_distributions
+        self._end_ids = frozenset(options.end_ids)
         self._distributions: dict[int, list[Tensor]] = {}
         """Probabilities that guesses of the current step were drawn by, by slot."""
-        self._tables = SlotPageTables(num_slots, num_groups)
-        self._slots = SlotTable(num_slots)
-        self._last_tokens = backend.allocate_slots(num_slots)
+        self._tables = SlotPageTables(options.num_slots, options.num_groups)
+        self._slots = SlotTable(options.num_slots)
+        self._last_tokens = backend.allocate_slots(options.num_slots)
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -5,17 +5,18 @@
     second      g beside that state         ->  h
 
 The next step computes the states of f and of what was right behind it, from which the head computes
-these anew. Where pages are shared, the last token of the last full one was taken in beside that
-which came next in the sequence that was first.
+these anew. The last token of a page that sequences share was taken in beside that which comes next
+in one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from aioserve.execution.drafts.computed_drafter import DraftOptions
 from aioserve.execution.drafts.paged_drafter import PagedDrafter
 from aioserve.execution.drafts.state_pages import StatePages
 from aioserve.models.decoder import Decoder
@@ -38,23 +39,9 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         target: Decoder,
         cache: KVCache,
         states: StatePages,
-        *,
-        num_slots: int,
-        num_groups: int,
-        most_tokens: int,
-        end_ids: Collection[int] = (),
-        keeps_distributions: bool = False,
+        options: DraftOptions,
     ) -> None:
-        super().__init__(
-            target.backend,
-            cache,
-            num_slots=num_slots,
-            num_groups=num_groups,
-            max_model_len=head.max_model_len,
-            most_tokens=most_tokens,
-            end_ids=end_ids,
-            keeps_distributions=keeps_distributions,
-        )
+        super().__init__(target.backend, cache, head.max_model_len, options)
         self._head = head
         self._target = target
         self._states = states

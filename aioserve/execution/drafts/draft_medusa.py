@@ -6,14 +6,15 @@ heads       state of e  ->  g, h, i             all at once, and none knows the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.kv.pages import token_location
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.steps.plan import StepPlan
@@ -22,32 +23,19 @@ __all__ = ["DraftMedusa"]
 
 
 class DraftMedusa(ComputedDrafter):
-    """Guesses of heads for `target`, which keeps in each step what its last layer gave. Nothing is
-    guessed behind a guess of `end_ids`."""
+    """Guesses of heads for `target`, which keeps in each step what its last layer gave."""
 
     def __init__(
         self,
         heads: MedusaHeads,
         target: Decoder,
         states: StatePages,
-        *,
-        page_size: int,
-        num_slots: int,
-        num_groups: int,
-        end_ids: Collection[int] = (),
-        keeps_distributions: bool = False,
+        options: DraftOptions,
     ) -> None:
-        super().__init__(
-            target.backend,
-            num_slots=num_slots,
-            num_groups=num_groups,
-            keeps_distributions=keeps_distributions,
-        )
+        super().__init__(target.backend, options)
         self._heads = heads
         self._target = target
         self._states = states
-        self._page_size = page_size
-        self._end_ids = frozenset(end_ids)
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
 
@@ -64,7 +52,7 @@ class DraftMedusa(ComputedDrafter):
         self._states.copy(plan.copies)
 
     def computed(self, plan: StepPlan) -> None:
-        self._states.put(self._locations(plan, self._page_size), self._target.kept_states)
+        self._states.put(self._locations(plan, self._states.page_size), self._target.kept_states)
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)
@@ -99,5 +87,5 @@ class DraftMedusa(ComputedDrafter):
 
     def _location(self, slot: int) -> int:
         """Where the token is from whose state the last known one was drawn."""
-        page, offset = divmod(self._known[slot] - 2, self._page_size)
-        return int(self._tables.page_ids(slot)[page]) * self._page_size + offset
+        table, size = self._tables.page_ids(slot), self._states.page_size
+        return token_location(table, self._known[slot] - 2, size)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from aioserve.execution.drafts.computed_drafter import DraftOptions
 from aioserve.execution.drafts.paged_drafter import PagedDrafter
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Drawn, HostBatch, KVCache, SampleRows
@@ -15,27 +16,8 @@ __all__ = ["DraftModel"]
 class DraftModel(PagedDrafter[None]):
     """Guesses of a decoder."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        cache: KVCache,
-        *,
-        num_slots: int,
-        num_groups: int,
-        most_tokens: int,
-        end_ids: Collection[int] = (),
-        keeps_distributions: bool = False,
-    ) -> None:
-        super().__init__(
-            model.backend,
-            cache,
-            num_slots=num_slots,
-            num_groups=num_groups,
-            max_model_len=model.max_model_len,
-            most_tokens=most_tokens,
-            end_ids=end_ids,
-            keeps_distributions=keeps_distributions,
-        )
+    def __init__(self, model: Decoder, cache: KVCache, options: DraftOptions) -> None:
+        super().__init__(model.backend, cache, model.max_model_len, options)
         self._model = model
 
     @property

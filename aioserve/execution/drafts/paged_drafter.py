@@ -13,7 +13,7 @@ All slots of a step are computed together, each until it has as many guesses as 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_pages import DraftPages
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
 from aioserve.steps.pages import CopyKind
@@ -62,11 +62,11 @@ class _Work:
 
 
 class PagedDrafter(ComputedDrafter, Generic[Passed]):
-    """Its KV pages, `cache`, have the numbers of the target's pages of group 0. Nothing is guessed
-    behind a guess of `end_ids`, which mostly ends an answer. `max_model_len`: longest context.
+    """Its KV pages, `cache`, have the numbers of the target's pages of group 0. `max_model_len`:
+    longest context.
 
-    A draft that has missed much, such as a long prompt, catches up over several steps: it computes
-    at most `most_tokens` of what it missed in one, and makes no guesses for the slot before.
+    A draft that has missed much, such as a long prompt, catches up over several steps, and makes no
+    guesses for the slot before.
     """
 
     lag: int = 0
@@ -76,27 +76,12 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     """Whether what was written for a guess is as good as for the same token when it is known."""
 
     def __init__(
-        self,
-        backend: Backend,
-        cache: KVCache,
-        *,
-        num_slots: int,
-        num_groups: int,
-        max_model_len: int,
-        most_tokens: int,
-        end_ids: Collection[int] = (),
-        keeps_distributions: bool = False,
+        self, backend: Backend, cache: KVCache, max_model_len: int, options: DraftOptions
     ) -> None:
-        super().__init__(
-            backend,
-            num_slots=num_slots,
-            num_groups=num_groups,
-            keeps_distributions=keeps_distributions,
-        )
+        super().__init__(backend, options)
         self._cache = cache
         self._max_model_len = max_model_len
-        self._most_tokens = most_tokens
-        self._end_ids = frozenset(end_ids)
+        self._most_tokens = options.most_tokens
         self._pages = DraftPages(cache.num_pages, cache.page_size)
         self._sequences: dict[int, _Sequence] = {}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 import torch
 
 from aioserve.config import EngineConfig
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_medusa import DraftMedusa
 from aioserve.execution.drafts.draft_model import DraftModel
@@ -59,6 +60,15 @@ class Draft(ABC):
     @abstractmethod
     def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter: ...
 
+    def _options(self, num_slots: int, end_ids: Collection[int]) -> DraftOptions:
+        return DraftOptions(
+            num_slots=num_slots,
+            num_groups=self._target.layout.num_groups,
+            most_tokens=self._config.max_num_batched_tokens,
+            end_ids=end_ids,
+            keeps_distributions=rejects(self._config),
+        )
+
 
 class _ModelDraft(Draft):
     def __init__(
@@ -74,15 +84,8 @@ class _ModelDraft(Draft):
     def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
         decoder, size = self._decoder, self._config.page_size
         cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, size))
-        return DraftModel(
-            decoder,
-            cache,
-            num_slots=num_slots,
-            num_groups=self._target.layout.num_groups,
-            most_tokens=self._config.max_num_batched_tokens,
-            end_ids=decoder.config.eos_token_ids,
-            keeps_distributions=rejects(self._config),
-        )
+        end_ids = decoder.config.eos_token_ids
+        return DraftModel(decoder, cache, self._options(num_slots, end_ids))
 
 
 class _HeadDraft(Draft):
@@ -126,31 +129,12 @@ class _HeadDraft(Draft):
 
     def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
         head, target, size = self._head, self._target, self._config.page_size
-        num_groups = target.layout.num_groups
         states = self._states(num_pages)
+        options = self._options(num_slots, target.config.eos_token_ids)
         if isinstance(head, MedusaHeads):
-            return DraftMedusa(
-                head,
-                target,
-                states,
-                page_size=size,
-                num_slots=num_slots,
-                num_groups=num_groups,
-                end_ids=target.config.eos_token_ids,
-                keeps_distributions=rejects(self._config),
-            )
+            return DraftMedusa(head, target, states, options)
         cache = reserve("num_pages", num_pages, lambda: head.new_cache(num_pages, size))
-        return DraftHead(
-            head,
-            target,
-            cache,
-            states,
-            num_slots=num_slots,
-            num_groups=num_groups,
-            most_tokens=self._config.max_num_batched_tokens,
-            end_ids=target.config.eos_token_ids,
-            keeps_distributions=rejects(self._config),
-        )
+        return DraftHead(head, target, cache, states, options)
 
 
 def draft_of(read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:

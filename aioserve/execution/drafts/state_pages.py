@@ -27,6 +27,7 @@ class StatePages:
         self._pages = pages
         self._host_pages = host_pages
         self._rows = pages.view(-1, pages.shape[-1])
+        self.page_size: int = pages.shape[1]
 
     @property
     def facts(self) -> Mapping[str, int]:
