@@ -219,7 +219,7 @@ def check_always_right(
     check_all_right(bench)
 
 
-@settings(max_examples=50)
+@settings(max_examples=200)
 @given(**TRAFFIC)
 def test_the_model_itself_is_always_right(**traffic: Any) -> None:
     check_always_right(partial(bench_of, DraftDecoder()), **traffic)
