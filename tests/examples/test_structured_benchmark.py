@@ -20,6 +20,8 @@ AGAINST = {
     "its steps": "plain + 1",
     "constrained": "plain",
     "one by one": "plain",
+    "logprobs": "plain",
+    "singly": "plain",
 }
 
 

@@ -21,6 +21,7 @@ READERS = {
     "models/retrieval.py",
     "models/gguf/vocabulary.py",
     "models/heads/loader.py",
+    "models/heads/read.py",
 }
 """Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one
 that says a directory's tokenizer in GGUF's words."""
