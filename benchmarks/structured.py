@@ -174,23 +174,25 @@ def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None
 
     title = (
         f"{options.requests} requests, {options.prompt_tokens} tokens in, "
-        f"{options.output_tokens} out; tokens/s, best of {options.repeats}, and against plain "
-        "or plain + 1: of the best, median of pairs, and steps of the last run"
+        f"{options.output_tokens} out; tokens/s: best of {options.repeats}, "
+        "and to another side: of the best, and the median of pairs"
     )
-    table = Table(title=title, box=None)
-    table.add_column("model")
-    for side in AGAINST:
-        table.add_column(side, justify="right")
+    table = Table("model", "side", title=title, box=None)
+    for column in ("tokens/s", "ratio", "median", "steps", "share"):
+        table.add_column(column, justify="right")
+    table.add_column("to")
     for row in rows:
-        figures = [f"{row['tokens_per_second']['plain']:,.0f}"]
-        figures += [
-            f"{row['tokens_per_second'][side]:,.0f} "
-            f"({row['ratio'][side]:.3f}, {row['median_ratio'][side]:.3f}), "
-            f"{row['steps'][side]} steps"
-            + (f", share {row['share'][side]:.2f}" if side in row["share"] else "")
-            for side in list(AGAINST)[1:]
-        ]
-        table.add_row(Path(row["model"]).name, *figures)
+        for side, other in AGAINST.items():
+            table.add_row(
+                Path(row["model"]).name,
+                side,
+                f"{row['tokens_per_second'][side]:,.0f}",
+                f"{row['ratio'][side]:.3f}",
+                f"{row['median_ratio'][side]:.3f}",
+                str(row["steps"][side]),
+                f"{row['share'][side]:.2f}" if side in row["share"] else "",
+                other if side != other else "",
+            )
     Console().print(table)
 
 
