@@ -131,9 +131,7 @@ class Guessing:
         self._read()
         self._take_forced(plan)
         asked = [item for item in plan.items if _asks(item)]
-        began = self._clock()
         guesses = self._guesses(asked)
-        self._drafting_seconds = self._clock() - began
         items = [
             self._settled(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
             for item in plan.items
@@ -142,11 +140,14 @@ class Guessing:
 
     def _guesses(self, asked: Sequence[WorkItem]) -> Mapping[int, Sequence[int]]:
         """What the drafter guesses for these items, by slot."""
+        self._drafting_seconds = 0.0
         if not asked or self._drafter is None:
             return {}
+        began = self._clock()
         self._tell(self._known)
         slots, limits = [item.slot for item in asked], [item.count - 1 for item in asked]
         made = self._drafter.draft_all(slots, limits)
+        self._drafting_seconds = self._clock() - began
         return dict(zip(slots, made, strict=True))
 
     def _take_forced(self, plan: StepPlan) -> None:

@@ -43,12 +43,10 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands among the same sequences, and one for none at all."""
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
-NO_GUESSES_WEIGHT = 0.1
-"""Share of steps that count as if the drafter had been asked for nothing, and had taken no time."""
+DRAFTING_STEPS = 36
+"""Number of last steps that tell what a drafter takes."""
 COST_STEPS = 9
 """Number of last steps that tell what one costs."""
-MOST_OF_MEAN = 2.0
-"""What took longer than that many times what was expected is counted as if it had taken so long."""
 
 
 class DraftRecord:
@@ -167,42 +165,43 @@ class StepCosts:
 
 class DraftingCosts:
     """Seconds that the drafter takes in a step, by the most guesses of a sequence in it: it makes
-    them one after the other, those of all sequences at once. A line through what it last took, by
-    least squares. Where it was asked for one number alone, reading what it missed is taken to cost
-    as much as a guess."""
+    them one after the other, those of all sequences at once. A line, by least squares, through the
+    medians of the last steps of each number. Where it was asked for one number alone, reading what
+    it missed is taken to cost as much as a guess."""
 
     def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        # Sums over steps: of what each counts, of its guesses and one pass more, of seconds, and of
-        # the products of passes with passes and with seconds.
-        self._weight, self._passes, self._seconds = NO_GUESSES_WEIGHT, 0.0, 0.0
-        self._squares = self._products = 0.0
+        self._last: deque[tuple[int, float]] = deque(maxlen=DRAFTING_STEPS)
+        """Passes and seconds of the last steps: one pass for each guess, and one more."""
 
     def took(self, longest: int, seconds: float) -> None:
-        """It took so long for so many guesses."""
-        expected = float(self.of(np.array([longest]))[0])
-        if seconds * MOST_OF_MEAN < expected:  # it took so long when it began
-            self._forget()
-        elif expected > 0:
-            seconds = min(seconds, MOST_OF_MEAN * expected)
-        passes = longest + 1
-        self._weight = DECAY * self._weight + (1 - DECAY) * NO_GUESSES_WEIGHT + 1.0
-        self._passes = DECAY * self._passes + passes
-        self._seconds = DECAY * self._seconds + seconds
-        self._squares = DECAY * self._squares + passes * passes
-        self._products = DECAY * self._products + passes * seconds
+        """It took so long for so many guesses; what took no time tells nothing."""
+        if seconds > 0:
+            self._last.append((longest + 1, seconds))
 
     def of(self, longest: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-        """Seconds for so many guesses, float64 `[n]`."""
-        mean, mean_passes = self._seconds / self._weight, self._passes / self._weight
-        spread = self._squares / self._weight - mean_passes * mean_passes
-        slope = 0.0
-        if spread > 0:
-            slope = (self._products / self._weight - mean * mean_passes) / spread
-        slope = max(0.0, min(slope, mean / mean_passes if mean_passes else 0.0))
+        """Seconds for so many guesses, float64 `[n]`. 0 where nothing was measured."""
+        mean_passes, mean, slope = self._line()
         return np.maximum(0.0, mean + slope * (longest + 1 - mean_passes))
+
+    def _line(self) -> tuple[float, float, float]:
+        """A point of it, and its slope."""
+        seconds: dict[int, list[float]] = {}
+        for passes, taken in self._last:
+            seconds.setdefault(passes, []).append(taken)
+        # What happened once may never come again, and has no median.
+        counted = {passes: some for passes, some in seconds.items() if len(some) > 1} or seconds
+        if not counted:
+            return 0.0, 0.0, 0.0
+        medians = [(passes, len(some), median_low(some)) for passes, some in counted.items()]
+        weight = sum([count for _, count, _ in medians])
+        mean_passes = sum([count * passes for passes, count, _ in medians]) / weight
+        mean = sum([count * taken for _, count, taken in medians]) / weight
+        slope = most = mean / mean_passes
+        if len(medians) > 1:
+            spread = sum([n * (passes - mean_passes) ** 2 for passes, n, _ in medians])
+            shared = sum([n * (passes - mean_passes) * (s - mean) for passes, n, s in medians])
+            slope = max(0.0, min(shared / spread, most))
+        return mean_passes, mean, slope
 
 
 def _bucket(num_tokens: int) -> int:
@@ -247,8 +246,7 @@ class DraftLengths:
         costs = self.verifying if verified else self.plain
         if verified is self._last_verified or not costs.are_known:
             costs.took(num_tokens, seconds - drafting_seconds)
-        if verified and seconds > 0:
-            self.drafting.took(longest, drafting_seconds)
+        self.drafting.took(longest, drafting_seconds)
         self._last_verified = verified
 
     def choose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -35,7 +36,10 @@ class Slot:
 
     def __init__(self) -> None:
         self.drafter = ScriptedDrafter(lambda sequence, count: COMING[:count], right_up_to(99))
-        self.guessing = Guessing(self.drafter)
+        ticks = itertools.count()
+        self.guessing = Guessing(self.drafter, clock=lambda: float(next(ticks)))
+        self.outcome = StepOutcome(step=0, token_ids=())
+        """Of the last step."""
         drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
         start = SlotStart(slot=0, params=SamplingParams(), seed=0, drafting=drafting)
         self.guessing.take(plan_of(started_slots=(start,)))
@@ -65,7 +69,7 @@ class Slot:
         plan = self.guessing.settled(plan_of(items=(item,)))
         counts = {0: len(sampled)} if draws and len(sampled) != 1 else {}
         outcome = StepOutcome(step=1, token_ids=tuple(sampled), token_counts=counts)
-        self.guessing.noted(plan, outcome)
+        self.outcome = self.guessing.noted(plan, outcome)
         return plan.items[0]
 
 
@@ -80,6 +84,15 @@ def test_an_item_begins_where_the_guesses_before_it_ended() -> None:
     second = slot.step(ItemKind.VERIFY, 6, [PENDING_TOKEN, DRAFT_TOKEN], [23])
     assert (second.start, second.count) == (5, 2)
     assert slot.known == [*PROMPT, 20, 21, 9, 23]
+
+
+def test_only_a_step_that_asks_the_drafter_tells_what_it_takes() -> None:
+    """Behind guesses nobody knows where the next step begins, whether it has some or not."""
+    slot = Slot()
+    slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN], [21, 22])
+    assert slot.outcome.drafting_seconds == 1.0
+    slot.step(ItemKind.VERIFY, 5, [PENDING_TOKEN], [23])
+    assert slot.outcome.drafting_seconds == 0.0
 
 
 @pytest.mark.parametrize("sizes", [[4], [1, 1, 1, 1], [3, 1], [1, 3]])
