@@ -119,7 +119,8 @@ class StepCosts:
         """Buckets in rising order; what is known of each is kept beside it."""
         self._last: list[deque[float]] = []
         """Seconds of the last steps."""
-        self._medians: list[float] = []
+        self._medians: list[float | None] = []
+        """None: nobody has asked since the last one."""
 
     @property
     def are_known(self) -> bool:
@@ -144,7 +145,13 @@ class StepCosts:
             self._medians.insert(at, seconds)
             return
         self._last[at].append(seconds)
-        self._medians[at] = median_low(self._last[at])
+        self._medians[at] = None
+
+    def _median(self, at: int) -> float:
+        median = self._medians[at]
+        if median is None:
+            median = self._medians[at] = median_low(self._last[at])
+        return median
 
     def of(self, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of steps of so many tokens, float64 `[n]`. No step costs more than a larger one:
@@ -159,7 +166,7 @@ class StepCosts:
         counted = [at for at, last in enumerate(self._last) if len(last) > 1]
         counted = counted or range(len(self._tokens))
         tokens = [self._tokens[at] for at in counted]
-        least = list(accumulate([self._medians[at] for at in reversed(counted)], min))
+        least = list(accumulate([self._median(at) for at in reversed(counted)], min))
         return np.interp(num_tokens, [0, *tokens], [0.0, *least[::-1]])
 
 
@@ -231,6 +238,9 @@ class DraftLengths:
         self._last_verified: bool | None = None
         self._kept: tuple[list[DraftRecord], int, list[int], int] = ([], 0, [], 0)
         """Records and numbers that were asked about last, what was best, and in which step."""
+        self._resting: list[DraftRecord | None] = []
+        """Whose steps have no guesses for a while, and nothing else than a token of each."""
+        self._rest_ends = 0
 
     def took(
         self,
@@ -248,6 +258,25 @@ class DraftLengths:
             costs.took(num_tokens, seconds - drafting_seconds)
         self.drafting.took(longest, drafting_seconds)
         self._last_verified = verified
+
+    def rest(self, records: list[DraftRecord | None]) -> None:
+        """That none was chosen is all there is to say of a step of these alone, some of whom may
+        never have guesses."""
+        kept_records, _, lengths, at_step = self._kept
+        is_best = bool(kept_records) and not any(lengths)
+        self._resting = records
+        self._rest_ends = at_step + KEPT_STEPS_WITHOUT if is_best else 0
+
+    def rests(self, records: list[DraftRecord | None]) -> bool:
+        """Whether the next step, of these alone, has none either: it is counted, and there is
+        nothing to choose."""
+        if self._steps >= self._rest_ends or self._since_probe >= self._wait:
+            return False
+        if records != self._resting:
+            return False
+        self._steps += 1
+        self._since_probe += 1
+        return True
 
     def choose(
         self, records: Sequence[DraftRecord], num_others: int, num_prefilled: int, most: int
@@ -290,6 +319,8 @@ class DraftLengths:
         lengths = self._best(records, others, most)
         if self.plain.has_measured_below(others) and self.verifying.are_known:
             self._kept = ([*records], others, lengths, self._steps)
+        else:
+            self._kept = ([], 0, [], 0)
         return lengths
 
     def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:

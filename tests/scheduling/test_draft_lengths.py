@@ -71,6 +71,35 @@ def test_a_drafter_that_takes_longer_than_its_guesses_save_is_not_asked() -> Non
     assert 3 * PROBE_LENGTH <= asked <= 6 * PROBE_LENGTH
 
 
+@given(
+    per_row=st.floats(0, 2),
+    acceptances=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    changes=st.lists(st.integers(0, 600), max_size=4),
+)
+def test_none_is_chosen_without_a_look_only_where_a_look_would_choose_none(
+    per_row: float, acceptances: list[float], changes: list[int]
+) -> None:
+    looking, resting = DraftLengths(), DraftLengths()
+    records = [record_of(4, one) for one in acceptances]
+    rested = 0
+    for step in range(600):
+        if step in changes:
+            records = [record_of(4, 0.7), *records[1:]]
+        chosen = looking.choose(records, 0, 0, 100)
+        nothing = [0] * len(records)
+        rests = resting.rests([*records])
+        rested += rests
+        found = nothing if rests else resting.choose(records, 0, 0, 100)
+        if not any(found) and not rests:
+            resting.rest([*records])
+        assert found == chosen
+        num_tokens = len(records) + sum(chosen)
+        for lengths in (looking, resting):
+            lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
+    if per_row == 2 and max(acceptances) < 0.5:
+        assert rested > 300
+
+
 def test_beside_steps_that_always_verify_there_is_one_without_now_and_again() -> None:
     lengths, records = lengths_with(FREE), [record_of(8, 0.9)]
     chosen = [lengths.choose(records, 0, 0, 100)[0] for _ in range(4 * PROBE_STEPS)]
