@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median_low
 from typing import Any
@@ -40,7 +41,9 @@ PROBE_LENGTH = 3
 LEAST_TRIED = 0.25
 """Right guesses a step below which it isn't asked again what a step costs that verifies."""
 KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
-"""Steps for which a choice stands among the same sequences, and one for none at all."""
+"""Steps for which a choice stands, and one for none at all, ..."""
+ALIKE = 1.3
+"""... while there is about as much to compute, by this factor."""
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
 DRAFTING_STEPS = 36
@@ -217,6 +220,31 @@ def _bucket(num_tokens: int) -> int:
     return (num_tokens + step // 2) // step * step
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A choice that stands for a while."""
+
+    lengths: dict[DraftRecord, int]
+    """None: no sequence has guesses."""
+    usual: int
+    """For sequences that came since."""
+    ends: int
+    """In the step of this number."""
+    others_least: float
+    others_most: float
+    """Tokens beside the guesses of a step for which it stands. None may stand for more of them."""
+
+    @classmethod
+    def of(
+        cls, records: Sequence[DraftRecord], lengths: Sequence[int], others: int, step: int
+    ) -> _Kept:
+        if not any(lengths):
+            return cls({}, 0, step + KEPT_STEPS_WITHOUT, others / ALIKE, others)
+        usual = round(sum(lengths) / len(lengths))
+        kept = dict(zip(records, lengths, strict=True))
+        return cls(kept, usual, step + KEPT_STEPS, others / ALIKE, others * ALIKE)
+
+
 class DraftLengths:
     """Chooses for the sequences of one step at a time.
 
@@ -236,11 +264,7 @@ class DraftLengths:
         self._steps = self._since_probe = 0
         self._wait = PROBE_STEPS
         self._last_verified: bool | None = None
-        self._kept: tuple[list[DraftRecord], int, list[int], int] = ([], 0, [], 0)
-        """Records and numbers that were asked about last, what was best, and in which step."""
-        self._resting: list[DraftRecord | None] = []
-        """Whose steps have no guesses for a while, and nothing else than a token of each."""
-        self._rest_ends = 0
+        self._kept: _Kept | None = None
 
     def took(
         self,
@@ -259,20 +283,13 @@ class DraftLengths:
         self.drafting.took(longest, drafting_seconds)
         self._last_verified = verified
 
-    def rest(self, records: list[DraftRecord | None]) -> None:
-        """That none was chosen is all there is to say of a step of these alone, some of whom may
-        never have guesses."""
-        kept_records, _, lengths, at_step = self._kept
-        is_best = bool(kept_records) and not any(lengths)
-        self._resting = records
-        self._rest_ends = at_step + KEPT_STEPS_WITHOUT if is_best else 0
-
-    def rests(self, records: list[DraftRecord | None]) -> bool:
-        """Whether the next step, of these alone, has none either: it is counted, and there is
-        nothing to choose."""
-        if self._steps >= self._rest_ends or self._since_probe >= self._wait:
+    def rests(self, num_tokens: int) -> bool:
+        """Whether it is known without a look that the next step, of so many tokens, has no guesses:
+        it is counted, and there is nothing to choose."""
+        kept = self._kept
+        if kept is None or kept.lengths or self._steps >= kept.ends:
             return False
-        if records != self._resting:
+        if num_tokens < kept.others_least or self._since_probe >= self._wait:
             return False
         self._steps += 1
         self._since_probe += 1
@@ -305,22 +322,20 @@ class DraftLengths:
         return able if sum(able) <= most else nothing
 
     def _kept_or_best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
-        """What was best a few steps before, if these were the same: to look again takes as long as
-        all else that is planned for a few sequences."""
-        kept_records, kept_others, lengths, at_step = self._kept
-        age = KEPT_STEPS if any(lengths) else KEPT_STEPS_WITHOUT
-        if (
-            self._steps - at_step < age
-            and kept_others == others
-            and kept_records == records
-            and sum(lengths) <= most
-        ):
-            return lengths
+        """What was best a few steps before, if about as much is to be computed: to look again takes
+        as long as all else that is planned for some sequences."""
+        kept = self._kept
+        if kept is not None and self._steps < kept.ends and kept.others_least <= others:
+            if not kept.lengths:
+                return [0] * len(records)
+            if others <= kept.others_most:
+                lengths = [min(kept.lengths.get(r, kept.usual), r.limit) for r in records]
+                if sum(lengths) <= most:
+                    return lengths
         lengths = self._best(records, others, most)
+        self._kept = None
         if self.plain.has_measured_below(others) and self.verifying.are_known:
-            self._kept = ([*records], others, lengths, self._steps)
-        else:
-            self._kept = ([], 0, [], 0)
+            self._kept = _Kept.of(records, lengths, others, self._steps)
         return lengths
 
     def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:

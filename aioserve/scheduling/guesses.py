@@ -72,23 +72,21 @@ def wished_guesses(
     wishes: Wishes = _wished_forced(state) if state.forced else {}
     if not state.drafts or not ready:
         return ready, wishes
-    draft_lengths, alone = state.draft_lengths, not wishes and not prefilling
-    records = [s.drafts for s in ready]
-    if alone and draft_lengths.rests(records):
+    alone = not wishes and not prefilling and not any(s.unsure for s in ready)
+    if alone and state.draft_lengths.rests(len(ready)):
         return ready, wishes
     able = [s for s in ready if _may_have_guesses(s) and s not in wishes]
     if not able:
         return ready, wishes
     room, policy_calls = planner.room, state.policy_calls
     left = room.tokens - len(ready)
-    lengths = draft_lengths.choose(
+    lengths = state.draft_lengths.choose(
         [s.drafts for s in able if s.drafts is not None],
         len(ready) - len(able),
         max(0, min(left, sum([s.remaining for s in prefilling]))),
         # Prompts that have begun, or wait, are not to wait longer for what may be wrong.
         left // 2 if prefilling or len(state.queue) else left,
     )
-    is_worth_none = not any(lengths)
     if policy_calls.limits_drafts:
         view = planner.view()
         asked = zip(able, lengths, strict=True)
@@ -100,11 +98,7 @@ def wished_guesses(
                 waiting.add(sequence)
         elif length or sequence.unsure:
             wishes[sequence] = length
-    if waiting:
-        return [s for s in ready if s not in waiting], wishes
-    if alone and not wishes and is_worth_none:
-        draft_lengths.rest(records)
-    return ready, wishes
+    return [s for s in ready if s not in waiting] if waiting else ready, wishes
 
 
 def with_guesses(

@@ -87,11 +87,9 @@ def test_none_is_chosen_without_a_look_only_where_a_look_would_choose_none(
             records = [record_of(4, 0.7), *records[1:]]
         chosen = looking.choose(records, 0, 0, 100)
         nothing = [0] * len(records)
-        rests = resting.rests([*records])
+        rests = resting.rests(len(records))
         rested += rests
         found = nothing if rests else resting.choose(records, 0, 0, 100)
-        if not any(found) and not rests:
-            resting.rest([*records])
         assert found == chosen
         num_tokens = len(records) + sum(chosen)
         for lengths in (looking, resting):
