@@ -26,13 +26,16 @@ from aioserve.kv.pages import pages_of_sequence, tokens_of_sequence
 from aioserve.models.config import DecoderConfig
 
 __all__ = [
+    "BITS",
     "GIB",
     "KV_PRECISIONS",
     "PRECISIONS",
     "Capacity",
     "ContextCapacity",
+    "DraftMemory",
     "capacity_of",
     "kv_bytes_per_token",
+    "precisions",
     "weight_bytes",
 ]
 
@@ -60,6 +63,24 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Once the request is whole: of layers with a window, the pages of the last window."""
     concurrent_requests: int
     """How many requests of this length fit at the same time."""
+
+
+class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What guesses for a model takes on each GPU: none of it is divided."""
+
+    draft: str
+    """Name of a draft model, or directory of a head."""
+    kind: str
+    """`model`, or the kind of head: `eagle3`, `mtp` or `medusa`."""
+    weight_bytes: int
+    kv_bytes_per_token: int
+    """In all its layers, which keep every position."""
+    state_bytes_per_token: int
+    """Of the model's layers, for a head that reads them."""
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """Bytes beside each page of the model."""
+        return (self.kv_bytes_per_token + self.state_bytes_per_token) * page_size
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +111,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token_per_gpu: int
     page_bytes_per_gpu: int
     """Bytes of the layers that share a page: all, or a group of them where some keep a window."""
+    draft: DraftMemory | None
+    """What guesses for the model; its bytes are in none of the others."""
     num_window_groups: int
     """Groups of layers whose pages leave with the window."""
     window_tokens: int
@@ -158,6 +181,7 @@ def capacity_of(
     num_gpus: int = 1,
     memory_utilization: float = 0.9,
     page_size: int = 16,
+    draft: DraftMemory | None = None,
 ) -> Capacity:
     """What fits. `model` is a name for the result and for messages.
 
@@ -166,6 +190,7 @@ def capacity_of(
         take what `dtype` says. They aren't given beside a dtype.
     on_cpu: whether it is a CPU that holds the weights.
     kv_dtype: "auto" is `dtype`, or bfloat16 where that has fewer than 16 bits.
+    draft: what guesses for the model, beside which there is room for fewer pages.
     contexts: in tokens. None given: 4K, 32K and 128K, or the model's longest in place of those
         beyond it.
 
@@ -174,7 +199,7 @@ def capacity_of(
     sizes = config if isinstance(config, ModelSizes) else ModelSizes.of(config)
     if weights is not None and dtype != "auto":
         raise ConfigError(f"dtype must be left out where weights are given, got {shown(dtype)}")
-    precision, kv_dtype = _precisions(sizes, dtype, kv_dtype)
+    precision, kv_dtype = precisions(sizes, dtype, kv_dtype)
     count = sizes.parameters
     layout = _layout(sizes, kv_dtype, num_gpus)
     gpu_token_bytes = kv_bytes_per_token(sizes, kv_dtype, num_gpus)
@@ -190,9 +215,12 @@ def capacity_of(
     _check_memory(gpu_memory_bytes, memory_utilization, page_size)
     lengths = _lengths(model, sizes, contexts)
 
+    draft_bytes = 0 if draft is None else draft.weight_bytes
+    draft_page_bytes = 0 if draft is None else draft.bytes_per_page(page_size)
+
     def pages_on(gpus: int) -> int:
-        beside = gpu_memory_bytes - weights_on(gpus)
-        page_bytes = _layout(sizes, kv_dtype, gpus).bytes_per_page(page_size)
+        beside = gpu_memory_bytes - weights_on(gpus) - draft_bytes
+        page_bytes = _layout(sizes, kv_dtype, gpus).bytes_per_page(page_size) + draft_page_bytes
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
 
     def context(tokens: int, num_pages: int) -> ContextCapacity:
@@ -225,7 +253,8 @@ def capacity_of(
         page_bytes_per_gpu=layout.bytes_per_page(page_size),
         num_window_groups=layout.num_window_groups,
         window_tokens=layout.window,
-        weights_fit=gpu_weight_bytes <= gpu_memory_bytes,
+        draft=draft,
+        weights_fit=gpu_weight_bytes + draft_bytes <= gpu_memory_bytes,
         num_pages=num_pages,
         capacity_tokens=tokens_of_sequence(num_pages, page_size, **windows),
         contexts=tuple(context(tokens, num_pages) for tokens in lengths),
@@ -255,8 +284,9 @@ def _gpu_counts(sizes: ModelSizes) -> list[int]:
     return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
 
 
-def _precisions(sizes: ModelSizes, dtype: str, kv_dtype: str) -> tuple[str, str]:
-    """Precisions of weights and of KV, where "auto" stands for what follows from the rest."""
+def precisions(sizes: ModelSizes, dtype: str = "auto", kv_dtype: str = "auto") -> tuple[str, str]:
+    """Precisions of weights and of KV, where "auto" stands for what follows from the rest. Raises
+    `ConfigError` for others."""
     _check_choice("dtype", dtype, ("auto", *PRECISIONS))
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_PRECISIONS))
     if dtype == "auto":

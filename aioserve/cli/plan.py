@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from aioserve.arguments import counted
 from aioserve.capacity.capacity import GIB, Capacity, capacity_of
+from aioserve.capacity.drafts import memory_of_head, memory_of_model
 from aioserve.capacity.models import read_sizes
 from aioserve.capacity.weights import ModelWeights, read_weights
 from aioserve.cli._streams import json_text
@@ -34,6 +35,8 @@ def plan(
     num_gpus: int = 1,
     memory_utilization: float = 0.9,
     page_size: int = 16,
+    draft: str | None = None,
+    head: str | None = None,
     json: bool = False,
 ) -> None:
     """Show what a model's memory goes to and how many requests fit. Needs no GPU and no weights.
@@ -53,6 +56,8 @@ def plan(
         num_gpus: GPUs that share the model by tensor parallelism; must divide its KV heads.
         memory_utilization: Share of the memory beside the weights that KV pages may take.
         page_size: Tokens of a KV page.
+        draft: A draft model that guesses for it, named as MODEL is; each GPU has all of it.
+        head: Directory of a head that guesses for it.
         json: Print JSON instead of tables.
     """
     if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
@@ -62,9 +67,16 @@ def plan(
         )
     if dtype != "auto" and quantization is not None:
         raise ConfigError("give either dtype or quantization, and not both")
+    if draft is not None and head is not None:
+        raise ConfigError("give either draft or head, and not both")
+    sizes, guessing = read_sizes(model), None
+    if draft is not None:
+        guessing = memory_of_model(draft)
+    elif head is not None:
+        guessing = memory_of_head(head, sizes)
     found = capacity_of(
         model,
-        read_sizes(model),
+        sizes,
         dtype=dtype,
         weights=None if dtype != "auto" else read_weights(model, quantization),
         kv_dtype=kv_dtype,
@@ -73,6 +85,7 @@ def plan(
         num_gpus=num_gpus,
         memory_utilization=memory_utilization,
         page_size=page_size,
+        draft=guessing,
     )
     if json:
         print(json_text(found))
@@ -152,7 +165,7 @@ def _memory(found: Capacity) -> Table:
     table.add_column("in all", justify="right")
     if several:
         table.add_column("per GPU", justify="right")
-    for name, each, total in (
+    rows = [
         ("weights", found.weight_bytes_per_gpu, found.weight_bytes),
         ("KV per token", found.kv_bytes_per_token_per_gpu, found.kv_bytes_per_token),
         (
@@ -165,7 +178,17 @@ def _memory(found: Capacity) -> Table:
             found.page_bytes_per_gpu * found.num_pages,
             found.page_bytes_per_gpu * found.num_pages * found.num_gpus,
         ),
-    ):
+    ]
+    if (draft := found.draft) is not None:
+        beside = draft.bytes_per_page(found.page_size)
+        what = "draft" if draft.kind == "model" else f"{draft.kind} head"
+        for name, each in (
+            (f"weights of the {what}", draft.weight_bytes),
+            (f"{what} beside a page", beside),
+            (f"{what} beside all pages", beside * found.num_pages),
+        ):
+            rows.append((name, each, each * found.num_gpus))
+    for name, each, total in rows:
         table.add_row(name, _size(total), *([_size(each)] if several else []))
     return table
 
@@ -193,7 +216,8 @@ def _trouble(found: Capacity) -> str:
     longest = f"a request of {counted(found.contexts[-1].context_tokens, 'token', form=',')}"
     what = f"The weights leave no room for {longest}."
     if not found.weights_fit:
-        what = f"The weights don't fit: {_size(found.weight_bytes_per_gpu)} per GPU."
+        held = found.weight_bytes_per_gpu + (found.draft.weight_bytes if found.draft else 0)
+        what = f"The weights don't fit: {_size(held)} per GPU."
     if found.fewest_gpus is None:
         return f"{what} No number of these GPUs that divides the KV heads holds {longest}."
     return f"{what} {found.fewest_gpus} of these GPUs would hold them and {longest}."

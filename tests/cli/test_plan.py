@@ -26,6 +26,14 @@ def test_a_table_says_what_fits(aioserve_here: Run) -> None:
     assert ["131,072", "40.00", "GiB", "8,192", "4"] in rows
 
 
+def test_a_draft_has_rows_of_its_own(aioserve_here: Run) -> None:
+    done = aioserve_here("plan", "llama-3-70b", "--draft", "llama-3-8b", "--num-gpus", 4)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["weights", "of", "the", "draft", "59.83", "GiB", "14.96", "GiB"] in rows
+    assert ["draft", "beside", "a", "page", "8.00", "MiB", "2.00", "MiB"] in rows
+    assert ["4,096", "1.25", "GiB", "256", "35"] in rows
+
+
 def test_json_has_every_figure_for_programs(aioserve_here: Run) -> None:
     done = aioserve_here("plan", "llama-3-8b", "--gpu-memory-gib", 24, "--context", "4K", "--json")
     found = json.loads(done.stdout)
@@ -57,6 +65,7 @@ def test_every_option_counts(aioserve_here: Run) -> None:
         ("--num-gpus", "2"),
         ("--memory-utilization", "0.5"),
         ("--page-size", "32"),
+        ("--draft", "llama-3-1b"),
     ):
         assert plan(*option) != usual, option
 
@@ -97,6 +106,9 @@ def test_weights_that_do_not_fit_are_an_answer(aioserve_here: Run) -> None:
         (["llama-3-8b", "--gpu-memory-gib", "inf"], "--gpu-memory-gib must be .*got 'inf'"),
         (["llama-3-8b", "--num-gpus", "16"], "num_gpus must divide .*got 16: .*replication"),
         (["llama-3-8b", "--dtype", "fp7"], "dtype must be one of .*got 'fp7'"),
+        (["llama-3-8b", "--draft", "llama-9"], "'llama-9' not found"),
+        (["llama-3-8b", "--head", "nowhere"], "nowhere: no such directory"),
+        (["llama-3-8b", "--head", "a", "--draft", "b"], "either draft or head, and not both"),
         (["llama-9-8b"], "'llama-9-8b' not found: .*presets are .*llama-3-8b"),
     ],
 )
