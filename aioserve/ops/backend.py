@@ -311,21 +311,40 @@ class Backend(RowOps[Tensor]):
 class TensorOps(LayerOps[Tensor]):
     """Ops of one batch over `kv`, each done at once on a backend: the plain path."""
 
-    __slots__ = ("_backend", "_batch", "_kv", "_states")
+    __slots__ = ("_backend", "_batch", "_given", "_kv", "_states")
 
     def __init__(
-        self, backend: Backend, batch: Batch, kv: KVCache, states: Tensor | None = None
+        self,
+        backend: Backend,
+        batch: Batch,
+        kv: KVCache,
+        states: Tensor | None = None,
+        given: Tensor | None = None,
     ) -> None:
-        """`states`: `[T, columns]`, which `keep` fills; None where nothing is kept."""
+        """`states` and `given`: as `StepProgram.logits` has them."""
         self._backend = backend
         self._batch = batch
         self._kv = kv
         self._states = states
+        self._given = given
 
     def embed(self, table: Embedding) -> Tensor:
         if isinstance(table, Linear):
             return table.rows(self._batch.token_ids)
         return functional.embedding(self._batch.token_ids, table)
+
+    def given(self, columns: int) -> Tensor:
+        if self._given is None or self._given.shape[1] != columns:
+            raise ValueError(f"given must be rows of {columns} columns")
+        return self._given.clone()
+
+    def beside(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat((x, y), dim=1)
+
+    def spread(self, x: Tensor, columns: Tensor, size: int) -> Tensor:
+        spread = x.new_full((len(x), size), -torch.inf)
+        spread[:, columns] = x
+        return spread
 
     def add_positions(self, x: Tensor, table: Tensor) -> None:
         self._backend.add_rows(x, table, self._batch.positions)

@@ -98,6 +98,19 @@ class LayerOps(RowOps[X]):
         """The rows of the batch's token ids, in memory of their own."""
 
     @abstractmethod
+    def given(self, columns: int) -> X:
+        """The rows `[T, columns]` that were given beside the batch, in memory of their own."""
+
+    @abstractmethod
+    def beside(self, x: X, y: X) -> X:
+        """`[T, H + I]`: the columns of x `[T, H]`, then those of y `[T, I]`."""
+
+    @abstractmethod
+    def spread(self, x: X, columns: Tensor, size: int) -> X:
+        """float32 `[S, size]` with x, float32 `[S, N]`, in `columns`, int64 `[N]`, which differ;
+        -inf in the others."""
+
+    @abstractmethod
     def add_positions(self, x: X, table: Tensor) -> None:
         """Add the rows of the batch's positions: table `[positions, H]`."""
 
@@ -133,7 +146,8 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def keep(self, x: X, column: int) -> None:
-        """Copy x `[T, H]` to the columns from `column` on of what is kept of the batch."""
+        """Copy x to the columns from `column` on of what is kept of the batch. All that is kept
+        has a row for each token, or all has one for each row whose logits are wanted."""
 
 
 class LogitEdits(Protocol):
@@ -155,11 +169,18 @@ class StepProgram(ABC):
     """All ops of a decoder, run by one call. The same bits as op by op."""
 
     @abstractmethod
-    def logits(self, batch: Batch, kv: KVCache, states: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        states: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
         """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`.
 
-        states: `[T, columns]` in the program's dtype, which `LayerOps.keep` fills; None where
-            nothing is kept.
+        states: `[T, columns]` or `[S, columns]` in the program's dtype, which `LayerOps.keep`
+            fills; None where nothing is kept.
+        given: what `LayerOps.given` gives, in the program's dtype; None where nothing is.
         """
 
     @abstractmethod
@@ -171,5 +192,6 @@ class StepProgram(ABC):
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
         states: Tensor | None = None,
+        given: Tensor | None = None,
     ) -> Drawn:
         """Compute `logits`, change them by `edits`, and draw from them as `Backend.draw` does."""

@@ -74,7 +74,9 @@ class NativeProgram(StepProgram):
         ops.program.finish(logits.index)
         self._vocab = logits.columns
         self.state_columns: int = ops.state_columns
-        """Number of columns of what it keeps of each token."""
+        """Number of columns of what it keeps."""
+        self.given_columns: int = ops.given_columns
+        """Number of columns of the rows that it is given."""
         self._dtype = shape.dtype
         self._program = ops.program
         self._kept = ops.kept
@@ -84,9 +86,15 @@ class NativeProgram(StepProgram):
         self._rotated = shape.head_dim - shape.latent_rank
         self._sampler = sampler
 
-    def logits(self, batch: Batch, kv: KVCache, states: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        states: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
         logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
-        self._run(batch, kv, states, logits.data_ptr(), 0, 0, 0)
+        self._run(batch, kv, states, given, logits.data_ptr(), 0, 0, 0)
         return logits
 
     def draw(
@@ -97,6 +105,7 @@ class NativeProgram(StepProgram):
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
         states: Tensor | None = None,
+        given: Tensor | None = None,
     ) -> Drawn:
         count = len(batch.logit_rows)
         if count != len(rows.slots):
@@ -108,10 +117,11 @@ class NativeProgram(StepProgram):
         if edits is not None:
             kept[list(edits.rows)] = True
         if not kept.any():
-            self._run(batch, kv, states, 0, 0, *largest.addresses)
+            self._run(batch, kv, states, given, 0, 0, *largest.addresses)
             return self._sampler.draw(largest, None, rows, last_tokens)
         logits = torch.empty((count, self._vocab), dtype=torch.float32)
-        self._run(batch, kv, states, logits.data_ptr(), kept.ctypes.data, *largest.addresses)
+        outputs = logits.data_ptr(), kept.ctypes.data, *largest.addresses
+        self._run(batch, kv, states, given, *outputs)
         if edits is not None:
             edits.apply(logits)
             largest.look_again(logits, edits.rows)
@@ -126,17 +136,27 @@ class NativeProgram(StepProgram):
         """Time of all runs since measuring began, by kind of op: linear, attention, rowwise."""
         return self._program.nanoseconds
 
-    def _run(self, batch: Batch, kv: KVCache, states: Tensor | None, *outputs: int) -> None:
+    def _run(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        states: Tensor | None,
+        given: Tensor | None,
+        *outputs: int,
+    ) -> None:
         """Run the program; `outputs` are addresses as in `aioserve::program::Outputs`."""
         if states is not None:
-            shape = len(batch.token_ids), self.state_columns
-            check_tensor("states", states, self._dtype, shape, CPU)
+            rows = batch.logit_rows if self._program.keeps_logit_rows else batch.token_ids
+            check_tensor("states", states, self._dtype, (len(rows), self.state_columns), CPU)
+        if given is not None:
+            shape = len(batch.token_ids), self.given_columns
+            check_tensor("given", given, self._dtype, shape, CPU)
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:
                 self._set_rotation(i, source)
         arrays, pages = own_arrays(batch), own_pages(kv)
-        token_ids = batch.token_ids.data_ptr()
-        self._program.run(arrays, pages, token_ids, address(states), *outputs)
+        inputs = batch.token_ids.data_ptr(), address(given)
+        self._program.run(arrays, pages, *inputs, address(states), *outputs)
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation
@@ -155,6 +175,7 @@ class _RecordedOps(LayerOps[Value]):
         self.kept: list[Any] = []
         self.rotations: list[RotarySource] = []
         self.state_columns = 0
+        self.given_columns = 0
         self._shape = shape
         self._dtype = shape.dtype
         self._head_dim = shape.head_dim
@@ -167,6 +188,20 @@ class _RecordedOps(LayerOps[Value]):
         rows, columns = table.shape
         at = self._vector("table", table, (rows, columns))
         return Value(self.program.embedding(at, rows, columns), columns)
+
+    def given(self, columns: int) -> Value:
+        self.given_columns = columns
+        return Value(self.program.given(columns), columns)
+
+    def beside(self, x: Value, y: Value) -> Value:
+        return Value(self.program.beside(x.index, y.index), x.columns + y.columns)
+
+    def spread(self, x: Value, columns: Tensor, size: int) -> Value:
+        check_tensor("columns", columns, torch.int64, (x.columns,), CPU)
+        if not 0 <= int(columns.min()) <= int(columns.max()) < size:
+            raise ValueError(f"columns must be from 0 to {size - 1}")
+        self.kept.append(columns)
+        return Value(self.program.spread(x.index, columns.data_ptr(), size), size)
 
     def add_positions(self, x: Value, table: Tensor) -> None:
         at = self._vector("table", table, (table.shape[0], x.columns))

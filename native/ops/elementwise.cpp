@@ -1,6 +1,8 @@
 #include "ops/elementwise.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "dispatch.h"
 
@@ -30,6 +32,19 @@ void append_copy_rows(Phases& phases, const void* rows, int64_t count, int64_t r
         for (int64_t i = begin; i < end; ++i)
             std::memcpy(to + i * to_stride, static_cast<const char*>(rows) + i * row_bytes,
                         static_cast<size_t>(row_bytes));
+    });
+}
+
+void append_spread(Phases& phases, const float* x, int64_t rows, int64_t size,
+                   const int64_t* columns, int64_t to_size, float* to) {
+    const double work = kCopy * static_cast<double>(rows * (size + to_size) * int64_t{sizeof(float)});
+    phases.add_ranges(rows, work, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const float* from = x + i * size;
+            float* row = to + i * to_size;
+            std::fill_n(row, to_size, -std::numeric_limits<float>::infinity());
+            for (int64_t j = 0; j < size; ++j) row[columns[j]] = from[j];
+        }
     });
 }
 

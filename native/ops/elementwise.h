@@ -15,6 +15,10 @@ void append_pick_rows(Phases& phases, const void* table, const int64_t* ids, int
 // Rows of `row_bytes` to others that lie `to_stride` bytes apart.
 void append_copy_rows(Phases& phases, const void* rows, int64_t count, int64_t row_bytes, char* to,
                       int64_t to_stride);
+// to[i][columns[j]] = x[i][j] of rows of `size`; the others of the `to_size` in a row of `to` are -inf.
+// The columns differ, are checked by the caller, and stay until the phases ran.
+void append_spread(Phases& phases, const float* x, int64_t rows, int64_t size,
+                   const int64_t* columns, int64_t to_size, float* to);
 void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64_t rows);
 void append_scale(Phases& phases, void* x, float factor, DType dtype, int64_t size);
 void append_soft_cap(Phases& phases, float* x, float cap, int64_t size);

@@ -31,6 +31,10 @@ ValueId embedding(Program& self, Address table, int64_t vocab, int64_t columns) 
     return self.embedding(at(table), vocab, columns);
 }
 
+ValueId spread(Program& self, ValueId x, Address columns, int64_t size) {
+    return self.spread(x, at<int64_t>(columns), size);
+}
+
 void add_positions(Program& self, ValueId x, Address table, int64_t positions) {
     self.add_positions(x, at(table), positions);
 }
@@ -75,8 +79,9 @@ void latent_write(Program& self, ValueId queries, ValueId latents, int64_t layer
 }
 
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
-         Address states, Address logits, Address kept, Address largest, Address columns) {
-    self.run({held.batch, pages, at<int64_t>(token_ids)},
+         Address given, Address states, Address logits, Address kept, Address largest,
+         Address columns) {
+    self.run({held.batch, pages, at<int64_t>(token_ids), at<char>(given)},
              {at<float>(logits), at<uint8_t>(kept), at<float>(largest), at<int64_t>(columns),
               at<char>(states)});
 }
@@ -98,6 +103,9 @@ void bind_program(nb::module_& m) {
              "head_dim"_a, "rank"_a = 0)
         .def("embedding", &embedding)
         .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
+        .def("given", &Program::given)
+        .def("beside", &Program::beside)
+        .def("spread", &spread)
         .def("add_positions", &add_positions)
         .def("add", &Program::add)
         .def("scale", &Program::scale)
@@ -122,6 +130,7 @@ void bind_program(nb::module_& m) {
         .def("run", &run, ReleaseGil())
         .def("measure", &Program::measure)
         .def_prop_ro("nanoseconds", &nanoseconds)
+        .def_prop_ro("keeps_logit_rows", &Program::keeps_logit_rows)
         .def_prop_ro("num_ops", &Program::num_ops)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);
 }

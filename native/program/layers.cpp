@@ -81,6 +81,13 @@ void PickPackedTokens::append(const Frame& frame) const {
     frame.phases.add(1, [=](int64_t) { from->gather(ids, count, out); });
 }
 
+void Given::append(const Frame& frame) const {
+    const ValueId to = writes[0];
+    const int64_t row_bytes = frame.values[to].row_bytes;
+    ops::append_copy_rows(frame.phases, frame.inputs.given, frame.rows(to), row_bytes,
+                          frame.at<char>(to), row_bytes);
+}
+
 void AddPositions::append(const Frame& frame) const {
     const ValueId x = reads[0];
     ops::append_add_rows(frame.phases,
@@ -116,6 +123,23 @@ void PickLogitRows::append(const Frame& frame) const {
     ops::append_pick_rows(frame.phases, frame.at(reads[0]), frame.inputs.batch.logit_rows(),
                      frame.rows(writes[0]), frame.values[writes[0]].row_bytes,
                      frame.at(writes[0]));
+}
+
+void Beside::append(const Frame& frame) const {
+    const Value& out = frame.values[writes[0]];
+    char* to = frame.at<char>(writes[0]);
+    for (const ValueId from : reads) {
+        const int64_t row_bytes = frame.values[from].row_bytes;
+        ops::append_copy_rows(frame.phases, frame.at(from), frame.rows(from), row_bytes, to,
+                              out.row_bytes);
+        to += row_bytes;
+    }
+}
+
+void Spread::append(const Frame& frame) const {
+    const ValueId x = reads[0], out = writes[0];
+    ops::append_spread(frame.phases, frame.at<float>(x), frame.rows(x), frame.values[x].columns,
+                       columns, frame.values[out].columns, frame.at<float>(out));
 }
 
 void Keep::append(const Frame& frame) const {

@@ -28,6 +28,12 @@ struct PickPackedTokens : Op {
     const linear::LinearKernel& table;
 };
 
+// Rows that a run is given beside its tokens.
+struct Given : Op {
+    explicit Given(ValueId to) : Op(Kind::rowwise, {}, {to}) {}
+    void append(const Frame& frame) const override;
+};
+
 struct AddPositions : Op {
     AddPositions(ValueId x, const void* table_) : Op(Kind::rowwise, {x}, {}), table(table_) {}
     void append(const Frame& frame) const override;
@@ -55,6 +61,20 @@ struct SoftCap : Op {
 struct PickLogitRows : Op {
     PickLogitRows(ValueId from_, ValueId to_) : Op(Kind::rowwise, {from_}, {to_}) {}
     void append(const Frame& frame) const override;
+};
+
+// The columns of x, then those of y.
+struct Beside : Op {
+    Beside(ValueId x, ValueId y, ValueId out) : Op(Kind::rowwise, {x, y}, {out}) {}
+    void append(const Frame& frame) const override;
+};
+
+// Column i of x becomes column columns[i], which differ; the others are -inf.
+struct Spread : Op {
+    Spread(ValueId x, ValueId out, const int64_t* columns_)
+        : Op(Kind::rowwise, {x}, {out}), columns(columns_) {}
+    void append(const Frame& frame) const override;
+    const int64_t* columns;
 };
 
 // Copies x to some columns of what is kept of the step.

@@ -42,6 +42,7 @@ struct Inputs {
     const ops::Batch& batch;
     const ops::KVPages& pages;
     const int64_t* token_ids;  // [T]
+    const char* given;         // [T, given columns]: rows of the program's dtype, or null
 };
 
 // Where the results of one step go.
@@ -50,7 +51,7 @@ struct Outputs {
     const uint8_t* kept;  // [S]: 0 for rows of logits that may hold anything; or null
     float* largest;       // [S]: of each row of logits, or null ...
     int64_t* columns;     // [S]: ... and where it is
-    char* states;         // [T, state columns]: what is kept of each token, or null
+    char* states;         // what is kept, or null: [T, state columns], or [S, state columns]
 };
 
 struct Frame {
@@ -60,7 +61,7 @@ struct Frame {
     const std::vector<Rotation>& rotations;
     ops::DType dtype;
     char* scratch;  // of each op while it runs: as much as it asked for
-    char* states;   // rows of `state_bytes`, one for each token
+    char* states;   // rows of `state_bytes`, as many as what is kept has
     int64_t state_bytes;
     Phases& phases;
     linear::AlignedMemory& own_memory;  // of ops that only know how much when they are appended

@@ -63,6 +63,14 @@ ValueId Program::packed_embedding(const linear::LinearKernel& table, int64_t voc
     return to;
 }
 
+ValueId Program::given(int64_t columns) {
+    if (given_columns_) refuse("is given rows once");
+    given_columns_ = columns;
+    const ValueId to = add_value(false, columns);
+    ops_.push_back(std::make_unique<Given>(to));
+    return to;
+}
+
 void Program::add_positions(ValueId x, const void* table, int64_t positions) {
     check(x);
     positions_ = positions;
@@ -228,11 +236,34 @@ void Program::soft_cap(ValueId x, float cap) {
     ops_.push_back(std::make_unique<SoftCap>(x, cap));
 }
 
+bool Program::is_own_dtype(const Value& value) const {
+    return value.row_bytes == (dtype_ == ops::DType::float32 ? 4 : 2) * value.columns;
+}
+
+ValueId Program::beside(ValueId x, ValueId y) {
+    const Value &left = check(x), &right = check(y);
+    if (left.logit_rows_only != right.logit_rows_only || !is_own_dtype(left) || !is_own_dtype(right))
+        refuse("has values of its dtype and of the same rows side by side");
+    const ValueId out = add_value(left.logit_rows_only, left.columns + right.columns);
+    ops_.push_back(std::make_unique<Beside>(x, y, out));
+    return out;
+}
+
+ValueId Program::spread(ValueId x, const int64_t* columns, int64_t size) {
+    const Value& value = check(x);
+    if (value.row_bytes != 4 * value.columns) refuse("spreads float32 columns alone");
+    const ValueId out = add_value(value.logit_rows_only, size, true);
+    ops_.push_back(std::make_unique<Spread>(x, out, columns));
+    return out;
+}
+
 void Program::keep(ValueId x, int64_t column) {
     const Value& value = check(x);
-    const int64_t element = dtype_ == ops::DType::float32 ? 4 : 2;
-    if (value.logit_rows_only || value.row_bytes != element * value.columns || column < 0)
-        refuse("keeps values of its dtype with a row for each token, from column 0 on");
+    if (!is_own_dtype(value) || column < 0)
+        refuse("keeps values of its dtype, from column 0 on");
+    if (state_columns_ && value.logit_rows_only != keeps_logit_rows_)
+        refuse("keeps values with a row for each token, or values of the logit rows alone");
+    keeps_logit_rows_ = value.logit_rows_only;
     state_columns_ = std::max(state_columns_, column + value.columns);
     ops_.push_back(std::make_unique<Keep>(x, column));
 }
@@ -327,9 +358,18 @@ void Program::check_inputs(const Inputs& inputs) const {
             throw std::out_of_range("token_ids must be from 0 to " + std::to_string(vocab_ - 1) +
                                     ", got " + std::to_string(id));
     }
+    if ((inputs.given == nullptr) != (given_columns_ == 0))
+        refuse("is given rows of " + std::to_string(given_columns_) + " columns");
     if (positions_ && inputs.batch.end_position() > positions_)
         refuse("positions go to " + std::to_string(inputs.batch.end_position() - 1) + ", but there " +
                "are embeddings of " + std::to_string(positions_));
+}
+
+void Program::check_states(const Inputs& inputs, const Outputs& outputs) const {
+    const int64_t rows = keeps_logit_rows_ ? inputs.batch.num_logit_rows() : inputs.batch.num_tokens();
+    if (rows && (outputs.states == nullptr) != (state_columns_ == 0))
+        refuse("keeps " + std::to_string(state_columns_) + " columns of each " +
+               (keeps_logit_rows_ ? "logit row" : "token"));
 }
 
 // Addresses of all values, and the scratch after them.
@@ -365,8 +405,7 @@ void Program::lay_out(const Inputs& inputs, float* logits) {
 
 void Program::run(const Inputs& inputs, const Outputs& outputs) {
     check_inputs(inputs);
-    if ((outputs.states == nullptr) != (state_columns_ == 0))
-        refuse("keeps " + std::to_string(state_columns_) + " columns of each token");
+    check_states(inputs, outputs);
     lay_out(inputs, outputs.logits);
     phases_.clear();
     kinds_.clear();

@@ -31,6 +31,8 @@ class Program {
     // std::invalid_argument for values that don't exist or don't fit.
     ValueId embedding(const void* table, int64_t vocab, int64_t columns);
     ValueId packed_embedding(const linear::LinearKernel& table, int64_t vocab, int64_t columns);
+    // The rows that each run is given: once in a program.
+    ValueId given(int64_t columns);
     void add_positions(ValueId x, const void* table, int64_t positions);
     void add(ValueId x, ValueId y);
     void scale(ValueId x, float factor);
@@ -74,8 +76,12 @@ class Program {
     ValueId activation(ValueId x, ops::Activation kind);
     ValueId logit_rows(ValueId x);
     void soft_cap(ValueId x, float cap);
-    // Copies x, which has a row for each token and the program's dtype, to the columns from `column`
-    // on of what a run keeps.
+    // x and y side by side, both of the program's dtype.
+    ValueId beside(ValueId x, ValueId y);
+    // Columns of x, which is float32, to others of `size`, which are -inf where none of x's goes.
+    ValueId spread(ValueId x, const int64_t* columns, int64_t size);
+    // Copies x, which has the program's dtype, to the columns from `column` on of what a run keeps:
+    // of each token or of each logit row, the same in all of a program.
     void keep(ValueId x, int64_t column);
 
     // Ends the recording: `logits` is what a run leaves. Fuses and places.
@@ -86,6 +92,7 @@ class Program {
     // token that the embedding doesn't have and std::invalid_argument for what else doesn't fit.
     void run(const Inputs& inputs, const Outputs& outputs);
 
+    bool keeps_logit_rows() const { return keeps_logit_rows_; }
     int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
     std::size_t arena_bytes() const { return arena_size_; }
 
@@ -98,6 +105,8 @@ class Program {
     const Value& check(ValueId id) const;
     int64_t check_qkv(ValueId qkv, int64_t layer);  // returns the number of query heads
     void check_inputs(const Inputs& inputs) const;
+    void check_states(const Inputs& inputs, const Outputs& outputs) const;
+    bool is_own_dtype(const Value& value) const;
     void fuse();
     void place();
     void lay_out(const Inputs& inputs, float* logits);
@@ -118,7 +127,9 @@ class Program {
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<Rotation> rotations_;
     int64_t vocab_ = 0;      // of the embedding
+    int64_t given_columns_ = 0;
     int64_t state_columns_ = 0;
+    bool keeps_logit_rows_ = false;
     int64_t positions_ = 0;  // of learned positions; 0: none
     ValueId logits_ = kNoValue;
 

@@ -68,17 +68,17 @@ class HeadOfEntries:
             taken_in = caches[source_cache].taken_in[source, :count]
             caches[target_cache].taken_in[target, :count] = taken_in
 
-    def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-    def forward(self, hidden: torch.Tensor, host: HostBatch, kv: EntryPages) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, host: HostBatch, kv: EntryPages, *, fuses: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert host.context_lens.max() <= self.max_model_len
         self.most_at_once = max(self.most_at_once, len(host.token_ids))
         own = hidden[:, 0].numpy().view(np.uint64)
         kv.entries.reshape(-1)[host.token_locations[0]] = own
         assert len(np.unique(host.token_locations[0])) == len(host.token_ids)
         kv.taken_in.reshape(-1)[host.token_locations[0]] = host.token_ids
-        goes_on = hidden.shape[1] == 2
+        goes_on = not fuses
+        assert hidden.shape[1] == 1 + goes_on
         kv.guessed.reshape(-1)[host.token_locations[0]] = goes_on
         found: list[list[int]] = []
         for row in host.logit_rows.tolist():
@@ -94,7 +94,8 @@ class HeadOfEntries:
                 is_stale or position + 2 in self.wrong_at
             )
             found.append(np.array([entry[0], total]).view(np.int64).tolist())
-        return torch.tensor(found, dtype=torch.int64).view(-1, 2)
+        made = torch.tensor(found, dtype=torch.int64).view(-1, 2)
+        return made, made
 
     def _has_others(
         self, kv: EntryPages, pages: npt.NDArray[np.int32], known: Any, token_id: int
@@ -111,14 +112,21 @@ class HeadOfEntries:
                 return True
         return False
 
-    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    def draw(self, hidden: torch.Tensor, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
-        totals = hidden[:, 1].numpy().view(np.uint64).tolist()
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        host: HostBatch,
+        kv: EntryPages,
+        rows: SampleRows,
+        last_tokens: torch.Tensor,
+        *,
+        fuses: bool,
+    ) -> tuple[Drawn, torch.Tensor]:
+        made, _ = self.forward(hidden, host, kv, fuses=fuses)
+        totals = made[:, 1].numpy().view(np.uint64).tolist()
         seeds = rows.seeds.tolist()
         drawn = [token_of(total, seed) for total, seed in zip(totals, seeds, strict=True)]
-        return Drawn(torch.tensor(drawn), {})
+        return Drawn(torch.tensor(drawn), {}), made
 
 
 class EntryHead(DraftHead):

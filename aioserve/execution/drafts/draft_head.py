@@ -65,15 +65,15 @@ class DraftHead(PagedDrafter[torch.Tensor]):
     def _compute(
         self, host: HostBatch, samples: SampleRows | None, passed: torch.Tensor | None
     ) -> tuple[Drawn | None, torch.Tensor | None]:
-        head = self._head
-        hidden = passed
-        if hidden is None:
-            hidden = head.fuse(self._states.at(host.token_locations[0]))
-        batch = self._backend.prepare(host, self._cache, self._last_tokens)
-        hidden = head.forward(hidden, batch, self._cache)
-        if samples is None:
-            return None, None
-        return self._draw(head.target_logits(hidden), samples), hidden
+        head, cache, fuses = self._head, self._cache, passed is None
+        rows = self._states.at(host.token_locations[0]) if passed is None else passed
+        batch = self._backend.prepare(host, cache, self._last_tokens)
+        if samples is not None and not self._tells_of(samples):
+            return head.draw(rows, batch, cache, samples, self._last_tokens, fuses=fuses)
+        logits, hidden = head.forward(rows, batch, cache, fuses=fuses)
+        return (None, None) if samples is None else (self._draw(logits, samples), hidden)
 
     def _picked(self, passed: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
-        return None if passed is None else passed[list(rows)]
+        if passed is None or len(rows) == len(passed):
+            return passed
+        return passed[list(rows)]

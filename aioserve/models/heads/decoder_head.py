@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,17 +12,33 @@ from torch import Tensor
 from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models.architecture import Architecture
 from aioserve.models.block_parts import Weights
-from aioserve.ops import Batch, Embedding, KVCache, KVShape, Linear, TensorOps
+from aioserve.ops import (
+    Batch,
+    Drawn,
+    Embedding,
+    KVCache,
+    KVShape,
+    LayerOps,
+    Linear,
+    SampleRows,
+    StepProgram,
+    TensorOps,
+)
 
 __all__ = ["DecoderHead"]
 
+X = TypeVar("X")
+
 
 class DecoderHead(ABC):
-    """A loaded head. Computes for one thread at a time, op by op, and keeps nothing between calls:
-    what a sequence has left behind is in the KV pages that calls name.
+    """A loaded head. Computes for one thread at a time, and keeps nothing between calls: what a
+    sequence has left behind is in the KV pages that calls name.
 
     In a batch of the head's, `token_ids` are one token ahead of `positions`: the row at position i
     has what the target knew at token i, and token i + 1. Its logits are of token i + 2.
+
+    `features`: number of columns of what it reads of the target. `use_program`: as `Decoder` has
+    it.
     """
 
     def __init__(
@@ -30,6 +48,9 @@ class DecoderHead(ABC):
         embedding: Embedding,
         output: Linear,
         max_model_len: int,
+        *,
+        features: int,
+        use_program: bool,
     ) -> None:
         self.dtype: torch.dtype = weights.dtype
         """Dtype of hidden states, and of the KV pages."""
@@ -44,6 +65,14 @@ class DecoderHead(ABC):
         self._embedding = embedding
         self._output = output
         self._rotary_tables = weights.rotary_tables
+        self._features = features
+        self._programs: dict[bool, StepProgram | None] = {False: None, True: None}
+        """What computes from the head's own hidden states, and what from the target's."""
+        if use_program:
+            shape = self.kv_shape(1, 1)
+            for fuses in self._programs:
+                forward = partial(self._compute, fuses=fuses)
+                self._programs[fuses] = self._backend.record(forward, shape)
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for the head's layers."""
@@ -58,47 +87,80 @@ class DecoderHead(ABC):
     def kind(self) -> str:
         """The kind of head, as `speculators` names it."""
 
-    @abstractmethod
-    def fuse(self, features: Tensor) -> Tensor:
-        """Hidden states `[T, hidden]` of what the target's layers had, `[T, features *
-        target_hidden_size]` in the order of `layers_read`.
+    @torch.inference_mode()
+    def forward(
+        self, rows: Tensor, batch: Batch, kv: KVCache, *, fuses: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Write the batch's keys and values into `kv`. Return, of its `logit_rows`, logits of the
+        target's tokens, float32 `[S, vocab]`, -inf for those that the head doesn't know; and hidden
+        states `[S, hidden]`, which the next guess reads.
 
-        Raises ValueError for features of another shape or dtype.
+        rows: with `fuses` what the target's layers had, `[T, features * target_hidden_size]` in the
+            order of `layers_read`; else hidden states `[T, hidden]` of an earlier call. They don't
+            change.
+        Raises ValueError for a context beyond `max_model_len`, and for rows of another shape or
+        dtype.
         """
+        program = self._programs[fuses]
+        hidden = self._checked(rows, batch, fuses)
+        if program is not None:
+            return program.logits(batch, kv, hidden, rows), hidden
+        ops = TensorOps(self._backend, batch, kv, hidden, rows)
+        return self._compute(ops, fuses=fuses), hidden
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        rows: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        samples: SampleRows,
+        last_tokens: Tensor,
+        *,
+        fuses: bool,
+    ) -> tuple[Drawn, Tensor]:
+        """`forward`, then `Backend.draw` from its logits; and the hidden states."""
+        program = self._programs[fuses]
+        if program is None:
+            logits, hidden = self.forward(rows, batch, kv, fuses=fuses)
+            return self._backend.draw(logits, samples, last_tokens), hidden
+        hidden = self._checked(rows, batch, fuses)
+        return program.draw(batch, kv, samples, last_tokens, None, hidden, rows), hidden
 
     @abstractmethod
-    def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
-        """Write the batch's keys and values into `kv`; return hidden states `[S, hidden]` of its
-        `logit_rows`: `logits` makes guesses of them, and the next guess reads them.
-
-        hidden: `[T, hidden]`. It doesn't change.
-        Raises ValueError for a context beyond `max_model_len`, and for hidden states of another
-        shape or dtype.
-        """
+    def _fused(self, ops: LayerOps[X], features: X) -> X:
+        """Hidden states `[T, hidden]` of what the target's layers had, which may change."""
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the head's tokens, float32 `[S, draft vocab]`, of what `forward` returned."""
+    def _behind(self, ops: LayerOps[X], hidden: X) -> X:
+        """What the layers make of hidden states `[T, hidden]`, which may change: `[S, hidden]`."""
 
-    def target_logits(self, hidden: Tensor) -> Tensor:
-        """`logits` of the target's tokens, float32 `[S, vocab]`: -inf for those that the head
-        doesn't know."""
-        return self.logits(hidden)
+    @abstractmethod
+    def _logits(self, ops: LayerOps[X], hidden: X) -> X:
+        """Logits of the target's tokens, of what `_behind` returned."""
 
-    def _ops(self, hidden: Tensor, batch: Batch, kv: KVCache) -> TensorOps:
-        """Ops of a batch that fits."""
-        self._check("hidden", hidden, len(batch.token_ids), self.hidden_size)
+    def _compute(self, ops: LayerOps[X], *, fuses: bool) -> X:
+        if fuses:
+            hidden = self._fused(ops, ops.given(self._features))
+        else:
+            hidden = ops.given(self.hidden_size)
+        hidden = self._behind(ops, hidden)
+        ops.keep(hidden, 0)
+        return self._logits(ops, hidden)
+
+    def _checked(self, rows: Tensor, batch: Batch, fuses: bool) -> Tensor:
+        """Room for hidden states of a batch that fits."""
+        shape = len(batch.token_ids), self._features if fuses else self.hidden_size
+        if rows.shape != shape or rows.dtype is not self.dtype:
+            raise ValueError(
+                f"rows must be {self.dtype} of shape {list(shape)}, got {rows.dtype} "
+                f"{list(rows.shape)}"
+            )
         if batch.max_context > self.max_model_len:
             raise ValueError(
                 f"max_context must be at most {self.max_model_len}, got {batch.max_context}"
             )
         for table in self._rotary_tables:
             table.cover(batch.max_context)
-        return TensorOps(self._backend, batch, kv)
-
-    def _check(self, name: str, x: Tensor, rows: int, columns: int) -> None:
-        shape = (rows, columns)
-        if x.shape != shape or x.dtype is not self.dtype:
-            raise ValueError(
-                f"{name} must be {self.dtype} of shape {list(shape)}, got {x.dtype} {list(x.shape)}"
-            )
+        shape = len(batch.logit_rows), self.hidden_size
+        return torch.empty(shape, dtype=self.dtype, device=self._backend.device)

@@ -12,21 +12,25 @@ acceleration of large language models via training-time test", 2025, section 3.1
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from aioserve.models import architecture
-from aioserve.models.block_parts import Norm, Weights
+from aioserve.models.block_parts import Norm, Weights, rms_norm
 from aioserve.models.blocks import DecoderLayer, ResidualStream
 from aioserve.models.feed_forward import make_feed_forward
 from aioserve.models.heads.config import Eagle3Config
 from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.mixers import make_mixer
-from aioserve.ops import Batch, Embedding, KVCache, Linear
+from aioserve.ops import Embedding, LayerOps, Linear
 
 __all__ = ["Eagle3Head"]
+
+X = TypeVar("X")
 
 
 class Eagle3Head(DecoderHead):
@@ -45,9 +49,11 @@ class Eagle3Head(DecoderHead):
         output: Linear,
         draft_ids: npt.NDArray[np.int64] | None,
         max_model_len: int,
+        *,
+        use_program: bool = True,
     ) -> None:
         self.config: Eagle3Config = config
-        self._feature_norms = tuple(Norm(norm, weights) for norm in config.feature_norms)
+        self._feature_norms = tuple(rms_norm(norm, weights) for norm in config.feature_norms)
         self._fusion = weights.linear(config.fusion)
         first = config.layers[0]
         self._embedding_norm = _needed(first.mixer_norm, weights)
@@ -58,40 +64,30 @@ class Eagle3Head(DecoderHead):
         others = enumerate(config.layers[1:], start=1)
         self._layers = tuple(DecoderLayer(layer, i, weights) for i, layer in others)
         self._final_norm = Norm(config.final_norm, weights)
-        super().__init__(config, weights, embedding, output, max_model_len)
         self._draft_ids: Tensor | None = None
         if draft_ids is not None:
-            self._draft_ids = self._backend.place(torch.from_numpy(draft_ids))
+            self._draft_ids = weights.backend.place(torch.from_numpy(draft_ids))
+        features = config.num_features * config.target_hidden_size
+        shared = embedding, output, max_model_len
+        super().__init__(config, weights, *shared, features=features, use_program=use_program)
 
     @property
     def kind(self) -> str:
         return self.config.kind
 
-    @torch.inference_mode()
-    def fuse(self, features: Tensor) -> Tensor:
-        config = self.config
-        columns = config.num_features * config.target_hidden_size
-        self._check("features", features, len(features), columns)
-        norms = self._feature_norms
-        if norms:
-            parts = features.chunk(len(norms), dim=1)
-            normed = [
-                norm(self._backend, part.contiguous())
-                for norm, part in zip(norms, parts, strict=True)
-            ]
-            features = torch.cat(normed, dim=1)
-        return self._fusion(features)
+    def _fused(self, ops: LayerOps[X], features: X) -> X:
+        first = 0
+        for norm in self._feature_norms:
+            ops.norm_columns(features, norm, first)
+            first += len(norm.weight)
+        return ops.linear(features, self._fusion)
 
-    @torch.inference_mode()
-    def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
-        """As `DecoderHead.forward`; `hidden` is of `fuse`, or of an earlier call."""
-        ops = self._ops(hidden, batch, kv)
+    def _behind(self, ops: LayerOps[X], hidden: X) -> X:
         embedded = self._embedding_norm(ops, ops.embed(self._embedding))
         normed = self._hidden_norm(ops, hidden)
-        residual = normed if self.config.norms_residual else hidden
-        stream = ResidualStream(ops, residual.clone())
+        stream = ResidualStream(ops, normed if self.config.norms_residual else hidden)
         is_last = not self._layers
-        x = torch.cat([embedded, normed], dim=1)
+        x = ops.beside(embedded, normed)
         mixed = self._mixer(ops, x, logit_rows_only=is_last)
         if is_last:
             stream.keep_logit_rows()
@@ -102,22 +98,13 @@ class Eagle3Head(DecoderHead):
             layer(stream, logit_rows_only=layer is self._layers[-1])
         return stream.normed(self._final_norm if self.config.norms_output else None)
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the head's tokens, float32 `[S, draft vocab]`, of what `forward` returned."""
+    def _logits(self, ops: LayerOps[X], hidden: X) -> X:
         if not self.config.norms_output:
-            hidden = self._final_norm(self._backend, hidden)
-        return self._output(hidden)
-
-    @torch.inference_mode()
-    def target_logits(self, hidden: Tensor) -> Tensor:
-        logits = self.logits(hidden)
+            hidden = self._final_norm(ops, hidden)
+        logits = ops.linear(hidden, self._output)
         if self._draft_ids is None:
             return logits
-        shape = len(logits), self.config.vocab_size
-        found = torch.full(shape, -torch.inf, dtype=logits.dtype, device=logits.device)
-        found[:, self._draft_ids] = logits
-        return found
+        return ops.spread(logits, self._draft_ids, self.config.vocab_size)
 
 
 def _needed(described: architecture.Norm | None, weights: Weights) -> Norm:

@@ -25,7 +25,8 @@ __all__ = ["load_head", "make_head"]
 
 def load_head(path: Path | str, target: Decoder) -> DecoderHead | MedusaHeads:
     """Load the head in the directory `path`, to be computed as `target` is: in its dtype, on its
-    backend, for contexts as long. An embedding or output layer that the files lack is the target's.
+    backend, by a step program if it has one, for contexts as long. An embedding or output layer
+    that the files lack is the target's.
 
     Raises:
         ModelNotFoundError: no such directory.
@@ -54,13 +55,15 @@ def make_head(
         taken = TakenWeights(str(target.dtype).removeprefix("torch."), target.max_model_len)
         taken.arrays = tensors.arrays(config, taken.dtype)
         weights = Weights(taken, target.backend)
+        use_program = target.program is not None
         if isinstance(config, MedusaConfig):
             shared = [target.head] * len(config.blocks)
             own = config.outputs
             outputs = None if own is None else [weights.linear(o, torch.float32) for o in own]
             return MedusaHeads(config, weights, shared if outputs is None else outputs)
         if isinstance(config, MTPConfig):
-            return MTPHead(config, weights, target.embedding, target.head, target.max_model_len)
+            shared = target.embedding, target.head, target.max_model_len
+            return MTPHead(config, weights, *shared, use_program=use_program)
         draft_ids = tensors.draft_ids(config.draft_vocab_size, config.vocab_size)
         return Eagle3Head(
             config,
@@ -71,4 +74,5 @@ def make_head(
             else target.head,
             draft_ids,
             target.max_model_len,
+            use_program=use_program,
         )

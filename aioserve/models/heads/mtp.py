@@ -4,16 +4,17 @@ et al., "FastMTP", 2025)."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from aioserve.models.block_parts import Norm, Weights
 from aioserve.models.blocks import DecoderLayer, ResidualStream
 from aioserve.models.heads.config import MTPConfig
 from aioserve.models.heads.decoder_head import DecoderHead
-from aioserve.ops import Batch, Embedding, KVCache, Linear
+from aioserve.ops import Embedding, LayerOps, Linear
 
 __all__ = ["MTPHead"]
+
+X = TypeVar("X")
 
 
 class MTPHead(DecoderHead):
@@ -29,6 +30,8 @@ class MTPHead(DecoderHead):
         embedding: Embedding,
         output: Linear,
         max_model_len: int,
+        *,
+        use_program: bool = True,
     ) -> None:
         self.config: MTPConfig = config
         self._token_norm = Norm(config.token_norm, weights)
@@ -36,27 +39,24 @@ class MTPHead(DecoderHead):
         self._projection = weights.linear(config.projection)
         self._layer = DecoderLayer(config.layers[0], 0, weights)
         self._final_norm = Norm(config.final_norm, weights)
-        super().__init__(config, weights, embedding, output, max_model_len)
+        shared = embedding, output, max_model_len
+        features = config.hidden_size
+        super().__init__(config, weights, *shared, features=features, use_program=use_program)
 
     @property
     def kind(self) -> str:
         return self.config.kind
 
-    def fuse(self, features: Tensor) -> Tensor:
-        self._check("features", features, len(features), self.hidden_size)
+    def _fused(self, ops: LayerOps[X], features: X) -> X:
+        """What the target's last layer gave."""
         return features
 
-    @torch.inference_mode()
-    def forward(self, hidden: Tensor, batch: Batch, kv: KVCache) -> Tensor:
-        """As `DecoderHead.forward`; `hidden` is what the target's last layer gave, or of an earlier
-        call."""
-        ops = self._ops(hidden, batch, kv)
+    def _behind(self, ops: LayerOps[X], hidden: X) -> X:
         embedded = self._token_norm(ops, ops.embed(self._embedding))
-        both = torch.cat([embedded, self._hidden_norm(ops, hidden)], dim=1)
+        both = ops.beside(embedded, self._hidden_norm(ops, hidden))
         stream = ResidualStream(ops, ops.linear(both, self._projection))
         self._layer(stream, logit_rows_only=True)
         return stream.normed(self._final_norm)
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._output(hidden)
+    def _logits(self, ops: LayerOps[X], hidden: X) -> X:
+        return ops.linear(hidden, self._output)

@@ -88,16 +88,21 @@ class PlainEagle3:
 
     def logits(self, hidden: Tensor) -> Tensor:
         x = hidden if self.config.get("norm_output") else self.norm("norm", hidden)
-        return linear(x, self.output)
+        own = linear(x, self.output)
+        if "d2t" not in self.tensors:
+            return own
+        vocab = self.config["transformer_layer_config"]["vocab_size"]
+        logits = torch.full((len(own), vocab), -torch.inf, dtype=own.dtype)
+        logits[:, torch.arange(own.shape[1]) + self.tensors["d2t"].long()] = own
+        return logits
 
     def guesses(self, features: Tensor, ids: list[int], count: int) -> tuple[Tensor, list[int]]:
-        """Logits of `count` greedy guesses behind rows, [count, draft vocab], and their tokens."""
+        """Logits of `count` greedy guesses behind rows, [count, vocab], and their tokens."""
         hidden, ids, found, drawn = self.fuse(features), list(ids), [], []
         for _ in range(count):
             last = self.hidden_states(hidden, ids)[-1:]
             found.append(self.logits(last))
-            best = int(found[-1].argmax())
-            drawn.append(best + int(self.tensors["d2t"][best]) if "d2t" in self.tensors else best)
+            drawn.append(int(found[-1].argmax()))
             hidden, ids = torch.cat([hidden, last]), [*ids, drawn[-1]]
         return torch.cat(found), drawn
 

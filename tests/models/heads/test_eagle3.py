@@ -75,7 +75,7 @@ def test_guesses_are_those_of_the_formulas(name, backend, targets, shared, tmp_p
     features = torch.randn(13, head.config.num_features * HIDDEN)
 
     run = HeadRun(head, targets[backend].backend, page_size=4)
-    run.guess([(0, ids[:5])], head.fuse(features[:5]))
+    run.guess([(0, ids[:5])], features[:5])
     logits, drawn = run.chain(5, ids[5:], features[5:], count=4)
 
     expected, expected_ids = plain.guesses(features, ids, count=4)
@@ -121,7 +121,7 @@ def test_sequences_of_one_batch_are_apart(heads, targets):
     run = HeadRun(head, targets["reference"].backend, page_size=2)
     ids, features = [[5, 6, 7], [9], [200, 5]], torch.randn(6, 3 * HIDDEN)
 
-    _, logits = run.guess([(0, own) for own in ids], head.fuse(features))
+    logits, _ = run.guess([(0, own) for own in ids], features)
 
     for found, own, part in zip(logits, ids, features.split([3, 1, 2]), strict=True):
         close(found[None], plain.guesses(part, own, 1)[0])
@@ -145,12 +145,13 @@ def test_positions_go_on_behind_the_angles_that_were_made_first(
 def test_what_is_passed_stays_as_it_is(heads, targets):
     head, _ = heads
     run = HeadRun(head, targets["reference"].backend, page_size=2)
-    hidden = head.fuse(torch.randn(2, 3 * HIDDEN))
-    before = hidden.clone()
+    for columns, fuses in ((3 * HIDDEN, True), (HIDDEN, False)):
+        given = torch.randn(2, columns)
+        before = given.clone()
 
-    run.guess([(0, [1, 2])], hidden)
+        run.guess([(0, [1, 2])], given, fuses=fuses)
 
-    assert torch.equal(hidden, before)
+        assert torch.equal(given, before)
 
 
 def test_the_flat_files_of_eagles_authors_read_alike(targets, tmp_path):
@@ -179,7 +180,7 @@ def test_bfloat16_heads_have_pages_and_hidden_states_of_it(tmp_path):
     head = loaded(tmp_path / "head", target, config, eagle3_tensors(config))
     run = HeadRun(head, target.backend, 4)
 
-    hidden, logits = run.guess([(0, [3])], head.fuse(torch.randn(1, 3 * HIDDEN).bfloat16()))
+    logits, hidden = run.guess([(0, [3])], torch.randn(1, 3 * HIDDEN).bfloat16())
 
     assert (hidden.dtype, run.cache.dtype, logits.dtype) == (
         torch.bfloat16,
@@ -289,9 +290,9 @@ def test_weights_that_do_not_fit_are_refused(change, message, targets, tmp_path)
 def test_tensors_that_do_not_fit_are_named(heads, targets):
     head, _ = heads
     run = HeadRun(head, targets["reference"].backend, page_size=16)
-    with pytest.raises(ValueError, match=r"features must be torch.float32 of shape \[2, 144\]"):
-        head.fuse(torch.randn(2, 48))
-    with pytest.raises(ValueError, match=r"hidden must be torch.float32 of shape \[1, 48\]"):
-        run.guess([(0, [1])], torch.randn(2, 48))
+    with pytest.raises(ValueError, match=r"rows must be torch.float32 of shape \[1, 144\]"):
+        run.guess([(0, [1])], torch.randn(1, 48))
+    with pytest.raises(ValueError, match=r"rows must be torch.float32 of shape \[1, 48\]"):
+        run.guess([(0, [1])], torch.randn(2, 48), fuses=False)
     with pytest.raises(ValueError, match="max_context must be at most 256, got 300"):
-        run.guess([(299, [1])], torch.randn(1, 48))
+        run.guess([(299, [1])], torch.randn(1, 144))

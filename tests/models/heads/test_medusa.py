@@ -105,8 +105,10 @@ def test_what_the_target_has_is_not_read_again(target, tmp_path):
         for name, each in (("a", tensors), ("b", repeated))
     ]
 
-    one, other = (heads.logits(hidden) for heads in found)
-    assert torch.equal(one, other)
+    one, other = found
+    assert isinstance(one, MedusaHeads)
+    assert isinstance(other, MedusaHeads)
+    assert torch.equal(one.logits(hidden), other.logits(hidden))
 
 
 def _refused(directory: Path, target: Decoder, tensors: Tensors, **changed: Any) -> str:
