@@ -105,6 +105,8 @@ class StepThreadRunner:
             return StepOutcome(step=step.step, token_ids=())
         self._prefault.note_writes(step.batch.token_locations)
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
+        # torch lets go of the GIL while it makes a tensor. From here on the loop takes it then.
+        self._model.make_room(len(batch.token_ids))
         self._thread.tell_loop()
         extras, pooled = step.extras, ()
         drawn_at_once = not step.pooled and (extras is None or extras.logprobs is None)

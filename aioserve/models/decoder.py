@@ -119,8 +119,8 @@ class Decoder:
 
     @property
     def kept_states(self) -> Tensor:
-        """What the batch that was computed last has kept: [T, kept_columns] in `dtype`. Raises
-        ValueError where nothing is kept."""
+        """What the batch that was computed last has kept, until the next one: [T, kept_columns] in
+        `dtype`. Raises ValueError where nothing is kept."""
         if self._states is None:
             raise ValueError("kept_layers must name a layer before states are there")
         return self._states
@@ -147,7 +147,7 @@ class Decoder:
         Raises ValueError for a context beyond `max_model_len`.
         """
         self.cover(batch.max_context)
-        states = self._new_states(batch)
+        states = self._room(batch)
         if self.program is not None:
             return self.program.logits(batch, kv, states)
         return self.compute(TensorOps(self.backend, batch, kv, states))
@@ -164,7 +164,7 @@ class Decoder:
         """`forward`, then `Backend.draw` from its logits, changed by `edits`."""
         if self.program is not None:
             self.cover(batch.max_context)
-            states = self._new_states(batch)
+            states = self._room(batch)
             return self.program.draw(batch, kv, rows, last_tokens, edits, states)
         logits = self.forward(batch, kv)
         if edits is not None:
@@ -181,6 +181,12 @@ class Decoder:
         for table in self._weights.rotary_tables:
             table.cover(max_context)
 
+    def make_room(self, num_tokens: int) -> None:
+        """Make room for what a batch of so many tokens keeps, which steps do by themselves."""
+        if self._kept_layers and (self._states is None or len(self._states) != num_tokens):
+            shape = num_tokens, self.kept_columns
+            self._states = torch.empty(shape, dtype=self.dtype, device=self.backend.device)
+
     @torch.inference_mode()
     def forward_pooled(
         self, batch: Batch, kv: KVCache, counts: Sequence[int]
@@ -189,7 +195,7 @@ class Decoder:
         batch's `logit_rows`. Return those of the others, and sums of hidden states: of so many of
         the last rows each, one after the other, float32 [len(counts), hidden]."""
         self.cover(batch.max_context)
-        ops = TensorOps(self.backend, batch, kv, self._new_states(batch))
+        ops = TensorOps(self.backend, batch, kv, self._room(batch))
         hidden = self.hidden_states(ops)
         num_logits = len(hidden) - sum(counts)
         sums = _sums(hidden[num_logits:], counts)
@@ -223,10 +229,8 @@ class Decoder:
             if kept == layer:
                 stream.ops.keep(stream.normed(None), place * self.config.hidden_size)
 
-    def _new_states(self, batch: Batch) -> Tensor | None:
-        if self._kept_layers:
-            shape = len(batch.token_ids), self.kept_columns
-            self._states = torch.empty(shape, dtype=self.dtype, device=self.backend.device)
+    def _room(self, batch: Batch) -> Tensor | None:
+        self.make_room(len(batch.token_ids))
         return self._states
 
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:

@@ -41,6 +41,9 @@ class LogitsByToken:
         self.storages: list[torch.Tensor] = []
         self.inference: list[bool] = []
 
+    def make_room(self, num_tokens: int) -> None:
+        pass
+
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.inference.append(torch.is_inference_mode_enabled())
         self.batches.append(batch)

@@ -47,7 +47,7 @@ def test_kept_states_are_those_of_transformers(name, use_program, directory_of, 
     run, states, logits = PagedRun(model), [], []
     for chunk in (IDS[:9], IDS[9:10], IDS[10:]):
         logits.append(run.step({"a": chunk})["a"])
-        states.append(model.kept_states)
+        states.append(model.kept_states.clone())
     expected = expected_states(oracle(name), IDS, kept)
     torch.testing.assert_close(torch.cat(states), expected, rtol=1e-4, atol=1e-4)
     plain = PagedRun(load_model(directory_of(name), dtype="float32", use_program=use_program))

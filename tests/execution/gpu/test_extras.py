@@ -69,6 +69,9 @@ class TableDecoder:
     def cover(self, max_context: int) -> None:
         pass
 
+    def make_room(self, num_tokens: int) -> None:
+        pass
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         rows = batch.logit_rows
         return self.by_token[batch.token_ids[rows]] + self.by_position[batch.positions[rows].long()]
