@@ -43,10 +43,10 @@ from aioserve.assets import draft_path
 from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
 
 OFF = "none"
-FAMILY = "same family"
 DRAFTS = {
     "the model itself": "model:path={model}",
-    FAMILY: "model",
+    "same family": "model",
+    "EAGLE-3 head": "eagle3",
     "the model in int8": "model:quantization=int8",
     "the model in int4": "model:quantization=int4",
     "ngram": "ngram",
@@ -126,8 +126,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     drafts = {**DRAFTS, **dict(options.drafts)}
-    if draft_path(options.model) is None:
-        del drafts[FAMILY]  # none comes with the model
+    for name, drafter in [*drafts.items()]:
+        if drafter in ("model", "eagle3") and draft_path(options.model, drafter) is None:
+            del drafts[name]  # none comes with the model
     names = [*drafts] if options.only is None else options.only
     if unknown := [name for name in names if name not in drafts]:
         parser.error(f"--only: no draft is named {unknown[0]!r}, there are {', '.join(drafts)}")

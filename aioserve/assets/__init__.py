@@ -8,8 +8,12 @@ EMBEDDED_MODELS = ("pyhelp",)
 """The names of the models that the package carries."""
 
 
-EMBEDDED_DRAFTS = {"pyhelp": "pyhelp-draft"}
-"""The small model that guesses for each embedded model, which has the same tokens."""
+EMBEDDED_DRAFTS = {
+    ("pyhelp", "model"): "pyhelp-draft",
+    ("pyhelp", "eagle3"): "pyhelp-eagle3",
+}
+"""What guesses for an embedded model, by its name and the drafter's: a small model with the same
+tokens, and a head."""
 
 
 def model_path(name: str) -> Path | None:
@@ -20,9 +24,9 @@ def model_path(name: str) -> Path | None:
     return path if (path / "config.json").is_file() else None
 
 
-def draft_path(name: str) -> Path | None:
-    """Return the directory of the small model that guesses for the embedded model ``name``, or None
-    if there is none. It has no tokenizer: it has that of the embedded model."""
-    if name not in EMBEDDED_DRAFTS:
-        return None
-    return Path(__file__).resolve().parent / EMBEDDED_DRAFTS[name]
+def draft_path(name: str, drafter: str = "model") -> Path | None:
+    """Return the directory of what guesses for the embedded model ``name`` as the drafter
+    ``drafter``, or None if there is none. It has no tokenizer: it has that of the embedded model.
+    """
+    directory = EMBEDDED_DRAFTS.get((name, drafter))
+    return None if directory is None else Path(__file__).resolve().parent / directory

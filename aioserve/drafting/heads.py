@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioserve.arguments import check, text
+from aioserve.arguments import check, optional, text
 from aioserve.drafting.loaded import MAX_PATH_CHARS, LoadedDrafter
 from aioserve.errors import ConfigError
 
@@ -14,12 +14,11 @@ class HeadDrafter(LoadedDrafter):
     and weights. The model keeps, for each token, the hidden states that the head reads, in pages
     beside those of its keys and values."""
 
-    path: str
-
-    def __init__(self, *, path: str) -> None:
-        """`path`: the directory of the head. Raises `ConfigError` for a path that is none."""
+    def __init__(self, *, path: str | None = None) -> None:
+        """`path`: the directory of the head; None: the one that comes with the embedded model that
+        is served. Raises `ConfigError` for a path that is none."""
         super().__init__()
-        self.path = check(ConfigError, "path", path, text(1, MAX_PATH_CHARS))
+        self.path: str | None = check(ConfigError, "path", path, optional(text(1, MAX_PATH_CHARS)))
 
 
 class Eagle3Drafter(HeadDrafter):

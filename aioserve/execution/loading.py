@@ -233,7 +233,7 @@ class _Loader:
         """Rounded as its drafter says, whatever `quantization` says of the other model."""
         with naming(drafter):
             if isinstance(drafter, HeadDrafter):
-                return ReadDraftHead(drafter, ReadHead.of(resolve(drafter.path)))
+                return ReadDraftHead(drafter, ReadHead.of(self._draft_path(drafter)))
             if not isinstance(drafter, ModelDrafter):
                 raise InvariantError(f"nobody knows how drafter {drafter.kind!r} is loaded")
             path = self._draft_path(drafter)
@@ -249,15 +249,17 @@ class _Loader:
                 f"drafter 'model': {error}", argument="speculation", value=self.config.speculation
             ) from error
 
-    def _draft_path(self, drafter: ModelDrafter) -> Path:
+    def _draft_path(self, drafter: LoadedDrafter) -> Path:
         if drafter.path is not None:
             return resolve(drafter.path)
-        if drafter.quantization is not None:
+        if isinstance(drafter, ModelDrafter) and drafter.quantization is not None:
             return resolve(self.model)
-        if (path := assets.draft_path(self.model)) is not None:
+        if (path := assets.draft_path(self.model, drafter.kind)) is not None:
             return path
+        none = "no draft model" if isinstance(drafter, ModelDrafter) else "no such head"
         raise ConfigError(
-            f"drafter 'model' needs the option path: no draft model comes with {shown(self.model)}",
+            f"drafter {drafter.kind!r} needs the option path: {none} comes with "
+            f"{shown(self.model)}",
             argument="speculation",
             value=self.config.speculation,
         )

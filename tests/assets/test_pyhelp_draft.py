@@ -26,8 +26,8 @@ def directory() -> Path:
 
 
 def test_every_embedded_draft_is_there() -> None:
-    for name in EMBEDDED_DRAFTS:
-        path = draft_path(name)
+    for name, drafter in EMBEDDED_DRAFTS:
+        path = draft_path(name, drafter)
         assert path is not None
         assert (path / "model.safetensors").is_file()
 
@@ -35,6 +35,11 @@ def test_every_embedded_draft_is_there() -> None:
 @pytest.mark.parametrize("name", ["", "pyhelp-draft", "../assets/pyhelp"])
 def test_other_names_have_no_draft(name: str) -> None:
     assert draft_path(name) is None
+
+
+@pytest.mark.parametrize("drafter", ["", "mtp", "medusa", "ngram"])
+def test_other_drafters_have_no_draft(drafter: str) -> None:
+    assert draft_path("pyhelp", drafter) is None
 
 
 def test_size(directory: Path) -> None:

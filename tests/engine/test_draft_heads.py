@@ -291,10 +291,20 @@ async def test_memory_that_is_not_there_is_told(
             pass
 
 
-async def test_a_head_needs_a_path_and_a_model_that_is_loaded(models: Path) -> None:
-    with pytest.raises(ConfigError, match="path"):
-        async with Engine(str(models / "target"), speculation=Speculation(drafter="eagle3")):
+@pytest.mark.parametrize(
+    ("model", "kind"), [("", "eagle3"), ("pyhelp", "mtp"), ("pyhelp", "medusa")]
+)
+async def test_a_head_is_named_unless_one_comes_with_the_model(
+    models: Path, model: str, kind: str
+) -> None:
+    message = f"drafter '{kind}' needs the option path: no such head comes with '{model}"
+    with pytest.raises(ConfigError, match=message) as caught:
+        async with Engine(model or str(models / "target"), speculation=Speculation(drafter=kind)):
             pass
+    assert caught.value.argument == "speculation"
+
+
+async def test_a_head_needs_a_model_that_is_loaded(models: Path) -> None:
     with pytest.raises(ConfigError, match="drafter 'mtp' needs a model that the engine loads"):
         async with Engine(FakeModel(), speculation=speculation_of(models, "mtp")):
             pass

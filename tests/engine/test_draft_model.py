@@ -223,11 +223,12 @@ async def test_a_model_that_is_an_object_has_no_draft_model() -> None:
             pass
 
 
-async def test_pyhelp_has_a_draft_of_its_own() -> None:
+@pytest.mark.parametrize("drafter", ["model", "eagle3"])
+async def test_pyhelp_has_drafts_of_its_own(drafter: str) -> None:
     messages = [{"role": "user", "content": "What does functools.lru_cache do?"}]
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=60)
     answers: list[ChatCompletion] = []
-    for speculation in (None, Speculation(drafter="model", max_tokens=4)):
+    for speculation in (None, Speculation(drafter=drafter, max_tokens=4)):
         async with Engine("pyhelp", speculation=speculation) as engine:
             answers.append(await engine.chat(messages, params).completion())
     plain, guessed = answers
