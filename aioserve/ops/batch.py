@@ -103,6 +103,16 @@ class HostBatch:
             pending_slots=nothing,
         )
 
+    def advance(self, page_size: int) -> None:
+        """Make it, in place, the batch of each sequence's next token, of an id to be set, where
+        each has one and pages for one more."""
+        for array in (self.context_lens, self.positions, self.token_locations):
+            array += 1
+        if not (self.positions % page_size).all():
+            rows = np.arange(len(self.positions))
+            places = token_locations(self.page_table, rows, self.positions, page_size)
+            self.token_locations[:] = places
+
     @property
     def max_context(self) -> int:
         """Tokens of the longest context."""

@@ -74,6 +74,4 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         return (None, None) if samples is None else (self._draw(logits, samples), hidden)
 
     def _picked(self, passed: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
-        if passed is None or len(rows) == len(passed):
-            return passed
-        return passed[list(rows)]
+        return None if passed is None else passed[list(rows)]

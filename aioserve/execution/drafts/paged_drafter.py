@@ -189,10 +189,11 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         going = [at for at, one in enumerate(work) if one.limit]
         rows = counts.cumsum()[going] - 1
         contexts = np.array([one.end for one in work])
-        batch = self._batch(counts, contexts, table, rows, np.concatenate(ids))
-        passed = self._drawn(batch, [work[at] for at in going], guesses, None)
+        first = self._batch(counts, contexts, table, rows, np.concatenate(ids))
+        passed = self._drawn(first, [work[at] for at in going], guesses, None)
         for one in work:
             self._pages.written(self._tables.page_ids(one.slot), one.start, one.end)
+        batch: HostBatch | None = None
         for made in range(1, max(one.limit for one in work)):
             able = [
                 row
@@ -201,14 +202,21 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             ]
             if not able:
                 return
-            going, passed = [going[row] for row in able], self._picked(passed, able)
-            batch = self._batch(
-                np.ones(len(going), np.int64),
-                np.array([work[at].end + made for at in going]),
-                np.ascontiguousarray(table[:, going]),
-                np.arange(len(going)),
-                np.array([guesses[work[at].slot][-1] for at in going]),
-            )
+            if len(able) < len(going):
+                going, passed = [going[row] for row in able], self._picked(passed, able)
+                batch = None
+            last_ids = np.array([guesses[work[at].slot][-1] for at in going])
+            if batch is None:
+                batch = self._batch(
+                    np.ones(len(going), np.int64),
+                    np.array([work[at].end + made for at in going]),
+                    np.ascontiguousarray(table[:, going]),
+                    np.arange(len(going)),
+                    last_ids,
+                )
+            else:  # in place, as to lay out another takes as long as a small model's guess
+                batch.advance(self._cache.page_size)
+                batch.token_ids[:] = last_ids
             passed = self._drawn(batch, [work[at] for at in going], guesses, passed)
 
     def _goes_on(self, guesses: Sequence[int], made: int) -> bool:
