@@ -28,7 +28,7 @@ Heads = dict[tuple[str, str], tuple[DecoderHead, DecoderHead]]
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
-    """Of each dtype and kind: op by op, and by a program."""
+    """A head of each dtype and kind, op by op and by a program."""
     path = tmp_path_factory.mktemp("heads")
     write("llama", path / "target")
     for name, (changed, has) in CONFIGS.items():
