@@ -76,7 +76,7 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     """In all its layers, which keep every position."""
     state_bytes_per_token: int
-    """Of the model's layers, for a head that reads them."""
+    """What a head reads of the model's layers."""
 
     def bytes_per_page(self, page_size: int) -> int:
         """Bytes beside each page of the model."""
