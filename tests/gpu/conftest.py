@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.place import Place, is_rehearsal, is_required, why_no_card
-from tests.ops.gpu.interpreter import correct_products, round_bfloat16_to_nearest
+from tests.ops.gpu.interpreter import correct_products, hasten, round_bfloat16_to_nearest
 from tests.parity import tiny_models
 
 # Triton has no packages for anything but Linux on x86-64 and arm64.
@@ -37,6 +37,7 @@ def no_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def place() -> Place:
     """For tests that can be rehearsed."""
     correct_products()
+    hasten()
     round_bfloat16_to_nearest()
     return Place.found()
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.ops.gpu.interpreter import correct_products
+from tests.ops.gpu.interpreter import correct_products, hasten
 
 # Triton has no packages for anything but Linux on x86-64 and arm64.
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
@@ -15,6 +15,7 @@ collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 if not collect_ignore_glob:
     correct_products()
+    hasten()
 
 
 @pytest.fixture(scope="session")
