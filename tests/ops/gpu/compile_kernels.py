@@ -1,6 +1,7 @@
 """Compiles the GPU's kernels for cards that aren't there, and shows what they take of them.
 
-    python -m tests.ops.gpu.compile_kernels [--targets 80 90 100] [--only NAME] [--json PATH]
+    python -m tests.ops.gpu.compile_kernels [--targets 80 90 100] [--in-turn] [--only NAME]
+        [--json PATH]
 
 prints a line for each kernel and target: registers of a thread, bytes of stack (what registers
 spill to), and shared memory. Triton compiles without a GPU where it is told what for.
@@ -250,9 +251,20 @@ def resources(build: Build, target: int) -> Resources:
     )
 
 
+def in_turn(jobs: Sequence[tuple[Build, int]]) -> list[tuple[Build, int]]:
+    """The first kernel for the first of its targets, the second for the second of its own."""
+    by_name: dict[str, list[tuple[Build, int]]] = {}
+    for build, target in jobs:
+        by_name.setdefault(build.name, []).append((build, target))
+    return [of_one[i % len(of_one)] for i, of_one in enumerate(by_name.values())]
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", type=int, nargs="+", default=TARGETS, choices=TARGETS)
+    parser.add_argument(
+        "--in-turn", action="store_true", help="each kernel for one of the targets, in turn"
+    )
     parser.add_argument("--only", default="", help="kernels with this in their names")
     parser.add_argument("--json", type=Path, help="a file for the same as JSON")
     chosen = parser.parse_args(arguments)
@@ -264,6 +276,8 @@ def main(arguments: Sequence[str]) -> None:
         for target in build.targets
         if target in chosen.targets and chosen.only in build.name
     ]
+    if chosen.in_turn:
+        jobs = in_turn(jobs)
     found = []
     print(f"{'kernel':60} target  warps  registers  stack  shared")
     with ThreadPoolExecutor(2) as pool:
