@@ -2,8 +2,9 @@
 
 A task that sleeps a millisecond at a time sees when it wakes late, whatever kept it: a callback
 that computes, or another thread that doesn't let go of the interpreter's lock. On a busy machine
-every task wakes late; then this process has not computed meanwhile. So what counts of a late tick
-is the CPU time that the process took during it, and all of it if it was very late.
+every task wakes late; then this process has not computed meanwhile, or the loop's thread waited for
+a core. So what counts of a late tick is the CPU time that the process took during it, at most what
+is left without the wait for a core, and all of it if it was very late.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -37,12 +40,26 @@ class HeldLoop:
         self.seconds: float = 0.0
 
     async def watch(self) -> None:
-        while True:
-            began, computed = time.perf_counter(), time.process_time()
-            await asyncio.sleep(TICK_SECONDS)
-            late = time.perf_counter() - began - TICK_SECONDS
-            computed = time.process_time() - computed
-            self.seconds = max(self.seconds, late if late > WAITS_SECONDS else min(late, computed))
+        with _waits_for_a_core() as waited_seconds:
+            while True:
+                began, computed = time.perf_counter(), time.process_time()
+                waited = waited_seconds()
+                await asyncio.sleep(TICK_SECONDS)
+                late = time.perf_counter() - began - TICK_SECONDS
+                late -= waited_seconds() - waited
+                computed = time.process_time() - computed
+                held = late if late > WAITS_SECONDS else min(late, computed)
+                self.seconds = max(self.seconds, held)
+
+
+@contextlib.contextmanager
+def _waits_for_a_core() -> Iterator[Callable[[], float]]:
+    """How long the calling thread has been ready to run and had no core, where Linux tells."""
+    try:
+        with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb", 0) as file:
+            yield lambda: int(os.pread(file.fileno(), 64, 0).split()[1]) / 1e9
+    except FileNotFoundError:
+        yield lambda: 0.0
 
 
 @contextlib.contextmanager

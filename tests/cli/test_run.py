@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 from tests.cli.terminal import CTRL_C, Terminal
 
@@ -149,8 +151,14 @@ def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
     assert done.stderr.splitlines() == ["aioserve: [Errno 28] No space left on device"]
 
 
-def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:
-    arguments = ("run", str(tiny_model), "x", "--temperature", "1")
+def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
+    # However long it takes until Ctrl-C is there, the answer goes on: it has no token that ends it.
+    config = json.loads((tiny_model / "config.json").read_text())
+    del config["eos_token_id"]
+    endless = write_random_model(
+        tmp_path / "endless", config | {"max_position_embeddings": 2**17}, dtype="float32"
+    )
+    arguments = ("run", str(endless), "x", "--temperature", "1")
     with Terminal(*arguments) as terminal:
         terminal.expect(r"\S")
         terminal.send(CTRL_C)
