@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from aioserve.cli import main
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
+from tests.cli.forked import Forks, forks
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +40,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def aioserve() -> Run:
-    """Run the command to its end."""
+def aioserve_anew() -> Run:
+    """Run the command to its end, from the start of Python on."""
 
     def run(
         *arguments: object, stdin: str = "", **environment: str
@@ -51,6 +53,29 @@ def aioserve() -> Run:
             text=True,
             timeout=50,
             env=os.environ | {"COLUMNS": "120"} | environment,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with forks(tmp_path_factory.mktemp("forks")) as forking:
+        yield forking
+
+
+@pytest.fixture
+def aioserve(forking: Forks) -> Run:
+    """Run the command to its end in a process of its own that has torch already."""
+
+    def run(
+        *arguments: object, stdin: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return forking.run(
+            list(map(str, arguments)),
+            stdin=stdin,
+            environment=os.environ | {"COLUMNS": "120"} | environment,
+            seconds=50,
         )
 
     return run

@@ -37,14 +37,14 @@ def test_doctor_prints_a_table_for_people(aioserve: Run) -> None:
         assert fact in shown
 
 
-def test_what_is_broken_is_named_and_harms_nothing_else(aioserve: Run, tmp_path: Path) -> None:
+def test_what_is_broken_is_named_and_harms_nothing_else(aioserve_anew: Run, tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text("raise ImportError('no driver here')\n")
     (tmp_path / "broken_policies.py").write_text(PLUGIN)
     info = tmp_path / "broken_policies-3.4.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
     (info / "entry_points.txt").write_text("[aioserve]\nrandom-order = broken_policies\n")
-    done = aioserve("doctor", "--json", PYTHONPATH=str(tmp_path))
+    done = aioserve_anew("doctor", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0
     found = json.loads(done.stdout)
     assert "no driver here" in found["cupy"]["error"]

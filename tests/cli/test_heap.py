@@ -58,10 +58,10 @@ def test_a_server_has_its_start_out_of_the_collectors_sight(noting: str) -> None
 
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_a_measurement_begins_as_a_server_does(
-    kind: str, aioserve: Run, tiny_model: Path, noting: str
+    kind: str, aioserve_anew: Run, tiny_model: Path, noting: str
 ) -> None:
     sizes = ("--num-prompts", 2, "--input-len", 9, "--output-len", 4)
-    done = aioserve("bench", kind, tiny_model, *sizes, "--policy", noting)
+    done = aioserve_anew("bench", kind, tiny_model, *sizes, "--policy", noting)
     assert done.returncode == 0, done.stderr
     warms_up, *_, measured = noted()
     assert warms_up == [False, True]

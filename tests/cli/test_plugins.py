@@ -106,10 +106,10 @@ def install(tmp_path: Path) -> Install:
     return install
 
 
-def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install) -> None:
+def test_everything_that_plugins_offer_is_listed(aioserve_anew: Run, install: Install) -> None:
     install("bad", "raise RuntimeError('planted')")
     path = install("all_kinds", GOOD)
-    done = aioserve("plugins", "--all", "--json", PYTHONPATH=path)
+    done = aioserve_anew("plugins", "--all", "--json", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     rows = {(row["kind"], row["name"]): row for row in json.loads(done.stdout)}
     assert rows["policy", "backwards"] == {
@@ -129,11 +129,11 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
     broken = rows["plugin", "bad"]
     assert (broken["state"], broken["cause"]) == ("broken", "RuntimeError('planted')")
 
-    table = aioserve("plugins", PYTHONPATH=path).stdout
+    table = aioserve_anew("plugins", PYTHONPATH=path).stdout
     assert "backwards" in table
     assert "planted" not in table
     assert "1 more can't be used; --all shows it" in table
-    table = aioserve("plugins", "--all", PYTHONPATH=path, AIOSERVE_PLUGINS="off").stdout
+    table = aioserve_anew("plugins", "--all", PYTHONPATH=path, AIOSERVE_PLUGINS="off").stdout
     assert "off: AIOSERVE_PLUGINS" in table
     assert "backwards" not in table
     assert "fcfs" in table

@@ -1,0 +1,146 @@
+"""The `aioserve` command in processes that have torch already: forks of one that imported it.
+
+    python -m tests.cli.forked SOCKET
+
+forks for each connection to SOCKET, of which the first message is the command as JSON, with its
+stdin, stdout and stderr. The fork runs the command and ends as it does; the answer is the exit
+code. What is imported when a command begins, or how it starts, needs a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from aioserve_main import main
+
+__all__ = ["Forks", "forks"]
+
+MOST_BYTES = 1 << 20
+START_SECONDS = 50.0
+STREAMS = (0, 1, 2)
+
+
+class Forks:
+    """Asks the process that forks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def run(
+        self, words: Sequence[str], *, stdin: str, environment: dict[str, str], seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        """One command to its end: its exit code, or the negative number of its signal."""
+        with contextlib.ExitStack() as stack:
+            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS)
+            given.write(stdin.encode())
+            given.seek(0)
+            asked = {"words": list(words), "environment": environment, "folder": os.getcwd()}
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connection.connect(os.fspath(self._path))
+            files = [file.fileno() for file in (given, out, err)]
+            socket.send_fds(connection, [json.dumps(asked).encode()], files)
+            child = int(connection.recv(64))
+            connection.settimeout(seconds)
+            try:
+                code = int(connection.recv(64))
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(words), seconds) from None
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(
+                list(words), code, out.read().decode(), err.read().decode()
+            )
+
+
+@contextlib.contextmanager
+def forks(folder: Path) -> Iterator[Forks]:
+    """Starts a process that forks, and ends it. Its socket is in `folder`."""
+    path = folder / "forks"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.forked", str(path)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not path.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield Forks(path)
+        finally:
+            process.kill()
+
+
+def _serve(path: str) -> None:
+    """Returns in each fork, with the command's words, streams, environment and folder."""
+    import torch  # noqa: F401
+
+    import aioserve.cli  # noqa: F401
+
+    early = "huggingface_hub", "transformers"
+    assert not sys.modules.keys() & set(early), f"{early} read the environment when imported"
+    wakes, woken = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken)
+    handled = signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, socket.socket] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"{path}.new")
+        listening.listen()
+        os.rename(f"{path}.new", path)
+        while True:
+            ready, _, _ = select.select([listening, wakes], [], [])
+            if wakes in ready:
+                os.read(wakes, 4096)
+                _tell_of_ends(running)
+            if listening not in ready:
+                continue
+            connection, _ = listening.accept()
+            message, files, _, _ = socket.recv_fds(connection, MOST_BYTES, len(STREAMS))
+            child = os.fork()
+            if child == 0:
+                break
+            running[child] = connection
+            connection.send(b"%d" % child)
+            for file in files:
+                os.close(file)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, handled)
+    for one in (connection, *running.values()):
+        one.close()
+    for file in (wakes, woken):
+        os.close(file)
+    for stream, file in zip(STREAMS, files, strict=True):
+        os.dup2(file, stream)
+        os.close(file)
+    asked = json.loads(message)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    sys.argv[1:] = asked["words"]
+
+
+def _tell_of_ends(running: dict[int, socket.socket]) -> None:
+    while running:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            return
+        with running.pop(child) as connection, contextlib.suppress(OSError):
+            connection.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
+    main()
