@@ -26,7 +26,15 @@ VERBS = {
     "plugins": ("plugins",),
     "bench": ("bench", "throughput", "pyhelp", *SHORT),
 }
-EVERY_VERB = pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+
+
+def every_verb(first: int) -> pytest.MarkDecorator:
+    """All verbs. Every second one is quick, from the `first` on: each meets two of four streams."""
+    verbs = [
+        pytest.param(words, id=name, marks=() if (i + first) % 2 == 0 else pytest.mark.slow)
+        for i, (name, words) in enumerate(VERBS.items())
+    ]
+    return pytest.mark.parametrize("words", verbs)
 
 
 def run(
@@ -62,7 +70,7 @@ def nobody_reads() -> Iterator[BinaryIO]:
 # -- where the streams lead
 
 
-@EVERY_VERB
+@every_verb(0)
 def test_closed_stdin_and_stderr_are_no_matter(words: tuple[str, ...]) -> None:
     done = run(words, closed=(0, 2))
     assert done.returncode == 0
@@ -72,7 +80,7 @@ def test_closed_stdin_and_stderr_are_no_matter(words: tuple[str, ...]) -> None:
         assert done.stdout
 
 
-@EVERY_VERB
+@every_verb(1)
 def test_closed_stdout_is_an_error_of_one_line(words: tuple[str, ...]) -> None:
     done = run(words, closed=(1,))
     assert done.returncode == 1
@@ -83,7 +91,7 @@ def test_nothing_is_printed_where_everything_is_closed() -> None:
     assert run(VERBS["plan"], closed=(0, 1, 2)).returncode == 1
 
 
-@EVERY_VERB
+@every_verb(3)
 def test_a_reader_that_went_away_ends_a_command_quietly(
     words: tuple[str, ...], nobody_reads: BinaryIO
 ) -> None:
@@ -94,7 +102,7 @@ def test_a_reader_that_went_away_ends_a_command_quietly(
     assert b"Traceback" not in done.stderr
 
 
-@EVERY_VERB
+@every_verb(2)
 def test_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = run(words, stdout=full, input=b"hello\n")

@@ -492,8 +492,14 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [
+        pytest.param(model, end, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, model in enumerate(MODELS)
+        for j, end in enumerate(ENDS)
+    ],
+)
 def test_a_program_that_ends_says_of_an_engine_no_more_than_that_it_was_not_closed(
     model: str, end: str
 ) -> None:
