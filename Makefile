@@ -54,7 +54,10 @@ RUFF := $(BIN)/ruff check && $(BIN)/ruff format --check
 # the few that have some would take half a minute.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 PYTEST := $(BIN)/python -m pytest
-PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
+# Files in the order of their names: those with few tests, which would come last, are the longest.
+PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# 40 examples of each property that doesn't say how many it needs; 100 elsewhere.
+QUICK := -m "not slow and not alone" --hypothesis-profile quick
 
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
@@ -70,10 +73,10 @@ run: $(FOR_RUN) $(BUILT)
 # Neither pyright nor the tests under -O are worth two processes: side by side they keep two busy.
 test: check-install $(FOR_CLIENTS) $(BUILT)
 	$(RUFF)
-	$(BIN)/pyright & types=$$!; $(PYTEST_OPTIMIZED) -q \
+	$(BIN)/pyright & types=$$!; $(PYTEST_OPTIMIZED) -q --hypothesis-profile quick \
 	  tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling; \
 	  tests=$$?; wait $$types && exit $$tests
-	$(PYTEST_SHARED) -m "not slow and not alone"
+	$(PYTEST_SHARED) $(QUICK)
 	$(PYTEST) -m "not slow and alone" $(ALONE)
 
 test-slow: lint $(FOR_CLIENTS)

@@ -1,5 +1,6 @@
 """How hypothesis runs here: without deadlines, and in CI with the same examples every time, and
-without explanations of failures, which trace every line and run into the test's time limit.
+without explanations of failures, which trace every line and run into the test's time limit. `make
+test` draws fewer examples, where a test doesn't say how many it needs.
 
 Whether planted bugs are found (`make mutants`) is asked with these examples too. The smallest one
 that fails is of no interest there.
@@ -61,10 +62,9 @@ settings.register_profile(
     print_blob=True,
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-if os.environ.get("AIOSERVE_FUZZ"):
-    settings.load_profile("fuzz")
-else:
-    settings.load_profile("same-every-time" if os.environ.get("CI") else "developer")
+USUAL = "same-every-time" if os.environ.get("CI") else "developer"
+settings.register_profile("quick", settings.get_profile(USUAL), max_examples=40)
+settings.load_profile("fuzz" if os.environ.get("AIOSERVE_FUZZ") else USUAL)
 
 
 @pytest.fixture(scope="session", autouse=True)
