@@ -1,13 +1,16 @@
 """What a stranger gets: sdist and wheel are built, and the wheel installed, outside the checkout.
 
-The wheel that is installed is made from the sdist; that is the one native build here. The
-environment has the third-party packages of the present one and no index, so that pip either finds
-every requirement of the wheel satisfied or fails.
+The wheel that is installed is made from the sdist. Where tests may be slow, its module is compiled
+from there; else it is that of the checkout, which was made of the same sources. The environment has
+the third-party packages of the present one and no index, so that pip either finds every requirement
+of the wheel satisfied or fails.
 """
 
 from __future__ import annotations
 
+import base64
 import configparser
+import hashlib
 import json
 import os
 import re
@@ -21,11 +24,15 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from aioserve import _native
+
 pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTABLE = {"aioserve", "aioserve_main", "aioserve_plugins"}
 BUILD_SDIST = "import scikit_build_core.build as b, sys; print(b.build_sdist(sys.argv[1]))"
+OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation")
+NOT_COMPILED = ("--config-settings=wheel.cmake=false",)
 LIMIT_SECONDS = 1000
 
 STREAM = """
@@ -92,14 +99,37 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / name
 
 
-@pytest.fixture(scope="session")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="session",
+    params=["with the checkout's module", pytest.param("compiled", marks=pytest.mark.slow)],
+)
+def wheel(
+    request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Built from the sdist."""
     place = tmp_path_factory.mktemp("wheel")
-    offline = ("--no-deps", "--no-index", "--no-build-isolation")
-    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", place, sdist, cwd=place)
+    is_compiled = request.param == "compiled"
+    pip = (sys.executable, "-m", "pip", "wheel", *OFFLINE, *(() if is_compiled else NOT_COMPILED))
+    run(*pip, "--wheel-dir", place, sdist, cwd=place)
     (made,) = place.glob("*.whl")
+    if not is_compiled:
+        add_to_wheel(made, Path(_native.__file__))
     return made
+
+
+def add_to_wheel(wheel: Path, module: Path) -> None:
+    """A module of `aioserve`, with its line in the wheel's list of files."""
+    name = f"aioserve/{module.name}"
+    content = module.read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(wheel) as archive:
+        files = {one: archive.read(one) for one in archive.namelist()}
+    (record,) = (one for one in files if one.endswith(".dist-info/RECORD"))
+    files[name] = content
+    files[record] += f"{name},sha256={digest},{len(content)}\n".encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for one, content in files.items():
+            archive.writestr(one, content)
 
 
 class Installed:
@@ -176,12 +206,23 @@ def test_the_sdist_has_the_sources_and_not_what_is_about_them(sdist: Path) -> No
     }
 
 
+def test_the_sdist_has_every_source_of_the_module(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        found = {
+            "/".join(PurePosixPath(member.name).parts[1:])
+            for member in archive.getmembers()
+            if member.isfile() and PurePosixPath(member.name).parts[1] == "native"
+        }
+    native = ROOT / "native"
+    assert found == {
+        path.relative_to(ROOT).as_posix() for path in native.rglob("*") if path.is_file()
+    }
+
+
 def test_a_wheel_made_from_the_checkout_has_the_files_of_one_made_from_the_sdist(
     wheel: Path, tmp_path: Path
 ) -> None:
-    offline = ("--no-deps", "--no-index", "--no-build-isolation")
-    without_native = "--config-settings=wheel.cmake=false"
-    pip = (sys.executable, "-m", "pip", "wheel", *offline, without_native)
+    pip = (sys.executable, "-m", "pip", "wheel", *OFFLINE, *NOT_COMPILED)
     run(*pip, "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (made,) = tmp_path.glob("*.whl")
     native = {name for name in names_in_wheel(wheel) if "/_native." in name and ".so" in name}
