@@ -12,6 +12,7 @@ import torch
 
 from aioserve.ops import Backend, backend_named
 from tests.parity import tiny_models
+from tests.parity.cases import BACKENDS
 from tests.parity.exact import float64_throughout
 
 Oracle = Callable[..., Any]
@@ -37,7 +38,7 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     return write
 
 
-@pytest.fixture(scope="session", params=["native", "reference"])
+@pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return backend_named(request.param)
 

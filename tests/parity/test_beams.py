@@ -27,6 +27,7 @@ from aioserve import (
     SamplingParams,
     hookimpl,
 )
+from tests.parity.cases import on_backends
 from tests.parity.tiny_models import VOCAB_SIZE
 
 MODELS = ("llama", "qwen3", "gemma3")
@@ -179,8 +180,7 @@ def assert_beams(
     return sum(len(ids) < MAX_TOKENS for _, ids in expected)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@on_backends(MODELS, SETTINGS)
 @pytest.mark.asyncio
 async def test_beams_and_scores_are_those_of_transformers(
     name, settings, with_ends, oracle, backend
@@ -229,8 +229,7 @@ def edited(with_ends: Callable[[str], Path], oracle: Any) -> Callable[[str], lis
     return find
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@on_backends(MODELS, SETTINGS)
 @pytest.mark.asyncio
 async def test_edited_beams_are_those_of_transformers_with_the_same_processors(
     name, settings, with_ends, edited, backend

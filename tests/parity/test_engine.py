@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from aioserve import Completion, ConfigError, Engine, SamplingParams
+from tests.parity.cases import on_backends
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 PROMPT_LENGTHS = (1, 9, 31, 64, 70, 90)
@@ -64,8 +65,7 @@ def assert_greedy(model: Any, prompt: list[int], answer: Completion) -> None:
     assert (after.max(dim=1).values - chosen).max().item() <= ROUNDING
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", CONFIGS)
+@on_backends(CONFIGS, SETTINGS)
 @pytest.mark.asyncio
 async def test_greedy_answers_are_those_of_transformers(
     name, settings, directory_of, oracle, backend
