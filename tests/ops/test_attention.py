@@ -89,9 +89,16 @@ def check(
         assert bool((error <= limit).all()), f"{(error - limit).max()} beyond the limit"
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), OPTIONS)
-@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 33, 64])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+MIXES = [
+    pytest.param(dtype, size, *options, marks=() if (i + j + k) % 2 == 0 else pytest.mark.slow)
+    for i, dtype in enumerate(DTYPES)
+    for j, size in enumerate([1, 2, 3, 16, 33, 64])
+    for k, options in enumerate(OPTIONS)
+]
+"""Every two of dtype, size of pages and options; the others are slow."""
+
+
+@pytest.mark.parametrize(("dtype", "page_size", "window", "soft_cap"), MIXES)
 def test_a_mixed_batch_agrees_with_the_reference(
     isa: str, dtype: torch.dtype, page_size: int, window: int, soft_cap: float
 ) -> None:

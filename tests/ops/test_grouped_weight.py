@@ -37,9 +37,16 @@ def assert_same_bits(y: Tensor, expected: Tensor) -> None:
     assert torch.equal(y.float().view(torch.int32), expected.float().view(torch.int32))
 
 
-@kinds
-@pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("group_size", [16, 32, 64, 128, 384, 300])
+PRODUCTS = [
+    pytest.param(*kind, group, kept, marks=() if (i + j - k) % len(KEPT) == 0 else pytest.mark.slow)
+    for i, kind in enumerate(KINDS)
+    for j, group in enumerate([16, 32, 64, 128, 384, 300])
+    for k, kept in enumerate(KEPT)
+]
+"""Every two of kind, group and how scales are kept; the others are slow."""
+
+
+@pytest.mark.parametrize(("bits", "has_minimums", "group_size", "kept"), PRODUCTS)
 def test_products_are_as_stated_on_every_instruction_set(
     isa: str, bits: int, has_minimums: bool, group_size: int, kept: Kept
 ) -> None:
