@@ -71,7 +71,7 @@ def forks(folder: Path) -> Iterator[Forks]:
     with subprocess.Popen(
         [sys.executable, "-m", "tests.cli.forked", str(path)],
         cwd=Path(__file__).parents[2],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # it ends where this process does, however that comes
     ) as process:
         try:
             deadline = time.monotonic() + START_SECONDS
@@ -101,7 +101,9 @@ def _serve(path: str) -> None:
         listening.listen()
         os.rename(f"{path}.new", path)
         while True:
-            ready, _, _ = select.select([listening, wakes], [], [])
+            ready, _, _ = select.select([listening, wakes, sys.stdin], [], [])
+            if sys.stdin in ready:
+                sys.exit()
             if wakes in ready:
                 os.read(wakes, 4096)
                 _tell_of_ends(running)
