@@ -99,6 +99,13 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
 
     # -- what happens in the steps of the target
 
+    def take(self, plan: StepPlan) -> None:
+        for slot in plan.ended_slots:
+            if (sequence := self._sequences.get(slot)) is not None:
+                # On a device that runs ahead `end` comes later, when its pages are another's.
+                sequence.guesses = []
+        super().take(plan)
+
     def follow(self, plan: StepPlan) -> None:
         super().follow(plan)
         self._copy(plan)
