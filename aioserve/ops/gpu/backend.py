@@ -133,6 +133,14 @@ class CudaBackend(Backend):
         storage = torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned)
         return PlainKVCache(storage, shape)
 
+    def allocate_pages(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
+    ) -> Tensor:
+        """Of the host pinned, where the device is a GPU."""
+        if on_host:
+            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> GpuBatch:
         check_batch(host, kv)
         layout = InputLayout.of(host, kv.page_size)

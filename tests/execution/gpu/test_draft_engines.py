@@ -1,0 +1,126 @@
+"""Engines with a CUDA device, beside whose model another one or a head guesses, on a device that is
+the host: they change no token, and guess what they would on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import ConfigError, Engine, SamplingParams, Speculation
+from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.testing.random_model import write_random_model
+from tests.engine.test_draft_heads import check_guesses, guesses_of_heads, write_heads
+from tests.execution.gpu.host_device import HostDevice, cuda_is_the_host
+from tests.parity import tiny_models
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "page_size": 4,
+    "num_pages": 32,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 12,
+    "max_model_len": 32,
+}
+ON_DEVICE = OPTIONS | {"device": "cuda", "capture_graphs": False}
+PROMPTS = [[*range(10, 15), 3], [*range(10, 15), 4, 5]]
+"""The second begins with a page of the first."""
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+    SamplingParams(seed=2, top_k=40, max_tokens=6, ignore_eos=True),
+]
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("unmeasured_steps"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a smaller one, and heads."""
+    path = tmp_path_factory.mktemp("models")
+    write_heads(path)
+    config = tiny_models.CONFIGS["llama"] | {"num_hidden_layers": 1}
+    write_random_model(path / "small", config, seed=9, dtype="float32")
+    return path
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    return cuda_is_the_host(monkeypatch)
+
+
+async def reference(models: Path) -> list[tuple[int, ...]]:
+    """What a CPU answers without guesses."""
+    async with Engine(str(models / "target"), backend="reference", **OPTIONS) as engine:
+        asked = zip(PROMPTS, PARAMS, strict=True)
+        answers = [await engine.generate(prompt, params) for prompt, params in asked]
+    return [answer.token_ids for answer in answers]
+
+
+@pytest.mark.parametrize("draft", ["target", pytest.param("small", marks=pytest.mark.slow)])
+async def test_draft_models_change_no_token(
+    models: Path, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await reference(models)
+    device = cuda_is_the_host(monkeypatch)
+    speculation = Speculation(drafter=f"model:path={models / draft}", max_tokens=3)
+    target = str(models / "target")
+    async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
+        asked = zip(PROMPTS, PARAMS, strict=True)
+        done = await asyncio.gather(*(engine.generate(*request) for request in asked))
+        stats, facts = engine.stats(), engine.dump()["model"]
+    assert [answer.token_ids for answer in done] == expected
+    assert stats.drafter_faults_total == 0
+    assert sum(stats.tokens_drafted_total) > 0
+    assert device.replays > 0
+    if draft == "target":
+        assert stats.tokens_accepted_total == stats.tokens_drafted_total
+        assert facts["draft"]["weight_bytes"] == facts["weight_bytes"]
+
+
+def the_most(
+    lengths: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
+) -> list[int]:
+    """In the place of `DraftLengths.choose`: these heads are wrong, and would be asked no more."""
+    return [min(record.limit, most // len(records)) for record in records]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mtp", "medusa"))],
+)
+async def test_heads_change_no_token_and_guess_by_all_states(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await reference(models)
+    cuda_is_the_host(monkeypatch)
+    monkeypatch.setattr(DraftLengths, "choose", the_most)
+    made = guesses_of_heads(kind, monkeypatch)
+    speculation = Speculation(drafter=f"{kind}:path={models / kind}", max_tokens=3)
+    target = str(models / "target")
+    async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
+        for prompt, params, token_ids in zip(PROMPTS, PARAMS, expected, strict=True):
+            made.clear()
+            assert (await engine.generate(prompt, params)).token_ids == token_ids
+            if params.temperature == 0:
+                assert check_guesses(models, kind, made, [*prompt, *token_ids]) >= 6
+        assert engine.stats().drafter_faults_total == 0
+        facts = engine.dump()["model"]["draft"]
+    columns = facts["state_bytes"] // (33 * 4 * 4)  # a page is for padding
+    assert columns % tiny_models.CONFIGS["llama"]["hidden_size"] == 0
+    assert facts["host_state_bytes"] == 8 * 4 * 4 * columns
+
+
+async def test_rejection_sampling_is_refused_before_anything_is_read(
+    models: Path, device: HostDevice
+) -> None:
+    speculation = Speculation(drafter=f"model:path={models / 'small'}", acceptance="rejection")
+    with pytest.raises(ConfigError, match=r'acceptance must be "match" where a draft .* cuda'):
+        async with Engine(str(models / "target"), speculation=speculation, **ON_DEVICE):
+            pass
