@@ -136,7 +136,7 @@ class CudaBackend(Backend):
     def allocate_pages(
         self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
     ) -> Tensor:
-        """Of the host pinned, where the device is a GPU."""
+        """Memory of the host is pinned, where the device is a GPU."""
         if on_host:
             return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
         return torch.empty(shape, dtype=dtype, device=self.device)
