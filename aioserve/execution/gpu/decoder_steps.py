@@ -88,6 +88,7 @@ class DecoderSteps:
         )
         self.max_input_bytes: int = self._layout.num_bytes
         self._padding_page = cache.num_pages - 1
+        self.num_slots: int = num_slots
         self._padding_slot = num_slots
         self._max_rows = max_rows
         self._last_tokens = decoder.backend.allocate_slots(num_slots + 1)

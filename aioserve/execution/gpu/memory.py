@@ -87,6 +87,7 @@ def measure_step(
         max_sequences,
         model.max_model_len,
         model.page_size,
+        num_slots=model.num_slots,
         num_groups=model.num_groups,
         vocab_size=model.decoder.config.vocab_size,
     )
@@ -142,6 +143,7 @@ def largest_step(
     max_model_len: int,
     page_size: int,
     *,
+    num_slots: int,
     num_groups: int,
     vocab_size: int,
 ) -> HostStep:
@@ -168,7 +170,7 @@ def largest_step(
     pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
     samples = SampleRows(
-        slots=np.arange(rows),
+        slots=np.arange(rows) % num_slots,  # a slot has a row for each guess that is verified
         temperatures=np.ones(rows),
         top_ks=np.zeros(rows, np.int64),
         top_ps=np.full(rows, 0.9),
