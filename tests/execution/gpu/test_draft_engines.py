@@ -11,10 +11,20 @@ from typing import Any
 import pytest
 
 from aioserve import ConfigError, Engine, SamplingParams, Speculation
+from aioserve.config import EngineConfig
+from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter
+from aioserve.drafting.model import ModelDrafter
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
+from aioserve.execution.gpu.assembling import GpuAssembling
+from aioserve.execution.gpu.memory import MemoryUse
+from aioserve.models.files import model_files
+from aioserve.models.heads.read import ReadHead
+from aioserve.models.reading import ReadWeights, WeightReading
+from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
 from aioserve.testing.random_model import write_random_model
 from tests.engine.test_draft_heads import check_guesses, guesses_of_heads, write_heads
-from tests.execution.gpu.host_device import HostDevice, cuda_is_the_host
+from tests.execution.gpu.host_device import HostCounts, HostDevice, cuda_is_the_host
 from tests.parity import tiny_models
 
 OPTIONS: dict[str, Any] = {
@@ -115,6 +125,80 @@ async def test_heads_change_no_token_and_guess_by_all_states(
     columns = facts["state_bytes"] // (33 * 4 * 4)  # a page is for padding
     assert columns % tiny_models.CONFIGS["llama"]["hidden_size"] == 0
     assert facts["host_state_bytes"] == 8 * 4 * 4 * columns
+
+
+class Peaks(HostCounts):
+    """A device of which one measurement after the other takes so many bytes."""
+
+    def __init__(self, total: int, taken: int, peaks: Sequence[int]) -> None:
+        super().__init__(total, taken, 0)
+        self.peaks = peaks
+
+    def use(self) -> MemoryUse:
+        use = super().use()
+        return use._replace(peak=use.held + self.peaks[max(0, self.resets - 1)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "peaks"),
+    [
+        ("eagle3", (3000, 7000)),
+        pytest.param("model", (8000, 100), marks=pytest.mark.slow),
+        pytest.param("medusa", (8000, 9000), marks=pytest.mark.slow),
+    ],
+)
+async def test_memory_is_counted_of_what_guesses(
+    models: Path, kind: str, peaks: tuple[int, int]
+) -> None:
+    """What its largest batch takes, where that is more than a step does, and a part of each page,
+    the one for padding too."""
+    backend, pages, taken = CudaBackend("cpu"), 40, 5000
+    config = EngineConfig(
+        page_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        memory_utilization=0.5,
+        num_host_pages=3,
+        graph_sizes=(),
+        speculation=Speculation(drafter=kind, max_tokens=2),
+    )
+    path = models / ("small" if kind == "model" else kind)
+
+    def read(directory: Path) -> ReadWeights:
+        options: dict[str, Any] = {"dtype": "float32", "formats": backend.formats}
+        with WeightReading(model_files(directory), **options) as reading:
+            return reading.read()
+
+    found: AnyReadDraft
+    if kind == "model":
+        drafter = ModelDrafter(path=str(path))
+        found = ReadDraft(drafter, path, read(path), None)
+    else:
+        named = Eagle3Drafter if kind == "eagle3" else MedusaDrafter
+        found = ReadDraftHead(named(path=str(path)), ReadHead.of(path))
+
+    def placed(memory: HostCounts) -> Any:
+        assembling = GpuAssembling(HostDevice(), backend, memory)
+        weights = read(models / "target")
+        kept = found.kept_layers(weights.config)
+        decoder = assembling.decoder_of(weights, config, kept)
+        draft = assembling.draft_of(found, decoder, config)
+        one = decoder.kv_shape(1, config.page_size).bytes_per_page + draft.bytes_per_page
+        return assembling, decoder, draft, one
+
+    *_, one = placed(HostCounts(1, 0, 0))
+    if kind == "model":
+        found = ReadDraft(drafter, path, read(path), None)  # the weights are used up
+    memory = Peaks(2 * (taken + max(peaks) + (pages + 1) * one), taken, peaks)
+    assembling, decoder, draft, _ = placed(memory)
+    _, storage, _, follower = assembling._place(decoder, config, 3, draft)
+    assert memory.resets == 2
+    assert storage.num_pages == pages
+    facts = follower.facts
+    beside = facts.get("kv_cache_bytes", 0) + facts.get("state_bytes", 0)
+    assert storage.cache.storage.nbytes + beside == (pages + 1) * one
+    if follower.states is not None:
+        assert facts["host_state_bytes"] == 3 * draft.bytes_per_host_page > 0
 
 
 async def test_rejection_sampling_is_refused_before_anything_is_read(
