@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from aioserve.sampling.uploads import upload
 from aioserve.steps.pages import CopyKind, PageCopy
 
 __all__ = ["StatePages"]
@@ -72,4 +73,4 @@ class StatePages:
         return self._rows.index_select(0, self._placed(locations))
 
     def _placed(self, locations: Locations) -> torch.Tensor:
-        return torch.from_numpy(locations).to(self._rows.device)
+        return upload(locations, np.int64, self._rows.device)

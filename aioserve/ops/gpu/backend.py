@@ -2,8 +2,8 @@
 where a `prompt_attention` was set.
 
 Kernels are launched on torch's current stream, and the thread has made `device` the current one.
-No op but `draw`, `prepare` and `copy_pages` waits for the device; a runner has `inputs`,
-`sampling.draw` and `page_copies` instead, which don't either.
+No op but `draw` and `prepare` waits for the device; a runner has `inputs` and `sampling.draw`
+instead, which don't either.
 
 Attention, norms, rotation, draws and linear layers of integers depend on a row alone, to the last
 bit. Two others may take sums in another order in another batch: cuBLAS, which computes linear
