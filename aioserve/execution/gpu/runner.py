@@ -246,7 +246,8 @@ class CudaRunner:
     def _start_queued(self) -> None:
         while self._queued and self._free_blocks:
             queued = self._queued.popleft()
-            step, block = queued.step, self._free_blocks.popleft()
+            step = queued.step
+            block = self._free_blocks.popleft()
             flight = StepInFlight(
                 step=step,
                 block=block,
