@@ -48,7 +48,7 @@ def test_what_guesses_changes_no_token(
 
     async def main() -> None:
         expected = await reference(target, asked)
-        options = OPTIONS | pages | {"device": "cuda", "dtype": "float32"}
+        options: dict[str, Any] = OPTIONS | pages | {"device": "cuda", "dtype": "float32"}
         options |= {} if place.is_card else {"capture_graphs": False}
         async with Engine(str(target), speculation=speculation, **options) as engine:
             assert await answers(engine, asked) == expected

@@ -77,25 +77,24 @@ class DrafterApart(AtOnce):
         self._put(passed_on)
 
     def _guess(self, asked: Asked, told: Callable[[Exception | None], None]) -> None:
-        made: Sequence[Sequence[int]] = ()
+        made: dict[int, Sequence[int]] = {}
         error, self._error = self._error, None
         try:
             self._follower.take(asked.plan)
             self._follower.follow(asked.plan)
             if error is None:
-                made = self._drafter.draft_all(asked.slots, asked.limits)
+                guesses = self._drafter.draft_all(asked.slots, asked.limits)
+                made = dict(zip(asked.slots, guesses, strict=True))
         except Exception as raised:
             error = raised
-        self._callbacks.put(functools.partial(self._tell, asked, made, error, told))
+        self._callbacks.put(functools.partial(self._tell, made, error, told))
         self._callbacks.wake()
 
     def _tell(
         self,
-        asked: Asked,
-        made: Sequence[Sequence[int]],
+        made: dict[int, Sequence[int]],
         error: Exception | None,
         told: Callable[[Exception | None], None],
     ) -> None:
-        if error is None:
-            self._made = dict(zip(asked.slots, made, strict=True))
+        self._made = made
         told(error)
