@@ -146,6 +146,7 @@ class DecoderSteps:
     def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
         """Compute a packed step on torch's current stream, all but what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
+        self.decoder.leave_room()  # a graph would go on writing to it
         fill_pending(views, self._last_tokens)
         if packed.pooled:
             logits, sums = self.decoder.forward_pooled(views.batch, self.cache, packed.pooled)

@@ -17,6 +17,7 @@ from aioserve.drafting.model import ModelDrafter
 from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
 from aioserve.execution.gpu.assembling import GpuAssembling
 from aioserve.execution.gpu.memory import MemoryUse
+from aioserve.models.decoder import Decoder
 from aioserve.models.files import model_files
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, WeightReading
@@ -94,6 +95,15 @@ async def test_draft_models_change_no_token(
         assert facts["draft"]["weight_bytes"] == facts["weight_bytes"]
 
 
+make_room = Decoder.make_room
+
+
+def room_of_its_own(self: Decoder, num_tokens: int) -> None:
+    """A graph that is captured writes to the memory that its step had: no other may have it."""
+    assert self._states is None
+    make_room(self, num_tokens)
+
+
 def the_most(
     lengths: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
 ) -> list[int]:
@@ -111,6 +121,7 @@ async def test_heads_change_no_token_and_guess_by_all_states(
     expected = await reference(models)
     cuda_is_the_host(monkeypatch)
     monkeypatch.setattr(DraftLengths, "choose", the_most)
+    monkeypatch.setattr(Decoder, "make_room", room_of_its_own)
     made = guesses_of_heads(kind, monkeypatch)
     speculation = Speculation(drafter=f"{kind}:path={models / kind}", max_tokens=3)
     target = str(models / "target")
