@@ -44,8 +44,8 @@ class Drafter(ABC):
 
     All calls come one at a time, between two steps: what they take is time in which nothing is
     computed. On a CPU they come from the thread of the steps; where a GPU computes, from that of
-    the event loop, which they hold up too. An exception ends nothing but the guessing for the slots
-    that it was called for.
+    the event loop, which they hold up too, unless what guesses is a draft model or head. An
+    exception ends nothing but the guessing for the slots that it was called for.
     """
 
     is_quick: bool = False

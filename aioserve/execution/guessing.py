@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -23,12 +24,24 @@ from aioserve.errors import InvariantError
 from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["Guessing", "StepFollower"]
+__all__ = ["Asked", "Guessing", "StepFollower"]
 
 VERIFY = ItemKind.VERIFY
 LOOK_STEPS = 16
 """After so many steps that verify nothing their tokens are read, a quick drafter hears of them, and
 it guesses as many: nobody verifies these, and what comes instead tells how many are right."""
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """What a drafter is asked for before a plan is settled."""
+
+    plan: StepPlan
+    slots: Sequence[int]
+    limits: Sequence[int]
+    """As `Drafter.draft_all` has both."""
+    since_seconds: float
+    """When it began to hear of what it is to go on from."""
 
 
 class StepFollower(Protocol):
@@ -44,7 +57,8 @@ class StepFollower(Protocol):
         ...
 
     def computed(self, plan: StepPlan) -> None:
-        """A plan, as it was settled, has been computed."""
+        """A plan, as it was settled, has been computed. Not called where a step puts into that
+        memory itself what it leaves for the drafter."""
         ...
 
 
@@ -63,6 +77,8 @@ class Guessing:
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
         """What the drafter took in the step that was settled last."""
+        self._asked: Asked | None = None
+        """What it is asked for by the step that is settled next, where that is known."""
         self._follower = follower
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
@@ -128,27 +144,36 @@ class Guessing:
             self._follower.follow(plan)
         if not plan.num_verified:
             return plan
-        self._read()
-        self._take_forced(plan)
-        asked = [item for item in plan.items if _asks(item)]
-        guesses = self._guesses(asked)
+        guesses = self._guesses(self.asked(plan))
         items = [
             self._settled(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
             for item in plan.items
         ]
         return msgspec.structs.replace(plan, items=tuple(items))
 
-    def _guesses(self, asked: Sequence[WorkItem]) -> Mapping[int, Sequence[int]]:
-        """What the drafter guesses for these items, by slot."""
-        self._drafting_seconds = 0.0
-        if not asked or self._drafter is None:
-            return {}
+    def asked(self, plan: StepPlan) -> Asked:
+        """What `settled` asks the drafter for, which has heard by then of all that it needs. For
+        who lets the drafter guess elsewhere, before the plan is settled; once for each plan."""
+        if self._asked is not None and self._asked.plan is plan:
+            return self._asked
         began = self._clock()
-        self._tell(self._known)
-        slots, limits = [item.slot for item in asked], [item.count - 1 for item in asked]
-        made = self._drafter.draft_all(slots, limits)
-        self._drafting_seconds = self._clock() - began
-        return dict(zip(slots, made, strict=True))
+        self._read()
+        self._take_forced(plan)
+        items = [] if self._drafter is None else [item for item in plan.items if _asks(item)]
+        if items:
+            self._tell(self._known)
+        slots, limits = [item.slot for item in items], [item.count - 1 for item in items]
+        self._asked = Asked(plan, slots, limits, began)
+        return self._asked
+
+    def _guesses(self, asked: Asked) -> Mapping[int, Sequence[int]]:
+        """What the drafter guesses, by slot."""
+        self._asked, self._drafting_seconds = None, 0.0
+        if not asked.slots or self._drafter is None:
+            return {}
+        made = self._drafter.draft_all(asked.slots, asked.limits)
+        self._drafting_seconds = self._clock() - asked.since_seconds
+        return dict(zip(asked.slots, made, strict=True))
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Where no step before it is in flight, a plan knows the last token of a slot, and whether

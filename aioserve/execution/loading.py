@@ -18,7 +18,7 @@ import msgspec
 
 from aioserve import _native, assets
 from aioserve.arguments import shown
-from aioserve.config import EngineConfig, used_backend
+from aioserve.config import EngineConfig, Speculation, used_backend
 from aioserve.drafting.heads import HeadDrafter
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.drafting.model import ModelDrafter
@@ -77,13 +77,9 @@ class _Loader:
 
     async def load(self, num_slots: int) -> LoadedModel:
         files = await asyncio.to_thread(self._find)
-        if self.drafter is not None and self.device != "cpu":
-            raise ConfigError(
-                f"speculation: draft models and heads run on CPUs alone, and {self.model} is to "
-                f"run on {self.device}",
-                argument="speculation",
-                value=self.config.speculation,
-            )
+        speculation = self.config.speculation
+        if speculation is not None and self.drafter is not None:
+            self._check_acceptance(speculation)
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: self._read_weights(files))
         draft = self._begin_draft()
@@ -91,6 +87,15 @@ class _Loader:
             return await self._load(files, weights, draft, num_slots)
         finally:
             await self._leave([weights] if draft is None else [weights, draft])
+
+    def _check_acceptance(self, speculation: Speculation) -> None:
+        if speculation.acceptance == "rejection" and self.device != "cpu":
+            raise ConfigError(
+                f'acceptance must be "match" where a draft model or head guesses on {self.device}, '
+                'got "rejection": on a GPU no guesses are verified by rejection sampling',
+                argument="speculation",
+                value=speculation,
+            )
 
     def _begin_draft(self) -> asyncio.Future[AnyReadDraft] | None:
         drafter = self.drafter

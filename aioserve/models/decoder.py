@@ -187,6 +187,11 @@ class Decoder:
             shape = num_tokens, self.kept_columns
             self._states = torch.empty(shape, dtype=self.dtype, device=self.backend.device)
 
+    def leave_room(self) -> None:
+        """Give up what the last batch has kept: the next one takes other memory, such as that of a
+        graph which is being captured."""
+        self._states = None
+
     @torch.inference_mode()
     def forward_pooled(
         self, batch: Batch, kv: KVCache, counts: Sequence[int]

@@ -31,7 +31,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.experts import ExpertGate, Mixture
 from aioserve.ops.kept_tokens import kept_tokens, scaled
-from aioserve.ops.kv_cache import KVCache, KVShape
+from aioserve.ops.kv_cache import KVCache, KVShape, lazy_memory
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, RowOps, StepProgram
 from aioserve.ops.linear import HeldWeight, Linear, PerHeadLinear, TorchPerHead
 
@@ -110,6 +110,13 @@ class Backend(RowOps[Tensor]):
     def allocate_host_kv(self, shape: KVShape) -> KVCache:
         """KV pages of the host, between which and the device's `copy_pages` copies."""
         return self.allocate_kv(shape)
+
+    def allocate_pages(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
+    ) -> Tensor:
+        """Memory that holds arbitrary bits, for what lies beside KV pages. `on_host`: of the host,
+        between which and the device's copies are made."""
+        return lazy_memory(shape, dtype)
 
     def allocate_slots(self, num_slots: int) -> Tensor:
         """int64 `[num_slots]`: the token that each slot sampled last, kept between steps."""

@@ -23,6 +23,7 @@ from aioserve.execution.gpu.graphs import max_sequences
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.guessing import StepFollower
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
@@ -93,6 +94,8 @@ class FakeStepModel:
             "last tokens", np.full(num_slots + 1, -1, np.int64)
         )
         self.tokens: FakeMemory = FakeMemory("tokens", np.full(max_tokens, -1, np.int64))
+        self.keep: Callable[[Access, Words, npt.NDArray[np.uint64]], None] | None = None
+        """Called in each step with the places of its tokens and what is kept of them there."""
         self.weights: npt.NDArray[np.uint64] = weights_of(2 * max_model_len)
 
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _Packed:
@@ -252,6 +255,8 @@ class _Packed(msgspec.Struct, frozen=True):
                 before = int(access.read(model.kv, place)[0])
             entries = entries_of(ids[start:end], first, before)
             access.write(model.kv, locations[start:end], entries)
+            if model.keep is not None:
+                model.keep(access, locations[start:end], entries)
 
     def _sample(self, inputs: FakeMemory, results: FakeMemory, access: Access) -> None:
         model, size = self.model, self.model.page_size
@@ -335,7 +340,10 @@ class FakeGpuModel:
         graph_sizes: Sequence[int] = (),
         capture_at_start: bool = False,
         hung_seconds: float = HUNG_SECONDS,
+        drafts: Callable[[FakeStepModel, int], StepFollower] | None = None,
     ) -> None:
+        """`drafts` makes what follows the steps of such a model, which batches of so many tokens
+        may be computed for at once."""
         self.num_pages = num_pages
         self.max_model_len = max_model_len
         self.graph_sizes: tuple[int, ...] = tuple(graph_sizes)
@@ -343,6 +351,7 @@ class FakeGpuModel:
         self.hung_seconds = hung_seconds
         self.captured: list[tuple[int, int]] = []
         """What was told of the capturing of graphs at the start."""
+        self._drafts = drafts
         self._make_gpu = partial(FakeGpu, seed=seed, faults=faults, op_seconds=op_seconds)
         self.gpu: FakeGpu | None = None
 
@@ -372,6 +381,7 @@ class FakeGpuModel:
             graph_sizes=self.graph_sizes,
             host_side=host_side,
             hung_seconds=self.hung_seconds,
+            follower=self._drafts and self._drafts(model, config.max_num_batched_tokens),
         )
         if self.capture_at_start:
             try:

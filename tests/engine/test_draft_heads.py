@@ -46,8 +46,13 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and a head of each kind for it."""
     path = tmp_path_factory.mktemp("models")
+    write_heads(path)
+    return path
+
+
+def write_heads(path: Path) -> None:
+    """A model, `target`, and a head of each kind for it."""
     tiny_models.write("llama", path / "target")
     config = eagle3_config()
     write_head(path / "eagle3", config, eagle3_tensors(config))
@@ -65,7 +70,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(path / "mtp", mtp_config(), mtp_tensors())
     spelled = SPELLINGS["speculators"][0]
     write_head(path / "medusa", spelled, tensors_of("speculators", bias=False, outputs=True))
-    return path
 
 
 def speculation_of(models: Path, kind: str, max_tokens: int = 4) -> Speculation:
@@ -148,32 +152,40 @@ def guesses_of_states(models: Path, kind: str, ids: Sequence[int], count: int) -
 async def test_guesses_are_those_of_all_states_of_the_target(
     models: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[list[int]] = []
-    drafter = DraftMedusa if kind == "medusa" else DraftHead
-    draft_all = drafter.draft_all
-
-    def noting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
-        found = draft_all(self, slots, limits)
-        made.extend(list(guesses) for guesses in found)
-        return found
-
-    monkeypatch.setattr(drafter, "draft_all", noting)
+    made = guesses_of_heads(kind, monkeypatch)
     speculation = speculation_of(models, kind, max_tokens=3)
     params = msgspec.structs.replace(GREEDY, max_tokens=14, ignore_eos=True)
     async with Engine(str(models / "target"), speculation=speculation, **options) as engine:
         answer = await engine.generate(SHARED, params)
-    ids = [*SHARED, *answer.samples[0].token_ids]
-    assert sum(map(len, made)) >= 8
-    known = len(SHARED) + 1
-    for guesses in made:
+    assert check_guesses(models, kind, made, [*SHARED, *answer.samples[0].token_ids]) >= 8
+
+
+def guesses_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Sequence[int]]]:
+    """Guesses that the drafter of a kind makes from now on, and behind how many tokens."""
+    made: list[tuple[int, Sequence[int]]] = []
+    drafter: Any = DraftMedusa if kind == "medusa" else DraftHead
+    draft_all = drafter.draft_all
+
+    def noting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
+        found = draft_all(self, slots, limits)
+        for slot, guesses in zip(slots, found, strict=True):
+            known = self._known[slot] if kind == "medusa" else self._sequences[slot].known
+            made.append((known, list(guesses)))
+        return found
+
+    monkeypatch.setattr(drafter, "draft_all", noting)
+    return made
+
+
+def check_guesses(
+    models: Path, kind: str, made: Sequence[tuple[int, Sequence[int]]], ids: Sequence[int]
+) -> int:
+    """The number of guesses for a prompt and its answer, which are those of all states of the
+    target."""
+    for known, guesses in made:
         if guesses:  # none while it catches up with the prompt
             assert guesses == guesses_of_states(models, kind, ids[:known], len(guesses))
-        # Where a guess was right, the step drew one more.
-        known += 1
-        for guess in guesses:
-            if known > len(ids) - 1 or guess != ids[known - 1]:
-                break
-            known += 1
+    return sum(len(guesses) for _, guesses in made)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@ between two of them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
+from aioserve.execution.drafts.state_pages import StatePages
 from aioserve.kv.pages import token_location, token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
 from aioserve.sampling.sampler import SlotTable
@@ -62,6 +64,18 @@ class ComputedDrafter(AtOnce):
         """Facts for `Engine.dump()`."""
         return {}
 
+    @property
+    def states(self) -> StatePages | None:
+        """Where the target's steps leave what is read of them: who doesn't call `computed` has the
+        steps put it there. None: nothing is read."""
+        return None
+
+    @abstractmethod
+    def rehearse(self) -> None:
+        """Compute as much as there may be in a step, of anything, in the first page: whoever counts
+        memory sees how much this takes, and kernels are compiled. To be called while all pages are
+        free."""
+
     def take(self, plan: StepPlan) -> None:
         """Slots end and start, and their page tables change, as a plan says. Raises
         `InvariantError` for pages that leave a gap."""
@@ -101,6 +115,21 @@ class ComputedDrafter(AtOnce):
     def _tells_of(self, samples: SampleRows) -> bool:
         """Whether `distributions` has some of these rows."""
         return self._keeps_distributions and bool((samples.temperatures > 0).any())
+
+    def _any_samples(self, count: int, *, greedy: bool) -> SampleRows:
+        """Rows to rehearse with."""
+        rows, keys = np.arange(count), np.zeros(count, np.uint64)
+        shares = np.full(count, 0.5)
+        return SampleRows(
+            slots=rows % len(self._last_tokens),
+            temperatures=np.full(count, 0.0 if greedy else 1.0),
+            top_ks=np.zeros(count, np.int64),
+            top_ps=shares,
+            min_ps=shares,
+            typical_ps=shares,
+            seeds=keys,
+            positions=keys,
+        )
 
     def _draw(self, logits: Tensor, samples: SampleRows) -> Drawn:
         """Draw a guess from each row of logits, float32 `[S, V]`, in the order of the guesses of

@@ -55,6 +55,14 @@ class DraftHead(PagedDrafter[torch.Tensor]):
             **self._states.facts,
         }
 
+    @property
+    def states(self) -> StatePages:
+        return self._states
+
+    def rehearse(self) -> None:
+        self._states.clear(0)
+        super().rehearse()
+
     def follow(self, plan: StepPlan) -> None:
         self._states.copy(plan.copies)
         super().follow(plan)

@@ -36,6 +36,7 @@ class DraftMedusa(ComputedDrafter):
         self._heads = heads
         self._target = target
         self._states = states
+        self._num_slots = options.num_slots
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
 
@@ -46,6 +47,18 @@ class DraftMedusa(ComputedDrafter):
             "dtype": str(self._heads.dtype).removeprefix("torch."),
             **self._states.facts,
         }
+
+    @property
+    def states(self) -> StatePages:
+        return self._states
+
+    def rehearse(self) -> None:
+        slots, most = self._num_slots, self._heads.count
+        self._states.clear(0)
+        states = self._states.at(np.zeros(slots, np.int64))
+        for greedy in (True, False):
+            logits = self._heads.logits(self._target.normed(states), most).flatten(0, 1)
+            self._draw(logits, self._any_samples(len(logits), greedy=greedy))
 
     def follow(self, plan: StepPlan) -> None:
         super().follow(plan)

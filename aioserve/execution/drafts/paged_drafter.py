@@ -23,6 +23,7 @@ import numpy.typing as npt
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_pages import DraftPages
+from aioserve.kv.pages import pages_for
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
@@ -82,6 +83,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         self._cache = cache
         self._max_model_len = max_model_len
         self._most_tokens = options.most_tokens
+        self._num_slots = options.num_slots
         self._pages = DraftPages(cache.num_pages, cache.page_size)
         self._sequences: dict[int, _Sequence] = {}
 
@@ -98,6 +100,25 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         return None
 
     # -- what happens in the steps of the target
+
+    def rehearse(self) -> None:
+        size = self._cache.page_size
+        rows = min(self._num_slots, self._most_tokens)
+        counts = np.ones(rows, np.int64)
+        counts[-1] += min(self._most_tokens - rows, self._max_model_len - 1)
+        table = np.zeros((1, rows, pages_for(int(counts[-1]), size)), np.int32)
+        passed = None
+        for greedy, each in ((False, counts), (True, np.ones(rows, np.int64))):
+            last_rows, ids = each.cumsum() - 1, np.zeros(each.sum(), np.int64)
+            batch = self._batch(each, counts, table, last_rows, ids)
+            _, passed = self._compute(batch, self._any_samples(rows, greedy=greedy), passed)
+
+    def take(self, plan: StepPlan) -> None:
+        for slot in plan.ended_slots:
+            if (sequence := self._sequences.get(slot)) is not None:
+                # On a device that runs ahead `end` comes later, when its pages are another's.
+                sequence.guesses = []
+        super().take(plan)
 
     def follow(self, plan: StepPlan) -> None:
         super().follow(plan)

@@ -22,7 +22,7 @@ from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.heads.loader import make_head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.loader import make_decoder
-from aioserve.ops.kv_cache import lazy_memory
+from aioserve.ops import Backend
 
 __all__ = ["Draft", "draft_of", "rejects"]
 
@@ -53,12 +53,16 @@ class Draft(ABC):
     def placed(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
         """It has its pages, and its drafter guesses by it. Raises `ConfigError` for more than there
         is room."""
-        placed = self._placed(num_pages, num_slots)
+        placed = self._placed(num_pages, self._config.num_host_pages, num_slots)
         self._drafter.guess_by(placed)
         return placed
 
+    def on_trial(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
+        """It has a few pages, to find out what it takes beside them. Raises as `placed` does."""
+        return self._placed(num_pages, 0, num_slots)
+
     @abstractmethod
-    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter: ...
+    def _placed(self, num_pages: int, num_host_pages: int, num_slots: int) -> ComputedDrafter: ...
 
     def _options(self, num_slots: int, end_ids: Collection[int]) -> DraftOptions:
         return DraftOptions(
@@ -81,7 +85,7 @@ class _ModelDraft(Draft):
     def bytes_per_page(self) -> int:
         return self._decoder.kv_shape(1, self._config.page_size).bytes_per_page
 
-    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
+    def _placed(self, num_pages: int, num_host_pages: int, num_slots: int) -> ComputedDrafter:
         decoder, size = self._decoder, self._config.page_size
         cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, size))
         end_ids = decoder.config.eos_token_ids
@@ -117,19 +121,21 @@ class _HeadDraft(Draft):
         row = self._target.kept_columns * self._target.dtype.itemsize
         return row * self._config.page_size
 
-    def _states(self, num_pages: int) -> StatePages:
-        size, columns, dtype = self._config.page_size, self._target.kept_columns, self._target.dtype
+    def _states(self, num_pages: int, num_host_pages: int) -> StatePages:
+        target, size = self._target, self._config.page_size
 
-        def reserved(option: str, count: int) -> torch.Tensor:
-            return reserve(option, count, lambda: lazy_memory((count, size, columns), dtype))
+        def reserved(option: str, count: int, *, on_host: bool) -> torch.Tensor:
+            shape, allocate = (count, size, target.kept_columns), target.backend.allocate_pages
+            return reserve(option, count, lambda: allocate(shape, target.dtype, on_host=on_host))
 
-        num_host_pages = self._config.num_host_pages
-        host = reserved("num_host_pages", num_host_pages) if num_host_pages else None
-        return StatePages(reserved("num_pages", num_pages), host)
+        host = None
+        if num_host_pages:
+            host = reserved("num_host_pages", num_host_pages, on_host=True)
+        return StatePages(reserved("num_pages", num_pages, on_host=False), host)
 
-    def _placed(self, num_pages: int, num_slots: int) -> ComputedDrafter:
+    def _placed(self, num_pages: int, num_host_pages: int, num_slots: int) -> ComputedDrafter:
         head, target, size = self._head, self._target, self._config.page_size
-        states = self._states(num_pages)
+        states = self._states(num_pages, num_host_pages)
         options = self._options(num_slots, target.config.eos_token_ids)
         if isinstance(head, MedusaHeads):
             return DraftMedusa(head, target, states, options)
@@ -137,13 +143,16 @@ class _HeadDraft(Draft):
         return DraftHead(head, target, cache, states, options)
 
 
-def draft_of(read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
-    """What was read, on the backend of its target. Uses up the weights. Raises `ModelError` for
-    those of a head that are missing or broken."""
+def draft_of(
+    read: AnyReadDraft, target: Decoder, config: EngineConfig, backend: Backend | None = None
+) -> Draft:
+    """What was read, on the backend of its target, or another one of the same device. Uses up the
+    weights. Raises `ModelError` for those of a head that are missing or broken."""
+    backend = backend or target.backend
     if isinstance(read, ReadDraftHead):
         with naming(read.drafter):
-            head = make_head(read.head, target, memory_bytes=total_memory_bytes())
+            head = make_head(read.head, target, memory_bytes=total_memory_bytes(), backend=backend)
         return _HeadDraft(head, read.drafter, target, config)
     program = config.step_program
-    made = make_decoder(read.weights, target.backend, use_program=program, grouped=False)
+    made = make_decoder(read.weights, backend, use_program=program, grouped=False)
     return _ModelDraft(made, read.drafter, target, config)

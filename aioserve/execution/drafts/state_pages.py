@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from aioserve.sampling.uploads import upload
 from aioserve.steps.pages import CopyKind, PageCopy
 
 __all__ = ["StatePages"]
@@ -50,13 +51,26 @@ class StatePages:
             source, target = kinds[copy.kind]
             if source is not None and target is not None:
                 count = copy.num_tokens
-                target[copy.target, :count] = source[copy.source, :count]
+                # What comes next on the stream waits for it, and nobody else reads it.
+                target[copy.target, :count].copy_(source[copy.source, :count], non_blocking=True)
 
     def put(self, locations: Locations, states: torch.Tensor) -> None:
         """Keep `states` `[T, columns]` at these places, page * page_size + offset, int64 `[T]`."""
-        self._rows.index_copy_(0, torch.from_numpy(locations), states)
+        self.put_at(self._placed(locations), states)
+
+    def put_at(self, locations: torch.Tensor, states: torch.Tensor) -> None:
+        """`put`, at places that are on the device, int64 `[T]`. Waits for nothing: a graph may have
+        it."""
+        self._rows.index_copy_(0, locations, states)
+
+    def clear(self, page: int) -> None:
+        """Let a page hold zeros."""
+        self._pages[page].zero_()
 
     def at(self, locations: Locations) -> torch.Tensor:
         """What lies at these places, int64 `[T]`: `[T, columns]`. Where nothing was put, it is
         arbitrary."""
-        return self._rows.index_select(0, torch.from_numpy(locations))
+        return self._rows.index_select(0, self._placed(locations))
+
+    def _placed(self, locations: Locations) -> torch.Tensor:
+        return upload(locations, np.int64, self._rows.device)

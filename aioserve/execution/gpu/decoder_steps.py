@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
+from aioserve.execution.drafts.state_pages import StatePages
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.kv.pages import pages_for
@@ -54,8 +55,12 @@ class DecoderSteps:
         max_model_len: int,
         max_tokens: int,
         max_sequences: int,
+        states: StatePages | None = None,
     ) -> None:
+        """`states`: where steps put what the decoder keeps of their tokens; as many pages as
+        `cache`."""
         self.decoder = decoder
+        self._states = states
         self.max_model_len = max_model_len
         self.cache = cache
         self.page_size: int = cache.page_size
@@ -83,6 +88,7 @@ class DecoderSteps:
         )
         self.max_input_bytes: int = self._layout.num_bytes
         self._padding_page = cache.num_pages - 1
+        self.num_slots: int = num_slots
         self._padding_slot = num_slots
         self._max_rows = max_rows
         self._last_tokens = decoder.backend.allocate_slots(num_slots + 1)
@@ -90,6 +96,12 @@ class DecoderSteps:
         self._page_copies = PageCopies(caches)
         # Graphs keep the addresses of these tables: they may not grow any more.
         decoder.cover(max_model_len)
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes of the logits that graphs leave for what is sampled behind them, which are there
+        from the first such step on."""
+        return 4 * self._max_rows * self.decoder.config.vocab_size
 
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _PackedStep:
         if step.batch is None:
@@ -134,12 +146,15 @@ class DecoderSteps:
     def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
         """Compute a packed step on torch's current stream, all but what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
+        self.decoder.leave_room()  # a graph would go on writing to it
         fill_pending(views, self._last_tokens)
         if packed.pooled:
             logits, sums = self.decoder.forward_pooled(views.batch, self.cache, packed.pooled)
             results[packed.result_shape.pooled].view(torch.float32).view(sums.shape).copy_(sums)
         else:
             logits = self.decoder.forward(views.batch, self.cache)
+        if self._states is not None:
+            self._states.put_at(views.batch.token_locations[0], self.decoder.kept_states)
         if packed.is_sampled_apart:
             if self._logits is None:
                 self._logits = logits.new_empty((self._max_rows, logits.shape[1]))

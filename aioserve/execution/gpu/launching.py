@@ -32,9 +32,11 @@ from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTimer
 from aioserve.execution.gpu.waiting import Expected, Worker
+from aioserve.execution.guessing import StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.kv.pages import full_pages
 from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["Block", "Launcher", "StepInFlight"]
 
@@ -71,6 +73,8 @@ class StepInFlight:
     callbacks: LoopCallbacks
     padding: GraphKey | None = None
     """The step is nothing but padding, to run what a graph of it will be."""
+    followed: StepPlan | None = None
+    """Plan of which a follower hears before any of it is enqueued."""
     locations_in_flight: Sequence[Locations] = ()
     """Where the steps write that are in flight already."""
     graph_key: GraphKey | None = None
@@ -138,8 +142,10 @@ class Launcher:
         model: StepModel,
         graphs: DecodeGraphs,
         clock: Callable[[], float],
+        follower: StepFollower | None = None,
     ) -> None:
         self._device = device
+        self._follower = follower
         self._model = model
         self._graphs = graphs
         self._clock = clock
@@ -164,6 +170,17 @@ class Launcher:
         no order with these: weights that are still on their way, slots that are not zero yet."""
         with contextlib.suppress(Exception):  # the first step will fail with it
             self._device.synchronize()
+
+    def follow(self, plan: StepPlan) -> None:
+        """Let the follower hear of a step that is enqueued next. Raises what it raises."""
+        if self._follower is not None:
+            self._follower.take(plan)
+            self._follower.follow(plan)
+
+    def pass_by(self, plan: StepPlan) -> None:
+        """Let the follower hear of a step that has failed."""
+        with contextlib.suppress(Exception):  # it has failed for another reason
+            self.follow(plan)
 
     def launch(self, flight: StepInFlight, waiting: Worker[Expected]) -> None:
         """Enqueue a step, and have its end waited for."""
@@ -198,6 +215,8 @@ class Launcher:
 
     def _enqueue_parts(self, flight: StepInFlight) -> None:
         step, block = flight.step, flight.block
+        if flight.followed is not None:
+            self.follow(flight.followed)
         packed = self._pack(flight)
         if packed is not None:
             self.main.copy_to_device(self._inputs, block.inputs, packed.num_bytes)

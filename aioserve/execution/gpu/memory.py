@@ -6,6 +6,7 @@ and nothing that comes later finds no room.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from aioserve.errors import ConfigError
 from aioserve.execution.batch import NO_COPIES, HostStep
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
-from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.device import Device, Stream
 from aioserve.kv.pages import pages_for
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.request import MAX_LOGPROBS
@@ -23,7 +24,15 @@ from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import LogprobRows
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 
-__all__ = ["MemoryCounts", "MemoryUse", "TorchMemory", "largest_step", "measure_step", "room_bytes"]
+__all__ = [
+    "MemoryCounts",
+    "MemoryUse",
+    "TorchMemory",
+    "largest_step",
+    "measure",
+    "measure_step",
+    "room_bytes",
+]
 
 
 class MemoryUse(NamedTuple):
@@ -78,6 +87,7 @@ def measure_step(
         max_sequences,
         model.max_model_len,
         model.page_size,
+        num_slots=model.num_slots,
         num_groups=model.num_groups,
         vocab_size=model.decoder.config.vocab_size,
     )
@@ -85,15 +95,25 @@ def measure_step(
         host = device.host_memory(model.max_input_bytes)
         inputs = device.memory(model.max_input_bytes)
         results = device.memory(model.max_result_bytes)
+
+        def compute(stream: Stream) -> None:
+            packed = model.pack(step, host, None)
+            stream.copy_to_device(inputs, host, packed.num_bytes)
+            packed.enqueue(inputs, results)
+            packed.finish(inputs, results)
+
+        return measure(device, memory, compute)
+
+
+def measure(device: Device, memory: MemoryCounts, compute: Callable[[Stream], None]) -> int:
+    """The most bytes that `compute` takes at once, on a stream which is the current one then."""
+    with device.within():
         stream = device.new_stream()
         device.synchronize()
         memory.reset_peak()
         before = memory.use().held
         with stream.current():
-            packed = model.pack(step, host, None)
-            stream.copy_to_device(inputs, host, packed.num_bytes)
-            packed.enqueue(inputs, results)
-            packed.finish(inputs, results)
+            compute(stream)
         device.synchronize()
         return memory.use().peak - before
 
@@ -123,6 +143,7 @@ def largest_step(
     max_model_len: int,
     page_size: int,
     *,
+    num_slots: int,
     num_groups: int,
     vocab_size: int,
 ) -> HostStep:
@@ -149,7 +170,7 @@ def largest_step(
     pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
     samples = SampleRows(
-        slots=np.arange(rows),
+        slots=np.arange(rows) % num_slots,  # a slot has a row for each guess that is verified
         temperatures=np.ones(rows),
         top_ks=np.zeros(rows, np.int64),
         top_ps=np.full(rows, 0.9),

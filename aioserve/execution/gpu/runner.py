@@ -20,6 +20,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 from aioserve.drafting.drafter import Drafter
 from aioserve.execution.batch import NO_COPIES, HostStep, PlanReader
 from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.drafting import DrafterApart
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
     HungDeviceError,
@@ -38,7 +40,7 @@ from aioserve.execution.gpu.settling import Settling
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.guessing import Asked, Guessing, StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.ops import SampleRows
@@ -55,6 +57,28 @@ NUM_BLOCKS = 2
 
 PADDING_STEP = -1
 """The number of a step that is nothing but padding, in the log."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Queued:
+    step: HostStep
+    future: asyncio.Future[StepOutcome]
+    padding: GraphKey | None = None
+    """What one that is nothing but padding is for."""
+    followed: StepPlan | None = None
+    """As in `StepInFlight`."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Guessed:
+    """A step whose guesses are being computed, as the watchdog sees one."""
+
+    step: int
+    enqueued_seconds: None = None
+    is_done: bool = False
+
+    def __str__(self) -> str:
+        return f"the guesses for step {self.step}"
 
 
 class CudaRunner:
@@ -76,7 +100,10 @@ class CudaRunner:
         host_side: HostSide | None = None,
         processors: Sequence[Callable[[str], Any]] = (),
         hung_seconds: float = HUNG_SECONDS,
+        follower: StepFollower | None = None,
     ) -> None:
+        """`follower` hears of every plan on the thread that launches steps, where the drafter that
+        comes later computes with it, on the same stream."""
         loop = asyncio.get_running_loop()
         self._device = device
         self._reader = PlanReader(
@@ -85,12 +112,15 @@ class CudaRunner:
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
         with device.within():
-            self._launcher = Launcher(device, model, self._graphs, loop.time)
+            self._launcher = Launcher(device, model, self._graphs, loop.time, follower)
             self._free_blocks = deque(Block(device, model) for _ in range(NUM_BLOCKS))
-        self._queued: deque[tuple[HostStep, GraphKey | None, asyncio.Future[StepOutcome]]] = deque()
-        """Steps for which there is no block, and what one that is nothing but padding is for."""
+        self._queued: deque[_Queued] = deque()
+        """Steps for which there is no block."""
         self._in_flight: deque[StepInFlight] = deque()
-        self._settling = Settling(Guessing(None), self._launch_settled)
+        self._follower = follower
+        self._guessed: _Guessed | None = None
+        """The step for which guesses are being computed: nothing is in flight then."""
+        self._settling = Settling(Guessing(None), self._launch_settled, self._pass_by)
         self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
@@ -124,16 +154,18 @@ class CudaRunner:
         try:
             step = self._reader.read_open(plan, masks)
         except Exception as error:
-            future.set_exception(error)
-            return future
+            step = error  # where its turn comes: what follows the steps has to hear of it
         self._settling.put(plan, step, future)
         return future
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._settling = Settling(
-            Guessing(drafter, clock=self._callbacks.loop.time), self._launch_settled
-        )
+        clock, ask = self._callbacks.loop.time, None
+        if self._follower is not None:
+            apart = DrafterApart(drafter, self._follower, self._worker.put, self._callbacks)
+            drafter, ask = apart, functools.partial(self._have_guessed, apart)
+        guessing = Guessing(drafter, clock=clock)
+        self._settling = Settling(guessing, self._launch_settled, self._pass_by, ask)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with
@@ -147,7 +179,8 @@ class CudaRunner:
             progress(done, len(keys))
             future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
             nothing = HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
-            await self._launch(nothing, key, future)
+            self._launch(_Queued(nothing, future, padding=key))
+            await future
         await self._passed_by_worker()
         progress(len(keys), len(keys))
 
@@ -176,32 +209,57 @@ class CudaRunner:
 
     # -- on the loop
 
-    def _launch_settled(self, step: HostStep, future: asyncio.Future[StepOutcome]) -> None:
-        self._launch(step, None, future)
+    def _launch_settled(
+        self, step: HostStep, future: asyncio.Future[StepOutcome], followed: StepPlan | None
+    ) -> None:
+        self._launch(_Queued(step, future, followed=followed))
 
-    def _launch(
-        self, step: HostStep, padding: GraphKey | None, future: asyncio.Future[StepOutcome]
-    ) -> asyncio.Future[StepOutcome]:
-        self._queued.append((step, padding, future))
+    def _launch(self, queued: _Queued) -> None:
+        self._queued.append(queued)
         self._at_rest.clear()
         self._start_queued()
-        return future
+
+    def _pass_by(self, plan: StepPlan) -> None:
+        if self._follower is not None:
+            self._worker.put(functools.partial(self._launcher.pass_by, plan))
+
+    def _have_guessed(
+        self, drafter: DrafterApart, asked: Asked, told: Callable[[Exception | None], None]
+    ) -> None:
+        self._guessed = _Guessed(asked.plan.step)
+        self._at_rest.clear()
+        self._watchdog.progress()
+        drafter.ask(asked, functools.partial(self._have_heard, told))
+
+    def _have_heard(
+        self, told: Callable[[Exception | None], None], error: Exception | None
+    ) -> None:
+        self._guessed = None
+        told(error)
+        self._watchdog.progress()
+        self._note_rest()
+
+    def _note_rest(self) -> None:
+        if not self._in_flight and self._guessed is None:
+            self._at_rest.set()
 
     def _start_queued(self) -> None:
         while self._queued and self._free_blocks:
-            step, padding, future = self._queued.popleft()
+            queued = self._queued.popleft()
+            step = queued.step
             block = self._free_blocks.popleft()
             flight = StepInFlight(
                 step=step,
                 block=block,
-                padding=padding,
+                padding=queued.padding,
+                followed=queued.followed,
                 locations_in_flight=self._locations_in_flight() if len(step.copies) else (),
                 device=self._device,
                 told=self._ended,
                 callbacks=self._callbacks,
             )
             self._in_flight.append(flight)
-            self._futures[flight] = future
+            self._futures[flight] = queued.future
             if len(self._in_flight) == 1:
                 self._watchdog.progress()
             self._worker.put(functools.partial(self._launcher.launch, flight, self._waiting))
@@ -228,37 +286,42 @@ class CudaRunner:
             if notes:
                 self._settling.go_on()
         self._start_queued()
-        if not self._in_flight:
-            self._at_rest.set()
+        self._note_rest()
 
     def _fail(self, failure: RunnerFailedError) -> None:
         """No step succeeds from here on."""
         if self._failure is None:
             self._failure = failure
             logger.error("%s", failure)
-        for _, _, future in self._queued:
-            _fail(future, failure)
+        for queued in self._queued:
+            _fail(queued.future, failure)
         self._queued.clear()
         self._settling.fail(failure)
 
-    def _oldest(self) -> StepInFlight | None:
-        return self._in_flight[0] if self._in_flight else None
+    def _oldest(self) -> StepInFlight | _Guessed | None:
+        return self._in_flight[0] if self._in_flight else self._guessed
 
     def _hung(self, seconds: float) -> None:
-        oldest = self._in_flight[0]
+        oldest = self._oldest()
         self._callbacks.tell()
-        if not self._in_flight or self._in_flight[0] is not oldest:
+        if oldest is None or self._oldest() is not oldest:
             return
         now = self._callbacks.loop.time()
         steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
-        steps += "".join(f"\n  step {step.step}, which waits" for step, _, _ in self._queued)
+        steps += "".join(f"\n  step {one.step.step}, which waits" for one in self._queued)
+        steps += "" if self._guessed is None else f"\n  {self._guessed}"
         logger.error(
             "%s: nothing has ended for %.1f s; in flight:%s", self._device.name, seconds, steps
         )
-        hung = f"{self._device.name}: step {oldest.step.step} hasn't ended after {seconds:.1f} s"
+        if isinstance(oldest, StepInFlight):
+            what = f"step {oldest.step.step} hasn't ended"
+        else:
+            what = f"{oldest} haven't come"
+        hung = f"{self._device.name}: {what} after {seconds:.1f} s"
         failure = HungDeviceError(hung)
         self._fail(failure)
         self._in_flight.clear()
+        self._guessed = None
         futures, self._futures = self._futures, {}
         for future in futures.values():
             _fail(future, failure)

@@ -8,6 +8,8 @@ soon as they come, while steps before them run.
     device    [ step 7 ]                 [ step 8 ][ step 9 ]           ..
                          8 verifies: it waits for 7, and 9 behind it
 
+Where guesses are computed, 8 is settled when they are known, and the loop waits for nothing.
+
 On a CPU nothing waits: the thread that computes a step knows the tokens of the one before.
 """
 
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aioserve.execution.batch import HostStep, OpenStep
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.guessing import Asked, Guessing
 from aioserve.execution.loop_callbacks import settle
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -27,6 +29,8 @@ from aioserve.steps.plan import StepPlan
 __all__ = ["Settling"]
 
 OutcomeFuture = asyncio.Future[StepOutcome]
+Launch = Callable[[HostStep, OutcomeFuture, StepPlan | None], object]
+Ask = Callable[[Asked, Callable[[Exception | None], None]], None]
 
 
 @dataclass(slots=True)
@@ -40,17 +44,34 @@ class Settling:
     """The order in which steps are launched. For the thread of the event loop."""
 
     def __init__(
-        self, guessing: Guessing, launch: Callable[[HostStep, OutcomeFuture], object]
+        self,
+        guessing: Guessing,
+        launch: Launch,
+        pass_by: Callable[[StepPlan], object] = lambda plan: None,
+        ask: Ask | None = None,
     ) -> None:
-        """`launch` enqueues a step; `noted` and then `go_on` are to be called for each, in this
-        order."""
+        """`launch` enqueues a step; with it comes the plan that a follower of the steps has to hear
+        of first, None where it has. `pass_by` takes that of a step that has failed. `noted` and
+        then `go_on` are to be called for each that was launched, in this order.
+
+        `ask` has guesses computed, and a follower hear of their plan; on the loop it calls what it
+        was given, later. None: `guessing` makes them when it is called.
+        """
         self._guessing = guessing
         self._launch = launch
-        self._waiting: deque[tuple[StepPlan, HostStep | OpenStep, OutcomeFuture]] = deque()
+        self._pass_by = pass_by
+        self._ask = ask
+        self._waiting: deque[tuple[StepPlan, HostStep | OpenStep | Exception, OutcomeFuture]] = (
+            deque()
+        )
         self._launched: deque[_Launched] = deque()
+        self._asking: tuple[StepPlan, OpenStep, OutcomeFuture] | None = None
+        """The step whose guesses are being computed."""
 
-    def put(self, plan: StepPlan, step: HostStep | OpenStep, future: OutcomeFuture) -> None:
-        """Launch a step as soon as may be."""
+    def put(
+        self, plan: StepPlan, step: HostStep | OpenStep | Exception, future: OutcomeFuture
+    ) -> None:
+        """Launch a step as soon as may be, or fail it when its turn comes."""
         self._waiting.append((plan, step, future))
         self.go_on()
 
@@ -71,30 +92,70 @@ class Settling:
     def fail(self, failure: Exception) -> None:
         """No step succeeds from here on, and none is launched."""
         self._launched.clear()
-        waiting, self._waiting = self._waiting, deque()
-        for _, _, future in waiting:
+        futures = [future for _, _, future in self._waiting]
+        self._waiting.clear()
+        if self._asking is not None:
+            futures.append(self._asking[2])
+            self._asking = None
+        for future in futures:
             settle(future, failure)
             if not future.cancelled():
                 future.exception()  # what was told already need not be asked for
 
     def go_on(self) -> None:
         """Launch what waited for the last step that was done."""
-        while self._waiting:
+        while self._waiting and self._asking is None:
             plan, step, future = self._waiting[0]
             if isinstance(step, HostStep):
                 self._waiting.popleft()
                 self._launched.append(_Launched(plan, is_taken=False))
-                self._launch(step, future)
+                self._launch(step, future, plan)
                 continue
             if self._launched:
                 return
             self._waiting.popleft()
+            self._open(plan, step, future)
+
+    def _open(self, plan: StepPlan, step: OpenStep | Exception, future: OutcomeFuture) -> None:
+        """Launch a step that goes on from where those before it have come, which is known."""
+        asked = None
+        try:
             self._guessing.take(plan)
-            try:
-                plan = self._guessing.settled(plan)
-                settled = step.settled(plan, one_by_one=True)
-            except Exception as error:
-                settle(future, error)
-                continue
-            self._launched.append(_Launched(plan, is_taken=True))
-            self._launch(settled, future)
+            if isinstance(step, Exception):
+                raise step
+            if self._ask is not None:
+                asked = self._guessing.asked(plan)
+        except Exception as error:
+            self._pass_by(plan)
+            settle(future, error)
+            return
+        if self._ask is None or asked is None or not asked.slots:
+            self._settle(plan, step, future, followed=plan)
+            return
+        self._asking = plan, step, future
+        self._ask(asked, self._answered)
+
+    def _answered(self, error: Exception | None) -> None:
+        """The guesses that were asked for are known, or can't be made."""
+        if self._asking is None:
+            return  # the step was given up before
+        (plan, step, future), self._asking = self._asking, None
+        if error is None:
+            self._settle(plan, step, future, followed=None)
+        else:
+            settle(future, error)
+        self.go_on()
+
+    def _settle(
+        self, plan: StepPlan, step: OpenStep, future: OutcomeFuture, followed: StepPlan | None
+    ) -> None:
+        try:
+            plan = self._guessing.settled(plan)
+            settled = step.settled(plan, one_by_one=True)
+        except Exception as error:
+            if followed is not None:
+                self._pass_by(followed)
+            settle(future, error)
+            return
+        self._launched.append(_Launched(plan, is_taken=True))
+        self._launch(settled, future, followed)

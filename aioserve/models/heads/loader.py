@@ -19,6 +19,7 @@ from aioserve.models.heads.mtp import MTPHead
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.heads.tensors import HeadTensors
 from aioserve.models.reading import TakenWeights
+from aioserve.ops import Backend
 
 __all__ = ["load_head", "make_head"]
 
@@ -39,10 +40,15 @@ def load_head(path: Path | str, target: Decoder) -> DecoderHead | MedusaHeads:
 
 
 def make_head(
-    read: ReadHead, target: Decoder, *, memory_bytes: int | None = None
+    read: ReadHead,
+    target: Decoder,
+    *,
+    memory_bytes: int | None = None,
+    backend: Backend | None = None,
 ) -> DecoderHead | MedusaHeads:
-    """Read the weights of a head, to be computed as `target` is. Raises as `load_head` does, and
-    `ModelError` for weights beyond `memory_bytes`; None: anything."""
+    """Read the weights of a head, to be computed as `target` is; `backend`: on another one of its
+    device. Raises as `load_head` does, and `ModelError` for weights beyond `memory_bytes`; None:
+    anything."""
     config = read.config
     read.check(target.config)
     needed = sum([math.prod(tensor.shape) for tensor in config.stored]) * target.dtype.itemsize
@@ -54,7 +60,7 @@ def make_head(
     with HeadTensors(read.path) as tensors, torch.no_grad():
         taken = TakenWeights(str(target.dtype).removeprefix("torch."), target.max_model_len)
         taken.arrays = tensors.arrays(config, taken.dtype)
-        weights = Weights(taken, target.backend)
+        weights = Weights(taken, backend or target.backend)
         use_program = target.program is not None
         if isinstance(config, MedusaConfig):
             shared = [target.head] * len(config.blocks)

@@ -2,8 +2,8 @@
 where a `prompt_attention` was set.
 
 Kernels are launched on torch's current stream, and the thread has made `device` the current one.
-No op but `draw`, `prepare` and `copy_pages` waits for the device; a runner has `inputs`,
-`sampling.draw` and `page_copies` instead, which don't either.
+No op but `draw` and `prepare` waits for the device; a runner has `inputs` and `sampling.draw`
+instead, which don't either.
 
 Attention, norms, rotation, draws and linear layers of integers depend on a row alone, to the last
 bit. Two others may take sums in another order in another batch: cuBLAS, which computes linear
@@ -132,6 +132,14 @@ class CudaBackend(Backend):
         sizes, pinned = _kv_sizes(shape), self.device.type == "cuda"
         storage = torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned)
         return PlainKVCache(storage, shape)
+
+    def allocate_pages(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
+    ) -> Tensor:
+        """Memory of the host is pinned, where the device is a GPU."""
+        if on_host:
+            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> GpuBatch:
         check_batch(host, kv)

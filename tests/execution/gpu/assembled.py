@@ -36,8 +36,10 @@ class Assembled:
         self.memory = memory
         self.host_side = host_side
         self.captures: list[tuple[int, int]] = []
+        self.num_slots = 0
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        self.num_slots = num_slots
         assembling = GpuAssembling(self.device, self.backend, self.memory, self.host_side)
         with WeightReading(
             model_files(self.path),

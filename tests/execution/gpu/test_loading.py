@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import ConfigError, Engine, EngineClosedError, SamplingParams, Speculation
+from aioserve import Engine, EngineClosedError, SamplingParams
 from tests.execution.gpu.host_device import HostDevice, cuda_is_the_host
 from tests.parity.tiny_models import write
 
@@ -87,15 +87,3 @@ async def test_what_a_listener_raises_ends_the_start_and_leaves_no_thread(
         engine.dump()
     left = {thread.name for thread in threading.enumerate()} - before
     assert not [name for name in left if name.startswith("aioserve-")]
-
-
-@pytest.mark.asyncio
-async def test_a_draft_model_is_refused_before_anything_is_read(
-    tiny: Path, device: HostDevice
-) -> None:
-    speculation = Speculation(drafter=f"model:path={tiny}")
-    with pytest.raises(
-        ConfigError, match=r"draft models and heads run on CPUs alone, and .* on cuda"
-    ):
-        async with Engine(tiny, speculation=speculation, **OPTIONS):
-            pass

@@ -1,0 +1,100 @@
+"""A drafter that computes, on the thread that launches steps and on the stream of these.
+
+    loop          results 7, ask ─┐           ┌─ settle 8 ─┐
+    step thread                   └─ guess 8 ─┘            └─ pack, enqueue 8
+    device        [ step 7 ]         [ ][ ][ ]                [ step 8 ]
+
+The loop goes on meanwhile: what it has for the drafter waits its turn on that thread, behind the
+launches of the steps before and before those of the steps that come next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from aioserve.drafting.at_once import AtOnce
+from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.execution.guessing import Asked, StepFollower
+from aioserve.execution.loop_callbacks import LoopCallbacks
+
+__all__ = ["DrafterApart"]
+
+Call = Callable[[], None]
+
+
+class DrafterApart(AtOnce):
+    """Passes calls on to `drafter`, on the thread to which `put` has them made. For the loop.
+
+    A call returns before it is made. What one raises, `ask` tells when it comes next.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        follower: StepFollower,
+        put: Callable[[Call], None],
+        callbacks: LoopCallbacks,
+    ) -> None:
+        """`follower` is what `drafter` guesses by; it must hear of all plans that `ask` isn't
+        called for, in their order, on the same thread."""
+        self._drafter = drafter
+        self._follower = follower
+        self._put = put
+        self._callbacks = callbacks
+        self._error: Exception | None = None
+        """What a call raised that nobody awaited. For that thread."""
+        self._made: dict[int, Sequence[int]] = {}
+        """Guesses that were made last, by slot."""
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        self._pass_on(functools.partial(self._drafter.start, slot, sequence))
+
+    def end(self, slot: int) -> None:
+        self._pass_on(functools.partial(self._drafter.end, slot))
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        self._pass_on(functools.partial(self._drafter.extend_all, slots, token_ids))
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        """What was guessed when `ask` was called for these."""
+        return [self._made[slot] for slot in slots]
+
+    def ask(self, asked: Asked, told: Callable[[Exception | None], None]) -> None:
+        """Let the follower hear of a plan, and guesses be made for it. `told` is called on the loop
+        when they are known, or with what was raised."""
+        self._put(functools.partial(self._guess, asked, told))
+
+    # -- on the other thread
+
+    def _pass_on(self, call: Call) -> None:
+        def passed_on() -> None:
+            try:
+                call()
+            except Exception as error:
+                self._error = self._error or error
+
+        self._put(passed_on)
+
+    def _guess(self, asked: Asked, told: Callable[[Exception | None], None]) -> None:
+        made: dict[int, Sequence[int]] = {}
+        error, self._error = self._error, None
+        try:
+            self._follower.take(asked.plan)
+            self._follower.follow(asked.plan)
+            if error is None:
+                guesses = self._drafter.draft_all(asked.slots, asked.limits)
+                made = dict(zip(asked.slots, guesses, strict=True))
+        except Exception as raised:
+            error = raised
+        self._callbacks.put(functools.partial(self._tell, made, error, told))
+        self._callbacks.wake()
+
+    def _tell(
+        self,
+        made: dict[int, Sequence[int]],
+        error: Exception | None,
+        told: Callable[[Exception | None], None],
+    ) -> None:
+        self._made = made
+        told(error)

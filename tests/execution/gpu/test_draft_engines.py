@@ -1,0 +1,221 @@
+"""Engines with a CUDA device, beside whose model another one or a head guesses, on a device that is
+the host: they change no token, and guess what they would on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import ConfigError, Engine, SamplingParams, Speculation
+from aioserve.config import EngineConfig
+from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter
+from aioserve.drafting.model import ModelDrafter
+from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
+from aioserve.execution.gpu.assembling import GpuAssembling
+from aioserve.execution.gpu.memory import MemoryUse
+from aioserve.models.decoder import Decoder
+from aioserve.models.files import model_files
+from aioserve.models.heads.read import ReadHead
+from aioserve.models.reading import ReadWeights, WeightReading
+from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.testing.random_model import write_random_model
+from tests.engine.test_draft_heads import check_guesses, guesses_of_heads, write_heads
+from tests.execution.gpu.host_device import HostCounts, HostDevice, cuda_is_the_host
+from tests.parity import tiny_models
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "page_size": 4,
+    "num_pages": 32,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 12,
+    "max_model_len": 32,
+}
+ON_DEVICE = OPTIONS | {"device": "cuda", "capture_graphs": False}
+PROMPTS = [[*range(10, 15), 3], [*range(10, 15), 4, 5]]
+"""The second begins with a page of the first."""
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+    SamplingParams(seed=2, top_k=40, max_tokens=6, ignore_eos=True),
+]
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("unmeasured_steps"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a smaller one, and heads."""
+    path = tmp_path_factory.mktemp("models")
+    write_heads(path)
+    config = tiny_models.CONFIGS["llama"] | {"num_hidden_layers": 1}
+    write_random_model(path / "small", config, seed=9, dtype="float32")
+    return path
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    return cuda_is_the_host(monkeypatch)
+
+
+async def reference(models: Path) -> list[tuple[int, ...]]:
+    """What a CPU answers without guesses."""
+    async with Engine(str(models / "target"), backend="reference", **OPTIONS) as engine:
+        asked = zip(PROMPTS, PARAMS, strict=True)
+        answers = [await engine.generate(prompt, params) for prompt, params in asked]
+    return [answer.token_ids for answer in answers]
+
+
+@pytest.mark.parametrize("draft", ["target", pytest.param("small", marks=pytest.mark.slow)])
+async def test_draft_models_change_no_token(
+    models: Path, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await reference(models)
+    device = cuda_is_the_host(monkeypatch)
+    speculation = Speculation(drafter=f"model:path={models / draft}", max_tokens=3)
+    target = str(models / "target")
+    async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
+        asked = zip(PROMPTS, PARAMS, strict=True)
+        done = await asyncio.gather(*(engine.generate(*request) for request in asked))
+        stats, facts = engine.stats(), engine.dump()["model"]
+    assert [answer.token_ids for answer in done] == expected
+    assert stats.drafter_faults_total == 0
+    assert sum(stats.tokens_drafted_total) > 0
+    assert device.replays > 0
+    if draft == "target":
+        assert stats.tokens_accepted_total == stats.tokens_drafted_total
+        assert facts["draft"]["weight_bytes"] == facts["weight_bytes"]
+
+
+make_room = Decoder.make_room
+
+
+def room_of_its_own(self: Decoder, num_tokens: int) -> None:
+    """A graph that is captured writes to the memory that its step had: no other may have it."""
+    assert self._states is None
+    make_room(self, num_tokens)
+
+
+def the_most(
+    lengths: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
+) -> list[int]:
+    """In the place of `DraftLengths.choose`: these heads are wrong, and would be asked no more."""
+    return [min(record.limit, most // len(records)) for record in records]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mtp", "medusa"))],
+)
+async def test_heads_change_no_token_and_guess_by_all_states(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await reference(models)
+    cuda_is_the_host(monkeypatch)
+    monkeypatch.setattr(DraftLengths, "choose", the_most)
+    monkeypatch.setattr(Decoder, "make_room", room_of_its_own)
+    made = guesses_of_heads(kind, monkeypatch)
+    speculation = Speculation(drafter=f"{kind}:path={models / kind}", max_tokens=3)
+    target = str(models / "target")
+    async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
+        for prompt, params, token_ids in zip(PROMPTS, PARAMS, expected, strict=True):
+            made.clear()
+            assert (await engine.generate(prompt, params)).token_ids == token_ids
+            if params.temperature == 0:
+                assert check_guesses(models, kind, made, [*prompt, *token_ids]) >= 6
+        assert engine.stats().drafter_faults_total == 0
+        facts = engine.dump()["model"]["draft"]
+    columns = facts["state_bytes"] // (33 * 4 * 4)  # a page is for padding
+    assert columns % tiny_models.CONFIGS["llama"]["hidden_size"] == 0
+    assert facts["host_state_bytes"] == 8 * 4 * 4 * columns
+
+
+class Peaks(HostCounts):
+    """A device of which one measurement after the other takes so many bytes."""
+
+    def __init__(self, total: int, taken: int, peaks: Sequence[int]) -> None:
+        super().__init__(total, taken, 0)
+        self.peaks = peaks
+
+    def use(self) -> MemoryUse:
+        use = super().use()
+        return use._replace(peak=use.held + self.peaks[max(0, self.resets - 1)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "peaks"),
+    [
+        ("eagle3", (3000, 7000)),
+        pytest.param("model", (8000, 100), marks=pytest.mark.slow),
+        pytest.param("medusa", (8000, 9000), marks=pytest.mark.slow),
+    ],
+)
+async def test_memory_is_counted_of_what_guesses(
+    models: Path, kind: str, peaks: tuple[int, int]
+) -> None:
+    """What its largest batch takes, where that is more than a step does, and a part of each page,
+    the one for padding too."""
+    backend, pages, taken = CudaBackend("cpu"), 40, 5000
+    config = EngineConfig(
+        page_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        memory_utilization=0.5,
+        num_host_pages=3,
+        graph_sizes=(),
+        speculation=Speculation(drafter=kind, max_tokens=2),
+    )
+    path = models / ("small" if kind == "model" else kind)
+
+    def read(directory: Path) -> ReadWeights:
+        options: dict[str, Any] = {"dtype": "float32", "formats": backend.formats}
+        with WeightReading(model_files(directory), **options) as reading:
+            return reading.read()
+
+    found: AnyReadDraft
+    if kind == "model":
+        drafter = ModelDrafter(path=str(path))
+        found = ReadDraft(drafter, path, read(path), None)
+    else:
+        named = Eagle3Drafter if kind == "eagle3" else MedusaDrafter
+        found = ReadDraftHead(named(path=str(path)), ReadHead.of(path))
+
+    def placed(memory: HostCounts) -> Any:
+        assembling = GpuAssembling(HostDevice(), backend, memory)
+        weights = read(models / "target")
+        kept = found.kept_layers(weights.config)
+        decoder = assembling.decoder_of(weights, config, kept)
+        draft = assembling.draft_of(found, decoder, config)
+        one = decoder.kv_shape(1, config.page_size).bytes_per_page + draft.bytes_per_page
+        return assembling, decoder, draft, one
+
+    *_, one = placed(HostCounts(1, 0, 0))
+    if kind == "model":
+        found = ReadDraft(drafter, path, read(path), None)  # the weights are used up
+    memory = Peaks(2 * (taken + max(peaks) + (pages + 1) * one), taken, peaks)
+    assembling, decoder, draft, _ = placed(memory)
+    _, storage, _, follower = assembling._place(decoder, config, 3, draft)
+    assert memory.resets == 2
+    assert storage.num_pages == pages
+    facts = follower.facts
+    beside = facts.get("kv_cache_bytes", 0) + facts.get("state_bytes", 0)
+    assert storage.cache.storage.nbytes + beside == (pages + 1) * one
+    if follower.states is not None:
+        assert facts["host_state_bytes"] == 3 * draft.bytes_per_host_page > 0
+
+
+async def test_rejection_sampling_is_refused_before_anything_is_read(
+    models: Path, device: HostDevice
+) -> None:
+    speculation = Speculation(drafter=f"model:path={models / 'small'}", acceptance="rejection")
+    with pytest.raises(ConfigError, match=r'acceptance must be "match" where a draft .* cuda'):
+        async with Engine(str(models / "target"), speculation=speculation, **ON_DEVICE):
+            pass

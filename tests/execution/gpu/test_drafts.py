@@ -1,0 +1,345 @@
+"""Draft models and heads that guess on the thread that launches steps, beside a model on a fake
+GPU: they change no token, and those that know what comes are right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from aioserve import Speculation
+from aioserve.drafting.drafter import DraftedSequence
+from aioserve.execution.batch import HostStep, OpenStep, PlanReader
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.draft_head import DraftHead
+from aioserve.execution.drafts.draft_model import DraftModel
+from aioserve.execution.gpu.failures import HungDeviceError
+from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.sampling.masks import LateMasks
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan
+from aioserve.testing import expected_tokens, run_simulated
+from aioserve.testing.fake_model import PlantedError
+from tests.doubles.draft_decoder import DraftDecoder
+from tests.doubles.draft_head import HeadOfEntries
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu_model import FakeGpuModel, FakeStepModel
+from tests.doubles.gpu_drafts import ModelPlugin, head_beside, model_beside
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.simulated_host import SimulatedWorker
+from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
+from tests.execution.gpu.plans import (
+    GREEDY,
+    NUM_SLOTS,
+    item,
+    pages_of,
+    plan,
+    simulated_runner,
+    step_model,
+    threaded_gpu,
+)
+from tests.placed import PlacedItem, placed_plan
+
+Make = Callable[[FakeStepModel, int], ComputedDrafter]
+PROMPT = [7, 1, 8, 2, 8, 1]
+OF_KIND: dict[str, type[Any]] = {"model": DraftModel, "head": DraftHead}
+
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
+
+
+def drafts_of(kind: str, wrong_at: frozenset[int] = frozenset()) -> Make:
+    if kind == "model":
+        decoder = DraftDecoder()
+        decoder.wrong_at = wrong_at
+        return partial(model_beside, decoder)
+    head = HeadOfEntries()
+    head.wrong_at = wrong_at
+    return partial(head_beside, head)
+
+
+def options_with(draw: random.Random, plugin: ModelPlugin) -> dict[str, Any]:
+    return {
+        **options_of(draw),
+        "plugins": [plugin],
+        "speculation": Speculation(drafter="beside", max_tokens=draw.choice([1, 4, 9])),
+    }
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_what_knows_the_model_is_always_right(kind: str, seed: int, preempts: bool) -> None:
+    draw = random.Random(seed)
+    plugin = ModelPlugin(drafts_of(kind))
+    model = FakeGpuModel(
+        seed=seed,
+        max_model_len=MAX_MODEL_LEN,
+        op_seconds=draw.choice([0.0005, 0.01]),
+        graph_sizes=draw.choice([(), (1, 2, 4), (3, 12, 60)]),
+        drafts=plugin,
+    )
+    options = options_with(draw, plugin)
+    serving = partial(serve, model, draw, preempts=preempts, **options)
+    checker, engine = run_simulated(serving, seed=seed)
+    assert not gpu_of(model).violations
+    checker.check()
+    stats = engine.stats()
+    assert stats.drafter_faults_total == 0
+    assert stats.tokens_accepted_total == stats.tokens_drafted_total
+    assert sum(stats.tokens_drafted_total) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_what_is_wrong_at_times_changes_no_token(kind: str, seed: int) -> None:
+    draw = random.Random(seed)
+    wrong_at = frozenset(draw.sample(range(MAX_MODEL_LEN), 30))
+    plugin = ModelPlugin(drafts_of(kind, wrong_at))
+    model = FakeGpuModel(
+        seed=seed, max_model_len=MAX_MODEL_LEN, graph_sizes=(1, 4, 60), drafts=plugin
+    )
+    options = options_with(draw, plugin)
+    checker, engine = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    assert not gpu_of(model).violations
+    checker.check()
+    stats = engine.stats()
+    assert 0 < sum(stats.tokens_accepted_total) < sum(stats.tokens_drafted_total)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize("call", ["start", "extend_all", "draft_all", "end"])
+def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
+    kind: str, call: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, calls = getattr(OF_KIND[kind], call), 0
+
+    def at_times(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 0:
+            raise PlantedError("the drafter")
+        return made(*args)
+
+    monkeypatch.setattr(OF_KIND[kind], call, at_times)
+    draw = random.Random(seed)
+    plugin = ModelPlugin(drafts_of(kind))
+    model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, drafts=plugin)
+    options = options_with(draw, plugin)
+    with silence():
+        checker, engine = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    checker.check()
+    stats = engine.stats()
+    assert stats.drafter_faults_total >= calls // 7 > 0
+    assert sum(stats.tokens_accepted_total) > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> None:
+    """Launches are refused, find no memory, or compute NaN; copies for the drafter too."""
+    draw = random.Random(seed)
+    kinds = (GpuFault.OUT_OF_MEMORY, GpuFault.RAISES, GpuFault.BAD_ROW)
+    plugin = ModelPlugin(drafts_of(kind))
+    model = FakeGpuModel(
+        seed=seed,
+        max_model_len=MAX_MODEL_LEN,
+        graph_sizes=draw.choice([(), (2, 8, 40)]),
+        faults=GpuFaults(rates=dict.fromkeys(kinds, 0.01)),
+        drafts=plugin,
+    )
+    options = options_with(draw, plugin)
+    with silence():
+        checker, engine = run_simulated(partial(serve, model, draw, 60, **options), seed=seed)
+    assert not gpu_of(model).violations
+    assert not checker.wrong_tokens
+    assert not checker.wrong_ends
+    assert checker.num_open == 0
+    assert checker.ends["length"] + checker.ends["embedded"] > 10
+    assert sum(engine.stats().tokens_accepted_total) > 0
+
+
+def test_a_device_that_breaks_ends_the_engine_beside_what_guesses() -> None:
+    for launch in (60, 131):
+        draw = random.Random(1)
+        plugin = ModelPlugin(drafts_of("model"))
+        model = FakeGpuModel(
+            seed=1,
+            max_model_len=MAX_MODEL_LEN,
+            faults=GpuFaults(at={launch: GpuFault.BREAKS}),
+            drafts=plugin,
+        )
+        options = options_with(draw, plugin)
+        with silence():
+            checker, _ = run_simulated(partial(serve, model, draw, **options), seed=1)
+        assert checker.num_open == 0
+        assert not checker.wrong_tokens
+        assert checker.ends["EngineFailedError"] > 0
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which slots end and start, and whose their pages are."""
+    read, calls = PlanReader.read_open, 0
+
+    def at_times(
+        self: PlanReader, plan: StepPlan, masks: LateMasks | None = None
+    ) -> HostStep | OpenStep:
+        nonlocal calls
+        step = read(self, plan, masks)
+        calls += 1
+        if calls % 20 == 0:
+            raise PlantedError("a plan")
+        return step
+
+    monkeypatch.setattr(PlanReader, "read_open", at_times)
+    draw = random.Random(5)
+    plugin = ModelPlugin(drafts_of(kind))
+    model = FakeGpuModel(seed=5, max_model_len=MAX_MODEL_LEN, drafts=plugin)
+    options = options_with(draw, plugin)
+    with silence():
+        checker, engine = run_simulated(partial(serve, model, draw, **options), seed=5)
+    assert calls > 40
+    assert checker.num_open == 0
+    assert not checker.wrong_tokens
+    stats = engine.stats()
+    assert stats.drafter_faults_total == 0
+    assert stats.tokens_accepted_total == stats.tokens_drafted_total
+
+
+# -- a runner
+
+
+def drafting_start(slot: int) -> SlotStart:
+    drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
+    return SlotStart(slot=slot, params=GREEDY, seed=slot, drafting=drafting)
+
+
+def first_plan() -> StepPlan:
+    return msgspec.structs.replace(plan(0, item(1, 0, PROMPT)), started_slots=(drafting_start(1),))
+
+
+def verifying_plan(num_guesses: int) -> StepPlan:
+    """Goes on behind `first_plan`."""
+    token_ids = np.array([-1] + [DRAFT_TOKEN] * num_guesses, np.int32)
+    verified = PlacedItem(
+        kind=ItemKind.VERIFY,
+        sequence_id=1,
+        slot=1,
+        start=len(PROMPT),
+        count=len(token_ids),
+        token_ids=token_ids,
+        rows=(SampleRow(offset=0, slot=1),),
+        page_ids=pages_of(1),
+    )
+    return placed_plan(step=1, items=(verified,))
+
+
+class SlowDecoder(DraftDecoder):
+    """Computes when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def draw(self, *args: Any) -> Any:
+        self.began.set()
+        assert self.may_go_on.wait(30)
+        return super().draw(*args)
+
+
+async def launched(runner: CudaRunner, drafter: ComputedDrafter) -> Sequence[Any]:
+    """A step, and one behind it for which guesses are being computed."""
+    runner.take_drafter(drafter)
+    handles = [runner.launch(first_plan()), runner.launch(verifying_plan(3))]
+    assert (await handles[0]).token_ids == tuple(expected_tokens(PROMPT, 1, seed=1))
+    return handles
+
+
+def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them() -> None:
+    async def main(gpu: FakeGpu) -> None:
+        decoder, model = SlowDecoder(), step_model(gpu)
+        drafter = model_beside(decoder, model, 64)
+        runner = CudaRunner(gpu, model, num_slots=NUM_SLOTS, name="slow", follower=drafter)
+        _, verified = await launched(runner, drafter)
+        assert await asyncio.to_thread(decoder.began.wait, 30)
+        closing = asyncio.ensure_future(runner.aclose())
+        behind: Any = runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
+        await asyncio.sleep(0.02)
+        assert not verified.done()
+        assert not behind.done()
+        assert not closing.done()
+        decoder.may_go_on.set()  # by the loop
+        outcome: StepOutcome = await verified
+        assert outcome.token_ids == tuple(expected_tokens(PROMPT, 5, seed=1)[1:])
+        assert outcome.drafted == {0: 3}
+        assert outcome.drafting_seconds > 0.02
+        assert (await behind).token_ids == tuple(expected_tokens(PROMPT, 1, seed=2))
+        await closing
+
+    with threaded_gpu() as gpu:
+        asyncio.run(main(gpu))
+        assert not gpu.violations
+
+
+def test_guesses_that_never_come_are_a_device_that_hangs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = SimulatedWorker.put
+
+    def put_some(self: SimulatedWorker, call: Callable[[], None]) -> None:
+        if "DrafterApart._guess" not in repr(call):
+            put(self, call)
+
+    monkeypatch.setattr(SimulatedWorker, "put", put_some)
+
+    async def main() -> None:
+        gpu = FakeGpu()
+        model = step_model(gpu)
+        drafter = model_beside(DraftDecoder(), model, 64)
+        runner = simulated_runner(gpu, model, follower=drafter)
+        _, verified = await launched(runner, drafter)
+        with pytest.raises(HungDeviceError, match="the guesses for step 1 haven't come after"):
+            await verified
+        with pytest.raises(HungDeviceError):
+            await runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
+        await runner.aclose()
+
+    run_simulated(main)
+    assert "the guesses for step 1" in caplog.text
+
+
+def test_what_fails_beside_a_step_fails_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU, where a follower can't hear of a plan."""
+    follow = DraftModel.follow
+
+    def fails(self: DraftModel, plan: StepPlan) -> None:
+        if plan.step == 1:
+            raise PlantedError("copies")
+        follow(self, plan)
+
+    monkeypatch.setattr(DraftModel, "follow", fails)
+
+    async def main() -> None:
+        gpu = FakeGpu()
+        model = step_model(gpu)
+        drafter = model_beside(DraftDecoder(), model, 64)
+        runner = simulated_runner(gpu, model, follower=drafter)
+        _, verified = await launched(runner, drafter)
+        with pytest.raises(PlantedError, match="copies"):
+            await verified
+        after = await runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
+        assert after.token_ids == tuple(expected_tokens(PROMPT, 1, seed=2))
+        await runner.aclose()
+
+    run_simulated(main)
