@@ -81,3 +81,12 @@ class Drafter(ABC):
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """`draft` for each slot, by the limit beside it."""
         return [self.draft(slot, limit) for slot, limit in zip(slots, limits, strict=True)]
+
+    # What follows is for drafters that have a second thought.
+
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        """Other guesses behind the last token of a slot, in place of those that were just made, each
+        of at least one token. All together, and one more for each, are at most `limit`, at least 2:
+        what `draft` has left of its own. Asked where an engine has `Speculation.max_branches`, of
+        which there may be more."""
+        return ()

@@ -91,6 +91,27 @@ class GuardedDrafter(AtOnce):
                 self._passed_on((slot,), "draft", self._draft_one, slot, limit, found)
         return [found.get(slot, NO_GUESSES) for slot in slots]
 
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        found: list[list[int]] = []
+        if self._guesses.get(slot):
+            self._passed_on((slot,), "branches", self._take_branches, slot, limit, found)
+        return found
+
+    def _take_branches(self, slot: int, limit: int, found: list[list[int]]) -> None:
+        answer = self._drafter.branches(slot, limit)
+        if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+            raise NotAnAnswer(answer, "which is no sequence of branches")
+        checked: list[list[int]] = []
+        for branch in islice(answer, limit):
+            own = checked_guesses(branch, limit - 1, self._vocab_size)
+            if not own:
+                raise NotAnAnswer(answer, "with a branch of no guess")
+            limit -= 1 + len(own)
+            if limit < 0:
+                raise NotAnAnswer(answer, "which is more than there is left for branches")
+            checked.append(own)
+        found += checked
+
     def _draft_one(self, slot: int, limit: int, found: dict[int, Sequence[int]]) -> None:
         found[slot] = checked_guesses(self._drafter.draft(slot, limit), limit, self._vocab_size)
 

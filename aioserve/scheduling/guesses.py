@@ -254,4 +254,4 @@ def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:
     if not plan.num_verified:
         return 0
     guessed = sum([item.count - 1 for item in plan.items if item.kind is ItemKind.VERIFY])
-    return guessed - sum(outcome.drafted.values())
+    return guessed - sum(outcome.drafted.values()) - sum(outcome.branched.values())

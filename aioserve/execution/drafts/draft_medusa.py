@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
@@ -51,8 +53,11 @@ class DraftMedusa(ComputedDrafter):
         super().follow(plan)
         self._states.copy(plan.copies)
 
-    def computed(self, plan: StepPlan) -> None:
-        self._states.put(self._locations(plan, self._states.page_size), self._target.kept_states)
+    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+        states = self._target.kept_states
+        if rows is not None:
+            states = states[torch.from_numpy(rows)]
+        self._states.put(self._locations(plan, self._states.page_size), states)
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)
