@@ -85,8 +85,8 @@ class Drafter(ABC):
     # What follows is for drafters that have a second thought.
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
-        """Other guesses behind the last token of a slot, in place of those that were just made, each
-        of at least one token. All together, and one more for each, are at most `limit`, at least 2:
-        what `draft` has left of its own. Asked where an engine has `Speculation.max_branches`, of
-        which there may be more."""
+        """Guess otherwise behind the last token of a slot than `draft` just did: other paths from
+        there on, each of at least one token. All these tokens, and one more for each path, are at
+        most `limit`, at least 2: what `draft` left of its own. Asked only where an engine has
+        `Speculation.max_branches`; paths beyond these are left out."""
         return ()

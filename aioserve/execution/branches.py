@@ -150,8 +150,8 @@ class BranchedStep:
         self, outcome: StepOutcome
     ) -> tuple[StepPlan, npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """The plan, where a chain has the ids of its branch if that was right further; which of the
-        tokens that were computed are those of the plan, int64 `[T]`; and what is to be copied to the
-        pages of their sequences, as `Backend.copy_pages` takes it."""
+        computed tokens are those of the plan, int64 `[T]`; and what is to be copied to the pages of
+        their sequences, as `Backend.copy_pages` takes it."""
         items = [*self._plan.items]
         counts = [item.count for item in items] + [len(b.ids) for b in self._branches]
         firsts = [0, *accumulate(counts)]

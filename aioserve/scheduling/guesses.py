@@ -210,9 +210,10 @@ def settle(
     item: WorkItem,
     taken: int,
     drafted: int,
+    branched: int,
 ) -> None:
     """An item of a run that goes on has brought `taken` tokens, which are known now; the drafter
-    had made `drafted` guesses."""
+    had made `drafted` guesses, and `branched` tokens were computed beside them."""
     sequence, guessed = run.sequence, item.count - 1
     sequence.pending -= guessed  # the one behind them is off already
     sequence.unsure -= guessed
@@ -220,7 +221,7 @@ def settle(
     accepted = min(taken - 1, drafted)
     for record in (sequence.drafts, usual):
         if record is not None:
-            record.verified(guessed, drafted, accepted)
+            record.verified(guessed, drafted, accepted, branched)
     sequence.account.drafted_tokens += drafted
     sequence.account.accepted_tokens += accepted
     for totals, count in ((counters.drafted, drafted), (counters.accepted, accepted)):

@@ -1,4 +1,4 @@
-"""Branches beside guesses change no token, whatever they hold, and bring as much as a chain does."""
+"""Branches of guesses change no token, whatever they hold, and bring as much as a chain does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.parity import tiny_models
 
 LOGGED = SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.4)
 MAX_TOKENS = 40
-Answers = dict[tuple[int, ...], list[Sequence[int]]]
+Answers = dict[tuple[int, ...], list[tuple[int, ...]]]
 """All samples that come of a prompt."""
 Guess = Callable[[list[int], int], tuple[list[int], list[list[int]]]]
 """What comes, and how many rows there are -> a chain, and branches."""

@@ -90,7 +90,7 @@ async def run(
     count: int = MOST + 2,
     spare: int | None = None,
 ) -> Ran:
-    """The prompt, then a step with guesses if there are any, then token by token: `count` in all."""
+    """The prompt, then a step with guesses if there are any, then one by one: `count` in all."""
     groups = decoder.layout.num_groups
     each = pages_for(len(prompt) + count + MOST + 1, page_size)
     scratch = scratch_pages(4, MOST, 1, page_size, groups) if spare is None else spare

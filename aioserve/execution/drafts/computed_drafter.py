@@ -32,6 +32,8 @@ class DraftOptions:
     """Most tokens that a step computes of what a draft has missed."""
     end_ids: Collection[int] = ()
     """Tokens that mostly end an answer: behind a guess of one nothing is guessed."""
+    max_branches: int = 0
+    """Most paths beside its first one that are verified."""
     keeps_distributions: bool = False
     """Whether `ComputedDrafter.distributions` is asked for. It takes 4 bytes for each token of the
     vocabulary for each guess of a step."""
