@@ -30,7 +30,7 @@ from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 __all__ = ["BranchedStep", "ScratchPages", "scratch_pages"]
 
 BRANCHED_SEQUENCES = 8
-"""So many sequences of a step may have all their branches."""
+"""Sequences of a step of which all branches have pages."""
 
 Paths = Mapping[int, Sequence[Sequence[int]]]
 """Paths of guesses beside the chain of each slot."""

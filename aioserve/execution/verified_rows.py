@@ -59,7 +59,7 @@ class VerifiedRows:
     guesses: Mapping[int, Sequence[int]]
     """Ids guessed behind it, of which each has a row more, by that index."""
     branch_of: tuple[int, ...] = ()
-    """Of the last rows, which are branches, the numbers of those that they are beside."""
+    """The last rows are branches: numbers of the rows that they are beside."""
 
     @classmethod
     def of(cls, plan: StepPlan, branch_of: tuple[int, ...] = ()) -> VerifiedRows:
