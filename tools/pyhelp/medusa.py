@@ -42,10 +42,11 @@ class Heads(nn.Module):
 
     def __init__(self, hidden: int, count: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(hidden, hidden) for _ in range(count)])
-        for block in self.blocks:
+        blocks = [nn.Linear(hidden, hidden) for _ in range(count)]
+        for block in blocks:
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, hidden: Tensor, output: Tensor) -> list[Tensor]:
         """Hidden states [n, hidden] -> logits [n, vocab] of each head."""
