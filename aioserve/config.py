@@ -79,6 +79,7 @@ MAX_SECONDS = 7 * 24 * 3600.0
 MAX_GRAPH_SIZES = 1024
 MAX_PATH_CHARS = 4096
 MAX_DRAFTER_CHARS = 1000
+MAX_BRANCHES = 8
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -125,6 +126,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     the tokens are the same without any. "rejection", rejection sampling: of a draft model's at a
     temperature above 0 as many as can be without changing how often a token comes; the tokens are
     others than without it. Guesses that aren't drawn are kept by "match" either way."""
+    max_branches: int = 0
+    """Most paths of guesses beside the first one of a sequence in one step, in [0, 8], where the
+    drafter makes any, of the rows that its first one leaves of `max_tokens`. On a CPU, and with
+    `acceptance` "match"."""
 
     @staticmethod
     def of(drafter: str | None = None, **others: Any) -> Speculation | None:
@@ -148,6 +153,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         for option, rule in _SPECULATION_RULES.items():
             value = check(ConfigError, option, getattr(self, option), rule)
             msgspec.structs.force_setattr(self, option, value)
+        if self.max_branches and self.acceptance != "match":
+            raise ConfigError(
+                f"max_branches={self.max_branches} of speculation has no effect with acceptance="
+                f"{self.acceptance!r}, which keeps guesses of one path: leave one of them out",
+                argument="max_branches",
+                value=self.max_branches,
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,6 +407,7 @@ _SPECULATION_RULES: dict[str, Rule[Any]] = {
     "drafter": text(1, MAX_DRAFTER_CHARS),
     "max_tokens": integer(1, MAX_DRAFT_TOKENS),
     "acceptance": choice(*get_args(Acceptance)),
+    "max_branches": integer(0, MAX_BRANCHES),
 }
 
 

@@ -100,6 +100,8 @@ class RunOptions(DeviceOptions):
     speculation_acceptance: str | None = None
     """Which guesses are kept; match when not given, and the tokens are the same as without any.
     rejection: as many of a draft model's as rejection sampling keeps."""
+    speculation_max_branches: int | None = None
+    """Most paths of guesses beside the first one of a sequence in one step; 0 when not given."""
 
     def of_engine(self) -> dict[str, Any]:
         """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of guesses that is none,
@@ -109,6 +111,7 @@ class RunOptions(DeviceOptions):
                 self.speculation,
                 max_tokens=self.speculation_max_tokens,
                 acceptance=self.speculation_acceptance,
+                max_branches=self.speculation_max_branches,
             )
         except ConfigError as error:
             argument = str(error.argument).replace("_", "-")

@@ -81,3 +81,12 @@ class Drafter(ABC):
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """`draft` for each slot, by the limit beside it."""
         return [self.draft(slot, limit) for slot, limit in zip(slots, limits, strict=True)]
+
+    # What follows is for drafters that have a second thought.
+
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        """Guess otherwise behind the last token of a slot than `draft` just did: other paths from
+        there on, each of at least one token. All these tokens, and one more for each path, are at
+        most `limit`, at least 2: what `draft` left of its own. Asked only where an engine has
+        `Speculation.max_branches`; paths beyond these are left out."""
+        return ()

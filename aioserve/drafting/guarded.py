@@ -19,7 +19,7 @@ from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
 
-__all__ = ["GuardedDrafter", "checked_guesses"]
+__all__ = ["GuardedDrafter", "checked_branches", "checked_guesses"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -91,6 +91,15 @@ class GuardedDrafter(AtOnce):
                 self._passed_on((slot,), "draft", self._draft_one, slot, limit, found)
         return [found.get(slot, NO_GUESSES) for slot in slots]
 
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        found: list[list[int]] = []
+        if self._guesses.get(slot):
+            self._passed_on((slot,), "branches", self._take_branches, slot, limit, found)
+        return found
+
+    def _take_branches(self, slot: int, limit: int, found: list[list[int]]) -> None:
+        found += checked_branches(self._drafter.branches(slot, limit), limit, self._vocab_size)
+
     def _draft_one(self, slot: int, limit: int, found: dict[int, Sequence[int]]) -> None:
         found[slot] = checked_guesses(self._drafter.draft(slot, limit), limit, self._vocab_size)
 
@@ -143,6 +152,24 @@ def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
     if len(guesses) > limit:
         raise NotAnAnswer(answer, f"which is more than {counted(limit, 'guess', 'guesses')}")
     return guesses
+
+
+def checked_branches(answer: object, limit: int, vocab_size: int) -> list[list[int]]:
+    """Plain ids of branches. Raises `NotAnAnswer` for what isn't a sequence of such as
+    `checked_guesses` has, none empty, of at most `limit` ids with one more for each."""
+    if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+        raise NotAnAnswer(answer, "which is no sequence of branches")
+    branches: list[list[int]] = []
+    left = limit
+    for branch in islice(answer, limit):
+        ids = checked_guesses(branch, limit - 1, vocab_size)
+        if not ids:
+            raise NotAnAnswer(answer, "with a branch of no guess")
+        left -= 1 + len(ids)
+        if left < 0:
+            raise NotAnAnswer(answer, f"with more ids, and one for each branch, than {limit}")
+        branches.append(ids)
+    return branches
 
 
 def _for_reading(sequence: DraftedSequence) -> DraftedSequence:

@@ -390,6 +390,15 @@ def _given_drafter(
             argument="speculation",
             value=config.speculation,
         )
+    wanted = 0 if config.speculation is None else config.speculation.max_branches
+    if wanted > model.max_branches:
+        raise ConfigError(
+            f"max_branches={wanted} of speculation isn't supported where {model.name} runs: its "
+            f"runner verifies {counted(model.max_branches, 'path')} of guesses beside the first, "
+            "so leave max_branches out",
+            argument="speculation",
+            value=config.speculation,
+        )
     drafter = GuardedDrafter(plugins.drafter, model.limits.vocab_size, plugins.drafter_label)
     model.take_drafter(drafter)
     return drafter

@@ -15,6 +15,7 @@ from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError
+from aioserve.execution.branches import scratch_pages
 from aioserve.execution.drafts.placing import Draft, draft_of, rejects
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.reserve import reserve
@@ -69,14 +70,17 @@ async def loaded_model(
 
     Raises `ConfigError` for options that the model, or this machine, can't meet.
     """
+    max_branches, scratch = _branches(decoder, config)
     max_model_len, num_pages = sizes(
         decoder,
         config,
-        lambda: _room_bytes(decoder, config, draft),
+        lambda: _room_bytes(decoder, config, draft, scratch),
         beside_bytes=0 if draft is None else draft.bytes_per_page,
     )
     page_size = config.page_size
-    cache = reserve("num_pages", num_pages, lambda: decoder.new_cache(num_pages, page_size))
+    cache = reserve(
+        "num_pages", num_pages, lambda: decoder.new_cache(num_pages + scratch, page_size)
+    )
     follower = None if draft is None else draft.placed(num_pages, num_slots=num_slots)
     verification = None
     if follower is not None and rejects(config):
@@ -93,6 +97,8 @@ async def loaded_model(
         processors=processors,
         follower=follower,
         verification=verification,
+        max_branches=max_branches,
+        scratch_pages=scratch,
     )
     try:
         await first_steps(runner, pages, config, max_model_len, seconds)
@@ -110,6 +116,7 @@ async def loaded_model(
         seconds=seconds,
         take_drafter=runner.take_drafter,
         facts=None if follower is None else {"draft": follower.facts},
+        max_branches=max_branches,
     )
 
 
@@ -154,6 +161,7 @@ def described(
     seconds: dict[str, float],
     take_drafter: Callable[[Drafter], None] | None = None,
     facts: Mapping[str, Any] | None = None,
+    max_branches: int = 0,
 ) -> LoadedModel:
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
     more of them for `Engine.dump()`."""
@@ -189,6 +197,7 @@ def described(
         why_no_tokenizer=text.why_no_tokenizer,
         processors=processors,
         take_drafter=take_drafter,
+        max_branches=max_branches,
         generates=decoder.config.has_head,
         retrieval=text.retrieval,
         reranker=text.reranker,
@@ -266,8 +275,24 @@ def sizes(
     return min(wanted_len, holds), num_pages
 
 
-def _room_bytes(decoder: Decoder, config: EngineConfig, draft: Draft | None) -> int:
+def _branches(decoder: Decoder, config: EngineConfig) -> tuple[int, int]:
+    """Most paths of guesses beside the first one of a sequence, and pages to compute them in."""
+    if (speculation := config.speculation) is None:
+        return 0, 0
+    return speculation.max_branches, scratch_pages(
+        speculation.max_branches,
+        speculation.max_tokens,
+        config.max_num_seqs,
+        config.page_size,
+        decoder.layout.num_groups,
+    )
+
+
+def _room_bytes(
+    decoder: Decoder, config: EngineConfig, draft: Draft | None, scratch_pages: int
+) -> int:
     """Host pages are memory of this machine as well."""
     budget = int(available_memory_bytes() * config.memory_utilization)
     one = decoder.kv_shape(1, config.page_size).bytes_per_page
+    budget -= scratch_pages * one
     return budget - config.num_host_pages * (one + (draft.bytes_per_host_page if draft else 0))

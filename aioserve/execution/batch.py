@@ -57,6 +57,8 @@ class OpenStep:
     pooled: tuple[int, ...]
     spare_slot: int
     """A slot that no sequence has."""
+    branch_of: tuple[int, ...] = ()
+    """The last rows are branches: of which rows each (`aioserve.execution.branches`)."""
 
     def settled(self, plan: StepPlan, *, one_by_one: bool = False) -> HostStep:
         """The step as `Guessing.settled` has left its plan. `one_by_one`: what is verified is in
@@ -68,7 +70,7 @@ class OpenStep:
             items = [single for item in items for single in _singles(item)]
         slots = np.array([item.slot for item in items], np.int64)
         batch = _batch_of(items, slots, page_table, self.page_size)
-        verified = VerifiedRows.of(plan)
+        verified = VerifiedRows.of(plan, self.branch_of)
         firsts, counts, guesses = verified.firsts, verified.counts, verified.guesses
         positions = [
             item.start + row.offset + 1 + place
@@ -146,6 +148,7 @@ class HostStep:
             token_ids=tuple(drawn.token_ids),
             token_counts=drawn.token_counts,
             drafted={} if self.verified is None else self.verified.drafted,
+            branched={} if self.verified is None else self.verified.branched,
             row_errors=drawn.errors,
             row_failures=drawn.failures,
             logprobs=drawn.logprobs,

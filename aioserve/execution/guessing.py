@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import InvariantError
@@ -26,6 +27,7 @@ from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, 
 
 __all__ = ["Asked", "Guessing", "StepFollower"]
 
+TokenRows = npt.NDArray[np.int64]
 VERIFY = ItemKind.VERIFY
 LOOK_STEPS = 16
 """After so many steps that verify nothing their tokens are read, a quick drafter hears of them, and
@@ -56,22 +58,24 @@ class StepFollower(Protocol):
         """The pages of a plan are copied, its guesses come next, and then it is computed."""
         ...
 
-    def computed(self, plan: StepPlan) -> None:
-        """A plan, as it was settled, has been computed. Not called where a step puts into that
-        memory itself what it leaves for the drafter."""
+    def computed(self, plan: StepPlan, rows: TokenRows | None = None) -> None:
+        """A plan, as it was settled, has been computed. `rows`: which of the tokens that were
+        computed are its own, int64 `[T]`; None: all. Not called where a step puts into that memory
+        itself what it leaves for the drafter."""
         ...
 
 
 class Guessing:
     """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
     None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter is
-    measured by; None: it isn't."""
+    measured by; None: it isn't. `max_branches`: most paths beside the guesses of a slot."""
 
     def __init__(
         self,
         drafter: Drafter | None,
         follower: StepFollower | None = None,
         clock: Callable[[], float] | None = None,
+        max_branches: int = 0,
     ) -> None:
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
@@ -80,6 +84,9 @@ class Guessing:
         self._asked: Asked | None = None
         """What it is asked for by the step that is settled next, where that is known."""
         self._follower = follower
+        self._max_branches = max_branches
+        self.branches: dict[int, Sequence[Sequence[int]]] = {}
+        """Paths beside the guesses of slots in the plan that was settled last."""
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
         self._known: dict[int, array[int]] = {}
@@ -142,6 +149,7 @@ class Guessing:
         without saying so."""
         if self._follower is not None:
             self._follower.follow(plan)
+        self.branches.clear()
         if not plan.num_verified:
             return plan
         guesses = self._guesses(self.asked(plan))
@@ -172,8 +180,16 @@ class Guessing:
         if not asked.slots or self._drafter is None:
             return {}
         made = self._drafter.draft_all(asked.slots, asked.limits)
+        if self._max_branches:
+            for slot, limit, guesses in zip(asked.slots, asked.limits, made, strict=True):
+                if (left := limit - len(guesses)) > 1:
+                    self._branch(self._drafter, slot, left)
         self._drafting_seconds = self._clock() - asked.since_seconds
         return dict(zip(asked.slots, made, strict=True))
+
+    def _branch(self, drafter: Drafter, slot: int, limit: int) -> None:
+        if branches := drafter.branches(slot, limit):
+            self.branches[slot] = branches[: self._max_branches]
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Where no step before it is in flight, a plan knows the last token of a slot, and whether
@@ -203,14 +219,18 @@ class Guessing:
         if start < item.least_start:
             # Nothing was drawn by what was in flight: what comes of it counts for nothing either.
             start, behind = item.start, ()
+            self.branches.pop(item.slot, None)
         token_ids = np.array([known[-1], *behind], np.int32)
         return msgspec.structs.replace(item, start=start, count=len(token_ids), token_ids=token_ids)
 
-    def noted(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+    def noted(
+        self, plan: StepPlan, outcome: StepOutcome, rows: TokenRows | None = None
+    ) -> StepOutcome:
         """Take note of what a step, whose plan was settled, computed and sampled row by row; the
-        outcome, with what has come to be known of guesses that no step verified."""
+        outcome, with what has come to be known of guesses that no step verified. `rows` are as
+        `StepFollower.computed` has them."""
         if self._follower is not None and plan.items:
-            self._follower.computed(plan)
+            self._follower.computed(plan, rows)
         if plan.num_verified and self._drafting_seconds:
             seconds = self._drafting_seconds
             outcome = msgspec.structs.replace(outcome, drafting_seconds=seconds)

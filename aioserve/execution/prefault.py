@@ -35,9 +35,12 @@ class Prefault:
         cache: KVCache,
         ahead: int,
         *,
+        num_pages: int | None = None,
         available_bytes: Callable[[], int] = available_memory_bytes,
     ) -> None:
+        """The first `num_pages` of the cache are the pool; None: all."""
         self._cache = cache
+        self._num_pages = cache.num_pages if num_pages is None else num_pages
         self._ahead = ahead
         self._available_bytes = available_bytes
         self._pages_per_piece = max(1, PIECE_BYTES // cache.bytes_per_page)
@@ -46,17 +49,20 @@ class Prefault:
 
     def note_writes(self, token_locations: npt.NDArray[np.int64]) -> None:
         """Positions of a step: int64 `[G, T]`, as in `HostBatch`."""
-        if self._provided < self._cache.num_pages and token_locations.size:
-            page = full_pages(int(token_locations.max()), self._cache.page_size)
+        if self._provided < self._num_pages and token_locations.size:
+            size = self._cache.page_size
+            if self._num_pages < self._cache.num_pages:
+                token_locations = token_locations[token_locations < self._num_pages * size]
+            page = full_pages(int(token_locations.max(initial=0)), size)
             self._written = max(self._written, page + 1)
 
     def advance(self) -> bool:
         """Provide one piece. False if none was wanted, or memory is short."""
         cache = self._cache
         first = max(self._provided, self._written)
-        if first >= min(self._written + self._ahead, cache.num_pages):
+        if first >= min(self._written + self._ahead, self._num_pages):
             return False
-        end = min(first + self._pages_per_piece, cache.num_pages)
+        end = min(first + self._pages_per_piece, self._num_pages)
         if self._available_bytes() < (end - first) * cache.bytes_per_page + LEAVE_BYTES:
             return False
         cache.prefault(first, end)

@@ -11,6 +11,7 @@ import torch
 
 from aioserve.drafting.drafter import Drafter
 from aioserve.execution.batch import HostStep, OpenStep, PlanReader
+from aioserve.execution.branches import BranchedStep, ScratchPages
 from aioserve.execution.guessing import Guessing, StepFollower
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
@@ -42,11 +43,14 @@ class StepThreadRunner:
         processors: Sequence[Callable[[str], Any]] = (),
         follower: StepFollower | None = None,
         verification: Verification | None = None,
+        max_branches: int = 0,
+        scratch_pages: int = 0,
     ) -> None:
         """`prefault_pages`: of `cache`, as many past those in use have their memory before they
         are needed, from times when no step runs. `processors` are as `PlanReader` has them.
         `follower` hears of every plan on the step thread. `verification` says which guesses are
-        kept; None: by sampler match."""
+        kept; None: by sampler match. `max_branches`: most paths beside the guesses of a sequence,
+        which are computed in the last pages of `cache`, `scratch_pages` of them."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
@@ -56,9 +60,12 @@ class StepThreadRunner:
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots + 1)  # and `spare_slot`
-        self._prefault = Prefault(cache, prefault_pages)
+        pool = cache.num_pages - scratch_pages
+        self._prefault = Prefault(cache, prefault_pages, num_pages=pool)
         self._follower = follower
         self._guessing = Guessing(None, follower)
+        self._max_branches = max_branches
+        self._scratch = ScratchPages(pool, cache.num_pages)
         self._verification = verification or SamplerMatch(model.backend)
         self._thread: StepThread[StepOutcome] = StepThread(
             f"aioserve-{name}", torch.inference_mode, idle=self._prefault.advance
@@ -78,7 +85,9 @@ class StepThreadRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._guessing = Guessing(drafter, self._follower, time.perf_counter)
+        self._guessing = Guessing(
+            drafter, self._follower, time.perf_counter, max_branches=self._max_branches
+        )
 
     async def aclose(self) -> None:
         await self._thread.aclose()
@@ -95,9 +104,23 @@ class StepThreadRunner:
         plan = self._guessing.settled(plan)
         if not plan.items:
             return StepOutcome(step=plan.step, token_ids=())
-        step = read.settled(plan) if isinstance(read, OpenStep) else read
-        outcome = self._computed(step)
-        return self._guessing.noted(plan, outcome)
+        if not isinstance(read, OpenStep):
+            return self._guessing.noted(plan, self._computed(read))
+        if self._guessing.branches:
+            branched = self._scratch.branched(plan, read, self._guessing.branches)
+            if branched is not None:
+                return self._branched(branched)
+        return self._guessing.noted(plan, self._computed(read.settled(plan)))
+
+    def _branched(self, branched: BranchedStep) -> StepOutcome:
+        copy_pages = self._model.backend.copy_pages
+        if len(branched.copies):
+            copy_pages(self._caches, branched.copies)
+        outcome = self._computed(branched.read.settled(branched.plan))
+        plan, rows, copies = branched.drawn(outcome)
+        if len(copies):
+            copy_pages(self._caches, copies)
+        return self._guessing.noted(plan, outcome, rows)
 
     def _computed(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend

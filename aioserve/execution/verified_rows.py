@@ -4,11 +4,14 @@ plan's rows      0               1    2
 guesses          7 9 4           -    5 5
 drawn            7 9 1 8         3    2 6 0
 kept             7 9 1           3    2
+
+A row may have further guesses beside its own, which are drawn from as one more row each, behind all
+others: its branches. It keeps what most is kept of, its own where that is as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -55,9 +58,11 @@ class VerifiedRows:
     """Rows drawn from for each."""
     guesses: Mapping[int, Sequence[int]]
     """Ids guessed behind it, of which each has a row more, by that index."""
+    branch_of: tuple[int, ...] = ()
+    """The last rows are branches: numbers of the rows that they are beside."""
 
     @classmethod
-    def of(cls, plan: StepPlan) -> VerifiedRows:
+    def of(cls, plan: StepPlan, branch_of: tuple[int, ...] = ()) -> VerifiedRows:
         """Rows of a plan that is settled (`aioserve.execution.guessing`)."""
         rows = [(item, row) for item in plan.items for row in item.rows]
         counts = [item.most_tokens(row) for item, row in rows]
@@ -67,17 +72,37 @@ class VerifiedRows:
             for first, count, (item, row) in zip(firsts, counts, rows, strict=True)
             if count > 1
         }
-        return cls(firsts, counts, guesses)
+        return cls(firsts, counts, guesses, branch_of)
 
     @property
     def drafted(self) -> dict[int, int]:
         """`StepOutcome.drafted`."""
         numbers = {first: number for number, first in enumerate(self.firsts)}
-        return {numbers[first]: len(ids) for first, ids in self.guesses.items()}
+        found = {numbers[first]: len(ids) for first, ids in self.guesses.items()}
+        for number, row in self._branches():
+            found[row] = max(found.get(row, 0), found.pop(number))
+        return found
+
+    @property
+    def branched(self) -> dict[int, int]:
+        """`StepOutcome.branched`."""
+        drafted = self.drafted
+        found: dict[int, int] = {}
+        for number, row in self._branches():
+            beside = self.counts[row] - 1 - drafted[row]
+            found[row] = found.get(row, beside) + self.counts[number]
+        return found
+
+    def _branches(self) -> Iterator[tuple[int, int]]:
+        """Numbers of branches, and of the rows that they are beside."""
+        return enumerate(self.branch_of, len(self.firsts) - len(self.branch_of))
 
     def kept(self, drawn: DrawnRows) -> DrawnRows:
         """Keep those that count: up to the first that is no guess, or that is bad."""
-        return _picked(drawn, [self._kept(first, drawn) for first in self.firsts])
+        kept = [self._kept(first, drawn) for first in self.firsts]
+        for number, row in self._branches():
+            kept[row] = max(kept[row], kept[number], key=len)
+        return _picked(drawn, kept[: len(kept) - len(self.branch_of)])
 
     def _kept(self, first: int, drawn: DrawnRows) -> Sequence[int]:
         if first in drawn.late:

@@ -180,7 +180,13 @@ class SampleRows:
     def repeated(self, counts: Sequence[int], positions: npt.NDArray[np.uint64]) -> SampleRows:
         """Each row so many times, for the tokens at these positions, uint64, one for each. Raises
         as the class does."""
-        at = np.repeat(np.arange(len(self)), counts)
+        return self.picked(np.repeat(np.arange(len(self)), counts), positions)
+
+    def picked(
+        self, at: npt.NDArray[np.integer[Any]], positions: npt.NDArray[np.uint64]
+    ) -> SampleRows:
+        """The rows of these indices, for the tokens at these positions, uint64, one for each.
+        Raises as the class does."""
         fields: dict[str, Any] = {name: getattr(self, name)[at] for name in SampleRows.__slots__}
         fields["positions"] = positions
         return SampleRows(**fields)

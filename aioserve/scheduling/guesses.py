@@ -210,9 +210,10 @@ def settle(
     item: WorkItem,
     taken: int,
     drafted: int,
+    branched: int,
 ) -> None:
     """An item of a run that goes on has brought `taken` tokens, which are known now; the drafter
-    had made `drafted` guesses."""
+    had made `drafted` guesses, and `branched` tokens were computed beside them."""
     sequence, guessed = run.sequence, item.count - 1
     sequence.pending -= guessed  # the one behind them is off already
     sequence.unsure -= guessed
@@ -220,7 +221,7 @@ def settle(
     accepted = min(taken - 1, drafted)
     for record in (sequence.drafts, usual):
         if record is not None:
-            record.verified(guessed, drafted, accepted)
+            record.verified(guessed, drafted, accepted, branched)
     sequence.account.drafted_tokens += drafted
     sequence.account.accepted_tokens += accepted
     for totals, count in ((counters.drafted, drafted), (counters.accepted, accepted)):
@@ -254,4 +255,4 @@ def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:
     if not plan.num_verified:
         return 0
     guessed = sum([item.count - 1 for item in plan.items if item.kind is ItemKind.VERIFY])
-    return guessed - sum(outcome.drafted.values())
+    return guessed - sum(outcome.drafted.values()) - sum(outcome.branched.values())

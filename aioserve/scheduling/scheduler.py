@@ -356,9 +356,9 @@ class Scheduler:
             if not decodes and item.kind is VERIFY:
                 taken = at - end + counts.get(index, 1)
                 if not item.brings_ids:
-                    drafted = outcome.drafted.get(index, 0)
+                    made = outcome.drafted.get(index, 0), outcome.branched.get(index, 0)
                     usual = state.draft_lengths.usual
-                    settle(self.memory, state.counters, usual, run, item, taken, drafted)
+                    settle(self.memory, state.counters, usual, run, item, taken, *made)
                 elif reason is None:
                     sequence.pending -= item.count - 1
                     if taken < item.count:

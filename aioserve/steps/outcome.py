@@ -45,7 +45,11 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
     drafted: dict[int, int] = {}
     """Index of a row of an item that verifies -> how many guesses were verified, or ids that the
-    plan brought, if any were. As many were right as it has tokens but one."""
+    plan brought, if any were. As many were right as it has tokens but one. Where several paths of
+    guesses were verified, the tokens of the longest count, each for all in its place."""
+    branched: dict[int, int] = {}
+    """Index of a row with several paths -> tokens that were computed for it beside its last one and
+    those of `drafted`."""
     drafting_seconds: float = 0.0
     """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
     looked_ahead: dict[int, LookedAhead] = {}
@@ -87,6 +91,7 @@ def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
         or (outcome.logprobs and not {*outcome.logprobs}.issubset(range(num_ids)))
         or (counts and not _may_have(plan, counts))
         or (outcome.drafted and not _may_have(plan, outcome.drafted, beyond=1))
+        or (outcome.branched and not _may_have(plan, outcome.branched, beyond=1))
     ):
         raise UnfitOutcomeError(
             f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts}, "

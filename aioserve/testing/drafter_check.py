@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
-from aioserve.drafting.guarded import checked_guesses
+from aioserve.drafting.guarded import checked_branches, checked_guesses
 from aioserve.errors import ConfigError
 from aioserve.isolation import NotAnAnswer, shown
 from aioserve.plugins import check_drafter_object
@@ -52,7 +52,7 @@ class DraftTimes(msgspec.Struct, frozen=True):
 def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 100) -> DraftTimes:
     """Raise `AssertionError`, with the fewest calls that show it, unless the drafter
 
-    - raises nothing, and guesses token ids, no more than it may;
+    - raises nothing, and guesses token ids, no more than it may, in branches too;
     - guesses alike when a new object hears the same;
     - guesses for a namespace what it would if there were no other, in whatever slots;
     - guesses for all slots at once what it guesses for one after the other;
@@ -238,8 +238,9 @@ def _ids(token_ids: Sequence[int]) -> TokenIds:
 
 # -- what comes back
 
-Guesses = dict[tuple[int, int], list[int]]
-"""Guesses by the number of their group and their slot, counted from 0 wherever slots begin."""
+Guesses = dict[tuple[int, int], list[Any]]
+"""Guesses by the number of their group and their slot, counted from 0 wherever slots begin; behind
+them a list for each branch."""
 
 
 def _replay(
@@ -256,7 +257,8 @@ def _replay(
                 for call, answer in zip(calls, answers, strict=True):
                     if call.method == "draft":
                         found = checked_guesses(answer, call.argument, NO_VOCAB_SIZE)
-                        guesses[number, call.slot % SLOTS] = found
+                        branches = _branches(drafter, call.slot, call.argument - len(found))
+                        guesses[number, call.slot % SLOTS] = [*found, *branches]
             except KeyboardInterrupt:
                 raise
             except NotAnAnswer as error:
@@ -265,6 +267,12 @@ def _replay(
             except BaseException as error:
                 raise _failure(groups[: number + 1], f"raised {shown(error)}") from error
     return guesses
+
+
+def _branches(drafter: Drafter, slot: int, left: int) -> list[list[int]]:
+    if left < 2:
+        return []
+    return checked_branches(drafter.branches(slot, left), left, NO_VOCAB_SIZE)
 
 
 def _answers(drafter: Drafter, calls: Sequence[Call], *, at_once: bool) -> Sequence[object]:

@@ -223,3 +223,46 @@ def test_the_log_names_the_drafter_and_the_fault(caplog):
     (record,) = caplog.records
     said = "drafter mine (some-dist 1.2): start raised ValueError('planted'); it is no longer asked"
     assert record.getMessage().startswith(said)
+
+
+@pytest.mark.parametrize("answer", [[], (), [[1]], [(1, 2), np.array([3], np.int32)], [range(4)]])
+def test_branches_come_as_plain_ids(answer):
+    guard = GuardedDrafter(branching(answer), VOCAB_SIZE)
+    guard.start(0, sequence_of(1))
+    assert guard.branches(0, 5) == [list(branch) for branch in answer]
+    assert guard.faults_total == 0
+
+
+NO_BRANCHES: list[Any] = [
+    *(None, "1", iter([[1]]), [1], [[]], [[VOCAB_SIZE]], [[1, 2], [3, 4]], [[1] * 5]),
+    *HOSTILE,
+]
+
+
+@pytest.mark.parametrize("index", range(len(NO_BRANCHES)))
+def test_branches_that_are_none_end_the_guesses_of_their_slot_alone(index):
+    guard = GuardedDrafter(branching(NO_BRANCHES[index]), VOCAB_SIZE)
+    for slot in range(2):
+        guard.start(slot, sequence_of(1))
+    assert guard.branches(0, 5) == []
+    assert guard.faults_total == 1
+    assert guard.branches(0, 5) == []
+    assert [*guard.draft_all((0, 1), (5, 5))] == [(), [7]]
+    assert guard.faults_total == 1
+
+
+def branching(answer: object) -> Drafter:
+    class Branching(Drafter):
+        def start(self, slot, sequence): ...
+
+        def extend(self, slot, token_ids): ...
+
+        def end(self, slot): ...
+
+        def draft(self, slot, limit):
+            return [7]
+
+        def branches(self, slot, limit):
+            return answer
+
+    return Branching()

@@ -35,6 +35,7 @@ from tests.models.heads.runs import HeadRun
 from tests.models.heads.test_medusa import SPELLINGS, tensors_of
 from tests.models.heads.test_mtp import mtp_config, mtp_tensors
 from tests.parity import tiny_models
+from tests.parity.tiny_models import VOCAB_SIZE
 
 EDITED = SamplingParams(temperature=0.0, repetition_penalty=1.4, logprobs=2)
 KINDS = ("eagle3", "few", "windows", "mtp", "medusa")
@@ -320,3 +321,82 @@ async def test_a_head_needs_a_model_that_is_loaded(models: Path) -> None:
     with pytest.raises(ConfigError, match="drafter 'mtp' needs a model that the engine loads"):
         async with Engine(FakeModel(), speculation=speculation_of(models, "mtp")):
             pass
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 2, "max_num_seqs": 2}])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
+    models: Path, params: SamplingParams, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[list[int], list[list[int]]]] = []
+    branches = DraftMedusa.branches
+    draft_all = DraftMedusa.draft_all
+    chains: dict[int, list[int]] = {}
+
+    def drafting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
+        found = draft_all(self, slots, limits)
+        chains.update(zip(slots, map(list, found), strict=True))
+        for guesses, limit in zip(found, limits, strict=True):
+            assert len(guesses) <= max(2, limit - 2 * min(2, (limit - 2) // 2))
+        return found
+
+    def branching(self: Any, slot: int, limit: int) -> Any:
+        found = branches(self, slot, limit)
+        made.append((chains[slot], [list(one) for one in found]))
+        return found
+
+    monkeypatch.setattr(DraftMedusa, "draft_all", drafting)
+    monkeypatch.setattr(DraftMedusa, "branches", branching)
+    speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
+    expected, _ = await answers(models / "target", [params])
+    done, stats = await answers(models / "target", [params], speculation, **options)
+    assert [[s.token_ids for s in one.samples] for one in done] == [
+        [s.token_ids for s in one.samples] for one in expected
+    ]
+    assert stats.drafter_faults_total == 0
+    assert any(found for _, found in made)
+    for chain, found in made:
+        firsts = chain[:1] + [one for (one,) in found]
+        assert len(set(firsts)) == len(firsts)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
+async def test_states_of_a_branch_that_was_right_are_there(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = msgspec.structs.replace(GREEDY, max_tokens=24, ignore_eos=True)
+    async with Engine(str(models / "target")) as engine:
+        ids = [*SHARED, *(await engine.generate(SHARED, params)).samples[0].token_ids]
+    drafter = DraftMedusa if kind == "medusa" else DraftHead
+    draft_all, extend_all = drafter.draft_all, drafter.extend_all
+    known, made = len(SHARED), list[tuple[int, list[int]]]()
+
+    def hearing(self: Any, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        nonlocal known
+        known += sum(map(len, token_ids))
+        extend_all(self, slots, token_ids)
+
+    def chain(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        made.append((known, list(draft_all(self, slots, [2])[0])))
+        return [[(ids[known] + 1) % VOCAB_SIZE] if known < len(ids) else []]
+
+    monkeypatch.setattr(drafter, "extend_all", hearing)
+    monkeypatch.setattr(drafter, "draft_all", chain)
+    monkeypatch.setattr(
+        drafter,
+        "branches",
+        lambda self, slot, limit: [ids[known : known + limit - 1]] if known < len(ids) else [],
+        raising=False,
+    )
+    speculation = msgspec.structs.replace(speculation_of(models, kind, 5), max_branches=1)
+    # Steps that follow each other know where they begin: guesses are made behind all known tokens.
+    options: dict[str, Any] = {"overlap": False, "page_size": 4}
+    async with Engine(str(models / "target"), speculation=speculation, **options) as engine:
+        answer = await engine.generate(SHARED, params)
+        assert [*SHARED, *answer.samples[0].token_ids] == ids
+        assert answer.usage.accepted_draft_tokens >= 9
+        assert engine.stats().drafter_faults_total == 0
+    assert len([guesses for _, guesses in made if guesses]) >= 4
+    for place, guesses in made:
+        if guesses:
+            assert guesses == guesses_of_states(models, kind, ids[:place], len(guesses))

@@ -41,6 +41,11 @@ class Moody(Drafter):
         coming = self._coming(slot)[:limit]
         return self._manners[slot](coming, len(self._known[slot]), limit)
 
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        right = self._coming(slot)[: limit - 1]
+        place = len(self._known[slot])
+        return [right] if right and place % 7 else []
+
     def end(self, slot: int) -> None:
         del self._known[slot], self._prompts[slot], self._manners[slot]
 
@@ -70,6 +75,11 @@ def _wrong(coming: list[int], place: int, limit: int) -> Sequence[int]:
     return [(token_id + 1) % VOCAB_SIZE for token_id in coming]
 
 
+def _wrong_at_once(coming: list[int], place: int, limit: int) -> Sequence[int]:
+    """There is room for a branch."""
+    return _wrong(coming[:1], place, limit)
+
+
 def _anything(coming: list[int], place: int, limit: int) -> Sequence[int]:
     return [(7 * place + 3 * guess * guess) % VOCAB_SIZE for guess in range(place % (limit + 1))]
 
@@ -94,6 +104,7 @@ MANNERS: tuple[Manner, ...] = (
     _right,
     _wrong,
     _right_at_first,
+    _wrong_at_once,
     _anything,
     _right,
     _an_end,

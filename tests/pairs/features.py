@@ -135,13 +135,17 @@ def _speculation(
     happened: Callable[[Seen], bool],
     *,
     again: bool = False,
+    branches: bool = False,
     never_met_by: Sequence[str] = (),
 ) -> Feature:
-    """Steps verify guesses. Some requests have none, or may have none. `{head}` in the drafter's
-    options stands for the directory of the model's head."""
+    """Steps verify guesses. Some requests have none, or may have none. `branches`: now and again
+    the drafter makes some, and they are verified. `{head}` in the drafter's options stands for the
+    directory of the model's head."""
 
     def options(draw: Draw) -> dict[str, Any]:
-        speculation = Speculation(drafter=drafter, max_tokens=draw.choice([1, 2, 4, 9]))
+        max_tokens = draw.choice([1, 2, 4, 9])
+        max_branches = 2 if branches and draw.random() < 0.6 else 0
+        speculation = Speculation(drafter=drafter, max_tokens=max_tokens, max_branches=max_branches)
         overlap = {"overlap": True} if draw.random() < 0.5 else {}
         return {"speculation": speculation, **overlap}
 
@@ -282,7 +286,7 @@ FEATURES: dict[str, Feature] = {
         on_integers=True,
         happened=lambda seen: seen.decided > 0,
     ),
-    "speculation": _speculation("moody", _right_wrong_and_faulty),
+    "speculation": _speculation("moody", _right_wrong_and_faulty, branches=True),
     "ngram": _speculation(
         "ngram:min_ngram=1", lambda seen: seen.num_wrong > 0, never_met_by=["penalties"]
     ),

@@ -124,7 +124,12 @@ def test_an_engine_gives_its_runner_a_drafter_behind_a_guard(drafter, times):
             assert isinstance(model.taken, GuardedDrafter)
             assert [each.times for each in made] == [times]
             model.taken.end(3)  # which never started: it isn't passed on
-            expected = {"drafter": drafter, "max_tokens": 8, "acceptance": "match"}
+            expected = {
+                "drafter": drafter,
+                "max_tokens": 8,
+                "acceptance": "match",
+                "max_branches": 0,
+            }
             assert engine.dump()["config"]["speculation"] == expected
 
     run_simulated(main)

@@ -63,7 +63,12 @@ class AtOnce(LastPair):
         ]
 
 
-@pytest.mark.parametrize("make", [LastPair, AtOnce, lambda: LastPair(most=8)])
+class Branching(LastPair):
+    def branches(self, slot, limit):
+        return [[self.last[slot]] for _ in range(limit // 2)]
+
+
+@pytest.mark.parametrize("make", [LastPair, AtOnce, lambda: LastPair(most=8), Branching])
 def test_drafters_that_keep_the_contract_pass(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -97,6 +102,16 @@ class Random(LastPair):
 class TooMany(LastPair):
     def draft(self, slot, limit):
         return [1] * (limit + 1)
+
+
+class TooManyBranches(LastPair):
+    def branches(self, slot, limit):
+        return [[1]] * (limit // 2 + 1)
+
+
+class RandomBranches(LastPair):
+    def branches(self, slot, limit):
+        return [[random.randrange(1000)]]
 
 
 class NoIds(LastPair):
@@ -173,6 +188,8 @@ class Asynchronous(LastPair):
         (ByItsSlot, "elsewhere: the first is one that hears of namespace"),
         (Random, "elsewhere: the first is a new one that hears the same"),
         (TooMany, "which is more than [0-9] guess"),
+        (TooManyBranches, "with more ids, and one for each branch, than [0-9]"),
+        (RandomBranches, "elsewhere: the first is a new one that hears the same"),
         (NoIds, r"answered \[-1\], with -1, no id in \[0, 2147483648\)"),
         (Floats, "no id in"),
         (TooLarge, "with 2147483648, no id in"),

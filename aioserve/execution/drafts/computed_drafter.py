@@ -37,6 +37,8 @@ class DraftOptions:
     """Most tokens that a step computes of what a draft has missed."""
     end_ids: Collection[int] = ()
     """Tokens that mostly end an answer: behind a guess of one nothing is guessed."""
+    max_branches: int = 0
+    """Most paths beside its first one that are verified."""
     keeps_distributions: bool = False
     """Whether `ComputedDrafter.distributions` is asked for. It takes 4 bytes for each token of the
     vocabulary for each guess of a step."""
@@ -91,8 +93,8 @@ class ComputedDrafter(AtOnce):
         `take`, and before the guesses of the plan are made."""
         self._distributions.clear()
 
-    def computed(self, plan: StepPlan) -> None:
-        """The target has computed the plan."""
+    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+        """The target has computed the plan, whose tokens are these of all, int64 `[T]`."""
 
     def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
         """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64

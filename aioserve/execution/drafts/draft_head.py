@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from aioserve.execution.drafts.computed_drafter import DraftOptions
@@ -67,8 +69,11 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         self._states.copy(plan.copies)
         super().follow(plan)
 
-    def computed(self, plan: StepPlan) -> None:
-        self._states.put(self._locations(plan, self._cache.page_size), self._target.kept_states)
+    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+        states = self._target.kept_states
+        if rows is not None:
+            states = states[torch.from_numpy(rows)]
+        self._states.put(self._locations(plan, self._cache.page_size), states)
 
     def _compute(
         self, host: HostBatch, samples: SampleRows | None, passed: torch.Tensor | None

@@ -2,6 +2,9 @@
 
 target      state of e, from which it drew f
 heads       state of e  ->  g, h, i             all at once, and none knows the others'
+
+So a chain of them is soon wrong. Where branches are verified, each is another guess of the first
+head: these bring more than the last heads do, and than what is behind another guess.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
@@ -37,6 +43,9 @@ class DraftMedusa(ComputedDrafter):
         self._target = target
         self._states = states
         self._num_slots = options.num_slots
+        self._max_branches = options.max_branches
+        self._others: dict[int, list[int]] = {}
+        """What the first head would guess in place of its guess, by slot, in the current step."""
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
 
@@ -64,14 +73,18 @@ class DraftMedusa(ComputedDrafter):
         super().follow(plan)
         self._states.copy(plan.copies)
 
-    def computed(self, plan: StepPlan) -> None:
-        self._states.put(self._locations(plan, self._states.page_size), self._target.kept_states)
+    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+        states = self._target.kept_states
+        if rows is not None:
+            states = states[torch.from_numpy(rows)]
+        self._states.put(self._locations(plan, self._states.page_size), states)
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)
 
     def end(self, slot: int) -> None:
         del self._known[slot]
+        self._others.pop(slot, None)
 
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         for slot, ids in zip(slots, token_ids, strict=True):
@@ -79,12 +92,13 @@ class DraftMedusa(ComputedDrafter):
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         guesses: dict[int, list[int]] = {slot: [] for slot in slots}
-        limit_of = dict(zip(slots, limits, strict=True))
+        branches = {slot: self._branches(limit) for slot, limit in zip(slots, limits, strict=True)}
+        limit_of = {s: limit - 2 * branches[s] for s, limit in zip(slots, limits, strict=True)}
         able = [slot for slot in slots if self._known[slot] > 1]
         if not able:
             return [[] for _ in slots]
         states = self._states.at(np.array([self._location(slot) for slot in able], np.int64))
-        most = min(self._heads.count, max(limits))
+        most = min(self._heads.count, max(limit_of.values()))
         logits = self._heads.logits(self._target.normed(states), most).flatten(0, 1)
         samples = self._samples(
             able * most, [self._known[slot] + head for head in range(most) for slot in able]
@@ -96,7 +110,44 @@ class DraftMedusa(ComputedDrafter):
             goes_on = len(own) == head and (not own or own[-1] not in self._end_ids)
             if goes_on and head < limit_of[able[at]] and row not in drawn.row_errors:
                 own.append(token_id)
+        self._others = {slot: [] for slot in able if branches[slot] and guesses[slot]}
+        if self._others:
+            self._guess_otherwise(able, logits[: len(able)], branches, guesses)
         return [guesses[slot] for slot in slots]
+
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        return [[token_id] for token_id in self._others.get(slot, ())[: limit // 2]]
+
+    def _branches(self, limit: int) -> int:
+        """How many branches, of two rows each, go with a chain of at least two guesses."""
+        return min(self._max_branches, max(0, limit - 2) // 2)
+
+    def _guess_otherwise(
+        self,
+        able: Sequence[int],
+        logits: Tensor,
+        branches: Mapping[int, int],
+        guesses: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Draw from the first head's logits, float32 `[able, V]`, again and again, each time from
+        what is left."""
+        logits = logits.clone()
+        rows = [row for row, slot in enumerate(able) if slot in self._others]
+        drawn = [guesses[able[row]][0] for row in rows]
+        while rows:
+            logits[rows, drawn] = -torch.inf
+            slots = [able[row] for row in rows]
+            samples = self._samples(slots, [self._known[slot] for slot in slots])
+            found = self._backend.draw(logits[rows], samples, self._last_tokens)
+            drawn = found.token_ids.tolist()
+            left: list[int] = []
+            for place, slot in enumerate(slots):
+                if place in found.row_errors:
+                    continue
+                self._others[slot].append(drawn[place])
+                if len(self._others[slot]) < branches[slot]:
+                    left.append(place)
+            rows, drawn = [rows[place] for place in left], [drawn[place] for place in left]
 
     def _location(self, slot: int) -> int:
         """Where the token is from whose state the last known one was drawn."""

@@ -65,11 +65,13 @@ class Draft(ABC):
     def _placed(self, num_pages: int, num_host_pages: int, num_slots: int) -> ComputedDrafter: ...
 
     def _options(self, num_slots: int, end_ids: Collection[int]) -> DraftOptions:
+        speculation = self._config.speculation
         return DraftOptions(
             num_slots=num_slots,
             num_groups=self._target.layout.num_groups,
             most_tokens=self._config.max_num_batched_tokens,
             end_ids=end_ids,
+            max_branches=0 if speculation is None else speculation.max_branches,
             keeps_distributions=rejects(self._config),
         )
 
