@@ -127,9 +127,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     temperature above 0 as many as can be without changing how often a token comes; the tokens are
     others than without it. Guesses that aren't drawn are kept by "match" either way."""
     max_branches: int = 0
-    """Most paths of guesses beside the first one of a sequence in one step, in [0, 8], where the
-    drafter makes any, of the rows that its first one leaves of `max_tokens`. On a CPU, and with
-    `acceptance` "match"."""
+    """Most paths of guesses beside the first one of a sequence in one step, in [0, 8] and at most
+    half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a drafter
+    that makes some, and with `acceptance` "match"."""
 
     @staticmethod
     def of(drafter: str | None = None, **others: Any) -> Speculation | None:
@@ -153,6 +153,14 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         for option, rule in _SPECULATION_RULES.items():
             value = check(ConfigError, option, getattr(self, option), rule)
             msgspec.structs.force_setattr(self, option, value)
+        if 2 * self.max_branches > self.max_tokens:
+            raise ConfigError(
+                f"max_branches must be at most half of max_tokens={self.max_tokens}, got "
+                f"{self.max_branches}: each is two tokens or more",
+                argument="max_branches",
+                value=self.max_branches,
+                limit=self.max_tokens // 2,
+            )
         if self.max_branches and self.acceptance != "match":
             raise ConfigError(
                 f"max_branches={self.max_branches} of speculation has no effect with acceptance="

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aioserve.arguments import check, optional, text
 from aioserve.drafting.loaded import MAX_PATH_CHARS, LoadedDrafter
 from aioserve.errors import ConfigError
@@ -40,3 +42,7 @@ class MedusaDrafter(HeadDrafter):
     al., "Medusa", 2024)."""
 
     kind = "medusa"
+
+    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
+        """What the first head guesses otherwise."""
+        return self._guesses.branches(slot, limit)

@@ -49,6 +49,3 @@ class LoadedDrafter(AtOnce):
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         return self._guesses.draft_all(slots, limits)
-
-    def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
-        return self._guesses.branches(slot, limit)

@@ -399,6 +399,13 @@ def _given_drafter(
             argument="speculation",
             value=config.speculation,
         )
+    if wanted and type(plugins.drafter).branches is Drafter.branches:
+        raise ConfigError(
+            f"max_branches={wanted} of speculation has no effect with drafter "
+            f"{plugins.drafter_label}, which makes none: leave max_branches out",
+            argument="speculation",
+            value=config.speculation,
+        )
     drafter = GuardedDrafter(plugins.drafter, model.limits.vocab_size, plugins.drafter_label)
     model.take_drafter(drafter)
     return drafter

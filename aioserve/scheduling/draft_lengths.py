@@ -55,16 +55,14 @@ COST_STEPS = 9
 class DraftRecord:
     """How guesses for one sequence have fared."""
 
-    __slots__ = ("_asked", "_right", "_tried", "branched", "is_watched", "limit", "made")
+    __slots__ = ("_asked", "_right", "_tried", "is_watched", "limit", "made")
 
     def __init__(self, limit: int, usual: DraftRecord | None = None) -> None:
         """`usual`: what to expect, as guesses for others have fared."""
         self.limit: int = limit
         """Most guesses of a step."""
         self.made: float = 1.0 if usual is None else usual.made
-        """Mean share of the guesses asked for that the drafter made."""
-        self.branched: float = 0.0 if usual is None else usual.branched
-        """What was computed for branches beside these, as a share of the same."""
+        """Mean share of the guesses asked for that the drafter made, branches included."""
         self.is_watched: bool = usual is not None and usual.is_watched
         """Whether how guesses fare is heard of while none is verified."""
         acceptance = FIRST_ACCEPTANCE if usual is None else usual.acceptance
@@ -96,21 +94,20 @@ class DraftRecord:
         """The drafter made `drafted` of `asked` guesses, of which `accepted` were right; `branched`
         tokens were computed beside them."""
         if asked:
-            self._note(drafted / asked, branched / asked, 1, drafted, accepted)
+            self._note((drafted + branched) / asked, 1, drafted, accepted)
 
     def looked_ahead(self, steps: int, asked: int, drafted: int, accepted: int) -> None:
         """As `verified`, of guesses that no step verified: they stand for all `steps` since they
         were made."""
         self.is_watched = True
         if steps and asked:
-            self._note(drafted / asked, self.branched, steps, drafted, accepted)
+            self._note(drafted / asked, steps, drafted, accepted)
 
-    def _note(self, share: float, branched: float, steps: int, drafted: int, accepted: int) -> None:
+    def _note(self, share: float, steps: int, drafted: int, accepted: int) -> None:
         kept = DECAY**steps
         added = (1 - kept) / (1 - DECAY)
         self._asked = kept * self._asked + added
         self.made += added / self._asked * (share - self.made)
-        self.branched += added / self._asked * (branched - self.branched)
         tried = accepted + (accepted < drafted)
         kept = DECAY**tried
         self._right = kept * self._right + accepted
@@ -356,8 +353,7 @@ class DraftLengths:
         order = order[gains.flat[order] > 0]
         rows = order // len(numbers)
         brought = np.cumsum(gains.flat[order] * made[rows])
-        computed = made + np.array([record.branched for record in records])
-        tokens = others + np.cumsum(computed[rows])
+        tokens = others + np.cumsum(made[rows])
         if not len(rows):
             return [0] * len(records)
         longest = np.maximum.accumulate(numbers[order % len(numbers)])

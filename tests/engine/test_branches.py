@@ -194,6 +194,7 @@ async def test_a_branch_that_is_right_brings_what_a_chain_does(model: Path) -> N
     ("speculation", "message"),
     [
         ({"max_branches": 9}, "max_branches"),
+        ({"max_branches": 2, "max_tokens": 3}, "at most half of max_tokens=3, got 2"),
         ({"max_branches": 1, "acceptance": "rejection"}, "keeps guesses of one path"),
     ],
 )
@@ -202,6 +203,13 @@ async def test_branches_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Speculation(drafter="ngram", **speculation)
+
+
+async def test_branches_of_a_drafter_that_makes_none_are_refused() -> None:
+    speculation = Speculation(drafter="suffix", max_branches=1)
+    with pytest.raises(ConfigError, match="max_branches=1 of speculation has no effect"):
+        async with Engine("pyhelp", speculation=speculation):
+            pass
 
 
 async def test_branches_where_nothing_verifies_them_are_refused() -> None:

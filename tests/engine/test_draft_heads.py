@@ -14,8 +14,11 @@ import pytest
 from aioserve import (
     Completion,
     ConfigError,
+    Eagle3Drafter,
     Engine,
+    MedusaDrafter,
     ModelError,
+    MTPDrafter,
     SamplingParams,
     Speculation,
 )
@@ -388,6 +391,8 @@ async def test_states_of_a_branch_that_was_right_are_there(
         lambda self, slot, limit: [ids[known : known + limit - 1]] if known < len(ids) else [],
         raising=False,
     )
+    for one in (Eagle3Drafter, MTPDrafter):
+        monkeypatch.setattr(one, "branches", MedusaDrafter.branches)
     speculation = msgspec.structs.replace(speculation_of(models, kind, 5), max_branches=1)
     # Steps that follow each other know where they begin: guesses are made behind all known tokens.
     options: dict[str, Any] = {"overlap": False, "page_size": 4}

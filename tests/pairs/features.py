@@ -144,7 +144,7 @@ def _speculation(
 
     def options(draw: Draw) -> dict[str, Any]:
         max_tokens = draw.choice([1, 2, 4, 9])
-        max_branches = 2 if branches and draw.random() < 0.6 else 0
+        max_branches = min(2, max_tokens // 2) if branches and draw.random() < 0.6 else 0
         speculation = Speculation(drafter=drafter, max_tokens=max_tokens, max_branches=max_branches)
         overlap = {"overlap": True} if draw.random() < 0.5 else {}
         return {"speculation": speculation, **overlap}

@@ -44,10 +44,14 @@ class DraftMedusa(ComputedDrafter):
         self._states = states
         self._num_slots = options.num_slots
         self._max_branches = options.max_branches
+        self._chain_alone: set[int] = set()
+        """Slots that ask for more than draws: no branch of theirs is verified."""
         self._others: dict[int, list[int]] = {}
         """What the first head would guess in place of its guess, by slot, in the current step."""
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
+        self._last: dict[int, int] = {}
+        """The last of them."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -69,6 +73,15 @@ class DraftMedusa(ComputedDrafter):
             logits = self._heads.logits(self._target.normed(states), most).flatten(0, 1)
             self._draw(logits, self._any_samples(len(logits), greedy=greedy))
 
+    def take(self, plan: StepPlan) -> None:
+        super().take(plan)
+        for start in plan.started_slots:
+            params = start.params
+            if params.edits_logits or params.is_guided or params.logprobs is not None:
+                self._chain_alone.add(start.slot)
+            else:
+                self._chain_alone.discard(start.slot)
+
     def follow(self, plan: StepPlan) -> None:
         super().follow(plan)
         self._states.copy(plan.copies)
@@ -81,20 +94,22 @@ class DraftMedusa(ComputedDrafter):
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)
+        self._last[slot] = int(sequence.known_ids[-1])
 
     def end(self, slot: int) -> None:
-        del self._known[slot]
+        del self._known[slot], self._last[slot]
         self._others.pop(slot, None)
 
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         for slot, ids in zip(slots, token_ids, strict=True):
             self._known[slot] += len(ids)
+            self._last[slot] = ids[-1]
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         guesses: dict[int, list[int]] = {slot: [] for slot in slots}
-        branches = {slot: self._branches(limit) for slot, limit in zip(slots, limits, strict=True)}
+        branches = {s: self._branches(s, limit) for s, limit in zip(slots, limits, strict=True)}
         limit_of = {s: limit - 2 * branches[s] for s, limit in zip(slots, limits, strict=True)}
-        able = [slot for slot in slots if self._known[slot] > 1]
+        able = [s for s in slots if self._known[s] > 1 and self._last[s] not in self._end_ids]
         if not able:
             return [[] for _ in slots]
         states = self._states.at(np.array([self._location(slot) for slot in able], np.int64))
@@ -118,8 +133,10 @@ class DraftMedusa(ComputedDrafter):
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
         return [[token_id] for token_id in self._others.get(slot, ())[: limit // 2]]
 
-    def _branches(self, limit: int) -> int:
+    def _branches(self, slot: int, limit: int) -> int:
         """How many branches, of two rows each, go with a chain of at least two guesses."""
+        if slot in self._chain_alone:
+            return 0
         return min(self._max_branches, max(0, limit - 2) // 2)
 
     def _guess_otherwise(

@@ -183,10 +183,11 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         written: set[int] = set()
         left = self._most_tokens
         for slot, limit in zip(slots, limits, strict=True):
-            known = self._sequences[slot].known
+            known, ids = self._sequences[slot].known, self._sequences[slot].ids
             most = min(limit, self._max_model_len - known + 1)
             last = known - self.lag
-            if most < 1 or last < 1:
+            # Of an answer that has ended a step may be computed all the same, which was in flight.
+            if most < 1 or last < 1 or int(ids[known - 1]) in self._end_ids:
                 continue
             table = self._tables.page_ids(slot)
             start = self._pages.hole(table, last - 1)
