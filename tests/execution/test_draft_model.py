@@ -145,6 +145,15 @@ def test_nothing_is_guessed_behind_an_end() -> None:
     assert (counters.drafted, counters.accepted) == ([2, *[1] * 5], [1] * 6)
 
 
+def test_nothing_is_guessed_once_the_end_is_known() -> None:
+    """As in a step that was in flight when it came."""
+    tokens = expected_tokens(PROMPT, 9)
+    bench = bench_of(DraftDecoder(), draft_end_ids=tokens)
+    bench.submit(PROMPT, max_tokens=9, max_draft_tokens=6)
+    assert [*run(bench, 1).values()] == [tokens]
+    assert not any(bench.scheduler.counters.drafted)
+
+
 def test_a_context_that_is_longer_than_the_drafts_goes_on_without_guesses() -> None:
     bench = bench_of(DraftDecoder(max_model_len=20))
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
