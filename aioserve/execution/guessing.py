@@ -164,9 +164,9 @@ class Guessing:
         who lets the drafter guess elsewhere, before the plan is settled; once for each plan."""
         if self._asked is not None and self._asked.plan is plan:
             return self._asked
-        began = self._clock()
         self._read()
         self._take_forced(plan)
+        began = self._clock()
         items = [] if self._drafter is None else [item for item in plan.items if _asks(item)]
         if items:
             self._tell(self._known)

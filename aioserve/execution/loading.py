@@ -80,6 +80,8 @@ class _Loader:
         speculation = self.config.speculation
         if speculation is not None and self.drafter is not None:
             self._check_acceptance(speculation)
+        if self.drafter is not None:  # before anything large is read
+            await asyncio.to_thread(self._named_draft_path, self.drafter)
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: self._read_weights(files))
         draft = self._begin_draft()
@@ -254,14 +256,20 @@ class _Loader:
                 f"drafter 'model': {error}", argument="speculation", value=self.config.speculation
             ) from error
 
+    def _named_draft_path(self, drafter: LoadedDrafter) -> Path:
+        with naming(drafter):
+            return self._draft_path(drafter)
+
     def _draft_path(self, drafter: LoadedDrafter) -> Path:
         if drafter.path is not None:
             return resolve(drafter.path)
         if isinstance(drafter, ModelDrafter) and drafter.quantization is not None:
             return resolve(self.model)
-        if (path := assets.draft_path(self.model, drafter.kind)) is not None:
+        is_model = isinstance(drafter, ModelDrafter)
+        kind = "model" if is_model else drafter.kind
+        if (path := assets.draft_path(self.model, kind)) is not None:
             return path
-        none = "no draft model" if isinstance(drafter, ModelDrafter) else "no such head"
+        none = "no draft model" if is_model else "no such head"
         raise ConfigError(
             f"drafter {drafter.kind!r} needs the option path: {none} comes with "
             f"{shown(self.model)}",

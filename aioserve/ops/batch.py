@@ -105,7 +105,13 @@ class HostBatch:
 
     def advance(self, page_size: int) -> None:
         """Make it, in place, the batch of each sequence's next token, of an id to be set, where
-        each has one and pages for one more."""
+        each has one and pages for one more. Raises ValueError where some have another number."""
+        if len(self.positions) != len(self.context_lens) or len(self.pending_rows):
+            raise ValueError(
+                f"a batch goes on in place with one known token of each of its "
+                f"{len(self.context_lens)} sequences, got {len(self.positions)} tokens, "
+                f"{len(self.pending_rows)} of them pending"
+            )
         for array in (self.context_lens, self.positions, self.token_locations):
             array += 1
         if not (self.positions % page_size).all():

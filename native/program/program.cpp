@@ -65,6 +65,7 @@ ValueId Program::packed_embedding(const linear::LinearKernel& table, int64_t voc
 
 ValueId Program::given(int64_t columns) {
     if (given_columns_) refuse("is given rows once");
+    if (columns < 1) refuse("is given rows of at least one column");
     given_columns_ = columns;
     const ValueId to = add_value(false, columns);
     ops_.push_back(std::make_unique<Given>(to));

@@ -71,7 +71,8 @@ class _Queued:
 
 @dataclass(slots=True, frozen=True)
 class _Guessed:
-    """A step whose guesses are being computed, as the watchdog sees one."""
+    """A step whose guesses are being computed, as the watchdog sees one: like a launch it may
+    compile kernels, so that it has as long."""
 
     step: int
     enqueued_seconds: None = None

@@ -151,10 +151,11 @@ class DecoderHead(ABC):
     def _checked(self, rows: Tensor, batch: Batch, fuses: bool) -> Tensor:
         """Room for hidden states of a batch that fits."""
         shape = len(batch.token_ids), self._features if fuses else self.hidden_size
-        if rows.shape != shape or rows.dtype is not self.dtype:
+        if rows.shape != shape or rows.dtype is not self.dtype or not rows.is_contiguous():
+            strided = "" if rows.is_contiguous() else ", not contiguous"
             raise ValueError(
-                f"rows must be {self.dtype} of shape {list(shape)}, got {rows.dtype} "
-                f"{list(rows.shape)}"
+                f"rows must be contiguous {self.dtype} of shape {list(shape)}, got {rows.dtype} "
+                f"{list(rows.shape)}{strided}"
             )
         if batch.max_context > self.max_model_len:
             raise ValueError(
