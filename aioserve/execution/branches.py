@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.execution.batch import NO_COPIES, OpenStep
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 
@@ -79,14 +79,17 @@ class ScratchPages:
                 continue
             table = read.page_table[:, index]
             for path in paths.get(item.slot, ()):
-                first, last = item.start // size, pages_for(item.start + 1 + len(path), size)
+                first, last = (
+                    full_pages(item.start, size),
+                    pages_for(item.start + 1 + len(path), size),
+                )
                 wanted = len(table) * (last - first)
                 if free + wanted > self._end:
                     continue
                 own = table.copy()
                 own[:, first:last] = np.arange(free, free + wanted).reshape(len(table), -1)
                 free += wanted
-                if before := item.start % size:
+                if before := tokens_in_part(item.start, size):
                     copies += [
                         (0, int(source), 0, int(target), before)
                         for source, target in zip(table[:, first], own[:, first], strict=True)
@@ -200,7 +203,7 @@ def _copies_back(
     start: int, count: int, branch: _Branch, page_table: npt.NDArray[np.int32], page_size: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """Copies of `count` tokens from a position on, and of those before it in its page."""
-    for place in range(start // page_size, pages_for(start + count, page_size)):
+    for place in range(full_pages(start, page_size), pages_for(start + count, page_size)):
         num_tokens = min(page_size, start + count - place * page_size)
         for own, page in zip(branch.page_table[:, place], page_table[:, place], strict=True):
             yield 0, int(own), 0, int(page), num_tokens

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.kv.pages import token_locations
+from aioserve.kv.pages import token_locations, tokens_in_part
 
 __all__ = [
     "NOTHING_LEFT",
@@ -114,7 +114,7 @@ class HostBatch:
             )
         for array in (self.context_lens, self.positions, self.token_locations):
             array += 1
-        if not (self.positions % page_size).all():
+        if not tokens_in_part(self.positions, page_size).all():
             rows = np.arange(len(self.positions))
             places = token_locations(self.page_table, rows, self.positions, page_size)
             self.token_locations[:] = places

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median_low
 from typing import Any
 
@@ -159,10 +158,11 @@ class StepCosts:
 
     def of(self, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of steps of so many tokens, float64 `[n]`. No step costs more than a larger one:
-        where it was measured so, it costs as much as that. Outside of what was measured only to try
-        tells more, so that it is said to be cheap there: what is larger costs as much as the
-        largest measured, and what is smaller as much less than the smallest as it has fewer tokens.
-        1 where nothing was measured.
+        where it was measured so, both cost the mean of what they took, by isotonic regression
+        (Barlow et al., "Statistical inference under order restrictions", 1972). Outside of what was
+        measured only to try tells more, so that it is said to be cheap there: what is larger costs
+        as much as the largest measured, and what is smaller as much less than the smallest as it
+        has fewer tokens. 1 where nothing was measured.
         """
         if not self._tokens:
             return np.ones(len(num_tokens))
@@ -170,8 +170,24 @@ class StepCosts:
         counted = [at for at, last in enumerate(self._last) if len(last) > 1]
         counted = counted or range(len(self._tokens))
         tokens = [self._tokens[at] for at in counted]
-        least = list(accumulate([self._median(at) for at in reversed(counted)], min))
-        return np.interp(num_tokens, [0, *tokens], [0.0, *least[::-1]])
+        medians = [(self._median(at), len(self._last[at])) for at in counted]
+        return np.interp(num_tokens, [0, *tokens], [0.0, *_never_falling(medians)])
+
+
+def _never_falling(weighted: Iterable[tuple[float, int]]) -> list[float]:
+    """The values that never fall and differ least from those given, by the squares of what they
+    differ and so many times as the weight beside each says: neighbours that fall are one, of their
+    mean."""
+    pooled: list[tuple[float, int, int]] = []
+    """Values, their weights, and how many values each stands for."""
+    for value, weight in weighted:
+        count = 1
+        while pooled and pooled[-1][0] > value:
+            before, more, others = pooled.pop()
+            value = (before * more + value * weight) / (more + weight)
+            weight, count = weight + more, count + others
+        pooled.append((value, weight, count))
+    return [value for value, _, count in pooled for _ in range(count)]
 
 
 class DraftingCosts:
