@@ -22,12 +22,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DraftLengths", "DraftRecord", "DraftingCosts", "StepCosts"]
+__all__ = ["FIRST_STEPS", "DraftLengths", "DraftRecord", "DraftingCosts", "StepCosts"]
 
 DECAY = 0.95
 """What a guess still counts after each further one."""
 FIRST_ACCEPTANCE = 0.8
 """The first guesses of an engine are taken to be right so often."""
+FIRST_STEPS = 2
+"""So many steps of each sequence tell what to expect of one that begins: later ones verify the more
+the better its guesses have fared, so that good ones would count for more."""
 FIRST_WEIGHT = 2.0
 """What is known of others counts as so many guesses, and steps, of a sequence that begins."""
 PROBE_STEPS = 96
@@ -54,12 +57,14 @@ COST_STEPS = 9
 class DraftRecord:
     """How guesses for one sequence have fared."""
 
-    __slots__ = ("_asked", "_right", "_tried", "is_watched", "limit", "made")
+    __slots__ = ("_asked", "_right", "_tried", "is_watched", "limit", "made", "steps")
 
     def __init__(self, limit: int, usual: DraftRecord | None = None) -> None:
         """`usual`: what to expect, as guesses for others have fared."""
         self.limit: int = limit
         """Most guesses of a step."""
+        self.steps: int = 0
+        """Steps that verified any."""
         self.made: float = 1.0 if usual is None else usual.made
         """Mean share of the guesses asked for that the drafter made, branches included."""
         self.is_watched: bool = usual is not None and usual.is_watched
@@ -93,6 +98,7 @@ class DraftRecord:
         """The drafter made `drafted` of `asked` guesses, of which `accepted` were right; `branched`
         tokens were computed beside them."""
         if asked:
+            self.steps += 1
             self._note((drafted + branched) / asked, 1, drafted, accepted)
 
     def looked_ahead(self, steps: int, asked: int, drafted: int, accepted: int) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.draft_lengths import DraftRecord
+from aioserve.scheduling.draft_lengths import FIRST_STEPS, DraftRecord
 from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Phase, Run, SequenceState
 from aioserve.scheduling.state import Entry, SchedulerState
@@ -219,9 +219,10 @@ def settle(
     sequence.unsure -= guessed
     memory.retreat(run.lease, item.count - taken)
     accepted = min(taken - 1, drafted)
-    for record in (sequence.drafts, usual):
-        if record is not None:
-            record.verified(guessed, drafted, accepted, branched)
+    if (record := sequence.drafts) is not None:
+        if record.steps < FIRST_STEPS:
+            usual.verified(guessed, drafted, accepted, branched)
+        record.verified(guessed, drafted, accepted, branched)
     sequence.account.drafted_tokens += drafted
     sequence.account.accepted_tokens += accepted
     for totals, count in ((counters.drafted, drafted), (counters.accepted, accepted)):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.request import FinishReason
+from aioserve.scheduling.draft_lengths import FIRST_STEPS
 from aioserve.scheduling.policy import SchedulingPolicy, StepBudget, TokenShare
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
@@ -68,6 +69,15 @@ def test_guesses_are_kept_up_to_the_first_that_is_wrong(num_right: int, depth: i
     # Nothing of a wrong guess is in the prefix tree.
     bench.submit([*PROMPT, *TOKENS], max_tokens=4)
     assert [*run(bench, depth).values()] == [expected_tokens([*PROMPT, *TOKENS], 4)]
+
+
+def test_the_first_steps_of_each_answer_tell_what_to_expect_of_others() -> None:
+    """Answers whose guesses are right have more of them verified, and would count for more."""
+    bench = bench_of(right_up_to(4), page_size=2)
+    for answers in (1, 2):
+        bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
+        run(bench, 1)
+        assert bench.scheduler.state.draft_lengths.usual.steps == answers * FIRST_STEPS
 
 
 @pytest.mark.parametrize("depth", [1, 2])
