@@ -72,6 +72,9 @@ class TableDecoder:
     def make_room(self, num_tokens: int) -> None:
         pass
 
+    def leave_room(self) -> None:
+        pass
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         rows = batch.logit_rows
         return self.by_token[batch.token_ids[rows]] + self.by_position[batch.positions[rows].long()]

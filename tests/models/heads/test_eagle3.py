@@ -290,9 +290,9 @@ def test_weights_that_do_not_fit_are_refused(change, message, targets, tmp_path)
 def test_tensors_that_do_not_fit_are_named(heads, targets):
     head, _ = heads
     run = HeadRun(head, targets["reference"].backend, page_size=16)
-    with pytest.raises(ValueError, match=r"rows must be torch.float32 of shape \[1, 144\]"):
+    with pytest.raises(ValueError, match=r"contiguous torch.float32 of shape \[1, 144\]"):
         run.guess([(0, [1])], torch.randn(1, 48))
-    with pytest.raises(ValueError, match=r"rows must be torch.float32 of shape \[1, 48\]"):
+    with pytest.raises(ValueError, match=r"contiguous torch.float32 of shape \[1, 48\]"):
         run.guess([(0, [1])], torch.randn(2, 48), fuses=False)
     with pytest.raises(ValueError, match="max_context must be at most 256, got 300"):
         run.guess([(299, [1])], torch.randn(1, 144))
