@@ -29,7 +29,7 @@ DECAY = 0.95
 FIRST_ACCEPTANCE = 0.8
 """The first guesses of an engine are taken to be right so often."""
 FIRST_STEPS = 2
-"""So many steps of each sequence tell what to expect of one that begins: later ones verify the more
+"""Steps of each sequence that tell what to expect of one that begins: later ones verify the more
 the better its guesses have fared, so that good ones would count for more."""
 FIRST_WEIGHT = 2.0
 """What is known of others counts as so many guesses, and steps, of a sequence that begins."""

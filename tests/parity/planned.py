@@ -92,6 +92,9 @@ class _Recorder:
         self.backend = decoder.backend
         self.logits = torch.empty(0)
 
+    def make_room(self, num_tokens: int) -> None:
+        self._decoder.make_room(num_tokens)
+
     def draw(
         self,
         batch: Batch,
