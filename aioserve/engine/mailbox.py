@@ -186,10 +186,11 @@ class Mailbox:
             self._tell(ReaderEvent.FELL_BEHIND)
 
     def put_scored(self, scored: Sequence[Logprobs], before: int) -> None:
-        """Log-probabilities of the prompt's tokens behind the first `before` that were scored."""
+        """Log-probabilities of the prompt's tokens behind the first `before` that were scored. What
+        is told of tokens behind these stays: who was preempted is scored anew, to the same end."""
         found = self.prompt_logprobs
-        first = 1 if found and found[0] is None else 0
-        self.prompt_logprobs = [*found[: first + before], *scored]
+        first = before + (1 if found and found[0] is None else 0)
+        self.prompt_logprobs = [*found[:first], *scored, *found[first + len(scored) :]]
 
     def finish_sample(
         self, sample: int, reason: FinishReason, stop_reason: int | str | None = None

@@ -288,6 +288,7 @@ class Scheduler:
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
+        unheard: tuple[SequenceState, WorkItem, tuple[Logprobs, ...]] | None = None
         entries = state.in_flight.pop(plan.step)
         if outcome.looked_ahead:
             take_looks(state.draft_lengths.usual, entries, outcome.looked_ahead)
@@ -301,8 +302,10 @@ class Scheduler:
                 # Of a family's entries, which have one item, the first is the prompt's own.
                 if item.scored is not None and sequence.sequence_id == item.sequence_id:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
-                    if not drops:
-                        scored = outcome.scored[begin:scores_read]
+                    scored = outcome.scored[begin:scores_read]
+                    if drops:
+                        unheard = sequence, item, scored
+                    else:
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
                 if item.pooled is not None:
@@ -327,6 +330,9 @@ class Scheduler:
             if sequence.foretold:
                 sequence.foretold -= 1
                 continue
+            if unheard is not None and unheard[1] is item:
+                updates.append(_scored_for(sequence, *unheard))
+                unheard = None
             sequence.pending -= 1
             if failures and index in failures:
                 updates.append(_failed(sequence, failures[index]))
@@ -450,6 +456,18 @@ def _looked_at(sequence: SequenceState) -> SequenceUpdate:
 def _scored(sequence: SequenceState, scored: tuple[Logprobs, ...]) -> SequenceUpdate:
     before = sequence.scored - (sequence.request.score_from or 0)
     return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
+
+
+def _scored_for(
+    other: SequenceState, own: SequenceState, item: WorkItem, scored: tuple[Logprobs, ...]
+) -> SequenceUpdate:
+    """What an item has scored of a prompt whose own sample was preempted: another takes its token
+    of the same item, and no token comes before all of its prompt is told."""
+    first = item.start + (item.scored.offset if item.scored else 0) + 1
+    if own.scored == own.score_at == first:
+        own.scored = own.score_at = first + len(scored)
+    before = first - (own.request.score_from or 0)
+    return SequenceUpdate(other.sequence_id, None, scored=scored, scored_before=before)
 
 
 def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:

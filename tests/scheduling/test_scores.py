@@ -26,3 +26,24 @@ def test_scores_that_a_preemption_drops_are_computed_again(prefix_caching: bool)
     alone.submit(20, 1, score_from=1)
     expected = [score for update in alone.step() + alone.step() for score in update.scored]
     assert [score for one in told for score in one.scored] == expected
+
+
+def test_all_of_a_prompt_is_told_before_a_token_of_another_sample() -> None:
+    """The prompt's own sample is preempted while the last of it is in flight."""
+    bench = Bench(prefix_caching=True, max_num_batched_tokens=6)
+    own, other = bench.submit_all(10, 3, n=2, score_from=1)
+    bench.step()
+    last = bench.plan()
+    (sequence,) = [one for one in bench.running if one.sequence_id == own]
+    bench.scheduler.state.preempt(sequence, bench.scheduler.state.launched + 1)
+    updates = bench.commit(last)
+    assert [one.sequence_id for one in updates] == [other, other]
+    assert (updates[0].scored_before, len(updates[0].scored)) == (6, 3)
+    assert updates[1].token_id is not None
+    told = updates[0].scored
+    alone = Bench(max_num_batched_tokens=6)
+    alone.submit(10, 3, score_from=1)
+    alone.step()
+    assert [one.scored for one in alone.step() if one.scored] == [told]
+    while bench.sequences:
+        assert not [one for one in bench.step() if one.scored]
