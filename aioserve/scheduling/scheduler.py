@@ -288,7 +288,7 @@ class Scheduler:
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
-        unheard: tuple[SequenceState, WorkItem, tuple[Logprobs, ...]] | None = None
+        unheard: tuple[WorkItem, SequenceState, tuple[Logprobs, ...]] | None = None
         entries = state.in_flight.pop(plan.step)
         if outcome.looked_ahead:
             take_looks(state.draft_lengths.usual, entries, outcome.looked_ahead)
@@ -304,7 +304,7 @@ class Scheduler:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
                     scored = outcome.scored[begin:scores_read]
                     if drops:
-                        unheard = sequence, item, scored
+                        unheard = item, sequence, scored
                     else:
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
@@ -330,8 +330,8 @@ class Scheduler:
             if sequence.foretold:
                 sequence.foretold -= 1
                 continue
-            if unheard is not None and unheard[1] is item:
-                updates.append(_scored_for(sequence, *unheard))
+            if unheard is not None and unheard[0] is item:
+                updates.append(_scored_by(*unheard))
                 unheard = None
             sequence.pending -= 1
             if failures and index in failures:
@@ -458,16 +458,16 @@ def _scored(sequence: SequenceState, scored: tuple[Logprobs, ...]) -> SequenceUp
     return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
 
 
-def _scored_for(
-    other: SequenceState, own: SequenceState, item: WorkItem, scored: tuple[Logprobs, ...]
+def _scored_by(
+    item: WorkItem, sequence: SequenceState, scored: tuple[Logprobs, ...]
 ) -> SequenceUpdate:
-    """What an item has scored of a prompt whose own sample was preempted: another takes its token
-    of the same item, and no token comes before all of its prompt is told."""
+    """What an item has scored of the prompt of a sequence that was preempted: another sample takes
+    its token of the same item, and none comes before all of its prompt is told."""
     first = item.start + (item.scored.offset if item.scored else 0) + 1
-    if own.scored == own.score_at == first:
-        own.scored = own.score_at = first + len(scored)
-    before = first - (own.request.score_from or 0)
-    return SequenceUpdate(other.sequence_id, None, scored=scored, scored_before=before)
+    if sequence.scored == sequence.score_at == first:
+        sequence.scored = sequence.score_at = first + len(scored)
+    before = first - (sequence.request.score_from or 0)
+    return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
 
 
 def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:

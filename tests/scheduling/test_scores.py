@@ -37,7 +37,7 @@ def test_all_of_a_prompt_is_told_before_a_token_of_another_sample() -> None:
     (sequence,) = [one for one in bench.running if one.sequence_id == own]
     bench.scheduler.state.preempt(sequence, bench.scheduler.state.launched + 1)
     updates = bench.commit(last)
-    assert [one.sequence_id for one in updates] == [other, other]
+    assert [one.sequence_id for one in updates] == [own, other]
     assert (updates[0].scored_before, len(updates[0].scored)) == (6, 3)
     assert updates[1].token_id is not None
     told = updates[0].scored
