@@ -22,7 +22,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FIRST_STEPS", "DraftLengths", "DraftRecord", "DraftingCosts", "StepCosts"]
+__all__ = [
+    "FIRST_STEPS",
+    "STEPS_BEFORE",
+    "AnswerLengths",
+    "DraftLengths",
+    "DraftRecord",
+    "DraftingCosts",
+    "StepCosts",
+]
 
 DECAY = 0.95
 """What a guess still counts after each further one."""
@@ -46,6 +54,8 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands, and one for none at all, ..."""
 ALIKE = 1.3
 """... while there is about as much to compute, by this factor."""
+STEPS_BEFORE = 2.0
+"""Steps of a request before its first token: one that it waits for, and that of its prompt."""
 LEAST_GAIN = 1.05
 """Guesses that are to bring less than that are within what nobody can measure."""
 DRAFTING_STEPS = 36
@@ -243,6 +253,32 @@ def _bucket(num_tokens: int) -> int:
     return (num_tokens + step // 2) // step * step
 
 
+class AnswerLengths:
+    """How many tokens the last answers had, and so how much of a request is its answer."""
+
+    def __init__(self) -> None:
+        self._ends = self._tokens = 0.0
+
+    def ended(self, num_tokens: int) -> None:
+        """An answer has ended that had so many tokens, at least 1."""
+        self._ends = DECAY * self._ends + 1
+        self._tokens = DECAY * self._tokens + num_tokens
+
+    def progress(
+        self, tokens_a_step: npt.NDArray[np.float64], streams: int
+    ) -> npt.NDArray[np.float64]:
+        """Tokens of an answer by the steps of its request, if each step brings so many once the
+        first is there, float64 `[n]`. The steps before that are no fewer for guesses, and those of
+        the other `streams` make them longer:
+
+            14 tokens   1 a step: 2 + 14 steps, 0.9     4 a step: 2 + 3.5 steps, 2.5
+        """
+        if not self._ends:
+            return tokens_a_step
+        before = STEPS_BEFORE * (1 - 1 / streams) * self._ends / self._tokens
+        return tokens_a_step / (1 + before * tokens_a_step)
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """A choice that stands for a while."""
@@ -284,6 +320,7 @@ class DraftLengths:
         self.drafting: DraftingCosts = DraftingCosts()
         self.usual: DraftRecord = DraftRecord(0)
         """How guesses for all sequences have fared."""
+        self.answers: AnswerLengths = AnswerLengths()
         self._steps = self._since_probe = 0
         self._wait = PROBE_STEPS
         self._last_verified: bool | None = None
@@ -328,7 +365,7 @@ class DraftLengths:
         if most <= 0:
             return nothing
         others = len(records) + num_others + num_prefilled
-        lengths = self._kept_or_best(records, others, most)
+        lengths = self._kept_or_best(records, others, len(records) + num_others, most)
         self._steps += 1
         self._since_probe += 1
         pays = any(lengths)
@@ -344,7 +381,9 @@ class DraftLengths:
         able = [min(record.limit, 1) if record.is_worth_a_try else 0 for record in records]
         return able if sum(able) <= most else nothing
 
-    def _kept_or_best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
+    def _kept_or_best(
+        self, records: Sequence[DraftRecord], others: int, num_sequences: int, most: int
+    ) -> list[int]:
         """What was best a few steps before, if about as much is to be computed: to look again takes
         as long as all else that is planned for some sequences."""
         kept = self._kept
@@ -355,13 +394,15 @@ class DraftLengths:
                 lengths = [min(kept.lengths.get(r, kept.usual), r.limit) for r in records]
                 if sum(lengths) <= most:
                     return lengths
-        lengths = self._best(records, others, most)
+        lengths = self._best(records, others, num_sequences, most)
         self._kept = None
         if self.plain.has_measured_below(others) and self.verifying.are_known:
             self._kept = _Kept.of(records, lengths, others, self._steps)
         return lengths
 
-    def _best(self, records: Sequence[DraftRecord], others: int, most: int) -> list[int]:
+    def _best(
+        self, records: Sequence[DraftRecord], others: int, num_sequences: int, most: int
+    ) -> list[int]:
         if sum([record.most_gain for record in records]) < (LEAST_GAIN - 1) * others:
             return [0] * len(records)
         limits = np.array([record.limit for record in records])
@@ -380,21 +421,25 @@ class DraftLengths:
             return [0] * len(records)
         longest = np.maximum.accumulate(numbers[order % len(numbers)])
         seconds = self._cost(self.verifying, self.plain, tokens) + self.drafting.of(longest)
-        rates = (others + brought) / seconds
-        without = others / self._seconds_without(others)
+        of_each = 1 + np.array([0.0, *brought]) / others
+        progress = self.answers.progress(of_each, num_sequences)
+        rates = progress[1:] / seconds
         best = int(rates.argmax())
-        if rates[best] < LEAST_GAIN * without:
+        if rates[best] < LEAST_GAIN * progress[0] / self._seconds_without(others):
             return [0] * len(records)
         return np.bincount(rows[: best + 1], minlength=len(records)).tolist()
 
     def _seconds_without(self, others: int) -> float:
-        """Seconds of a step that verifies nothing: where none so small was measured, at most those
-        of one that does, without the time of the drafter."""
+        """Seconds of a step that verifies nothing. It takes no longer than one that does, with the
+        time of the drafter for a guess; where none so small was measured, without that time."""
         num_tokens = np.array([float(others)])
         plain = float(self._cost(self.plain, self.verifying, num_tokens)[0])
-        if self.plain.has_measured_below(others):
+        verifying = float(self._cost(self.verifying, self.plain, num_tokens)[0])
+        if not self.plain.has_measured_below(others):
+            return min(plain, verifying)
+        if not self.verifying.has_measured_below(others):
             return plain
-        return min(plain, float(self._cost(self.verifying, self.plain, num_tokens)[0]))
+        return min(plain, verifying + float(self.drafting.of(np.array([1]))[0]))
 
     @staticmethod
     def _cost(

@@ -381,6 +381,9 @@ class Scheduler:
                 drafting_seconds=min(outcome.drafting_seconds, self._step_seconds),
             )
             self._step_seconds = 0.0
+            for sequence in ended:
+                if num_answer_tokens := sequence.num_known - sequence.prompt_tokens:
+                    state.draft_lengths.answers.ended(num_answer_tokens)
         state.end(ended)
         if broken:
             after_bad_rows(state, broken)

@@ -119,6 +119,33 @@ def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
     assert lengths_with(costs).choose([record_of(4, 0.5)] * 8, 0, 256, 100) == [0] * 8
 
 
+def test_of_short_answers_beside_others_fewer_are_guessed() -> None:
+    """What passes before their first token is no shorter, and all steps are longer."""
+    costs = {1: 1.0, 8: 1.0, 24: 2.2, 72: 6.0}
+    chosen: dict[tuple[int, int], int] = {}
+    for streams in (1, 8):
+        for answer_tokens in (1000, 14, 2):
+            lengths = lengths_with(costs)
+            for _ in range(8):
+                lengths.answers.ended(answer_tokens)
+            records = [record_of(8, 0.9)] * streams
+            chosen[streams, answer_tokens] = sum(lengths.choose(records, 0, 0, 100))
+    assert chosen[8, 1000] > chosen[8, 14] > chosen[8, 2] == 0
+    assert chosen[1, 1000] == chosen[1, 14] == chosen[1, 2] == 8  # nobody waits for them
+
+
+def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> None:
+    """A few that were slow for no reason don't tell otherwise for long."""
+    lengths, records = DraftLengths(), [record_of(8, 0.3)] * 8
+    for _ in range(3):
+        lengths.took(8, 20.0, verified=False)
+    for num_tokens, seconds in ((8, 1.0), (16, 2.0), (72, 9.0)):
+        for _ in range(3):
+            lengths.took(num_tokens, seconds, verified=True)
+            lengths.drafting.took(1, 0.2)
+    assert lengths.choose(records, 0, 0, 100) == [0] * 8
+
+
 def test_one_without_guesses_has_one_now_and_again_and_ever_more_seldom() -> None:
     lengths, record = lengths_with(BY_ROW), record_of(8, 0.0)
     given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(40 * PROBE_STEPS)]
