@@ -58,10 +58,16 @@ class StepFollower(Protocol):
         """The pages of a plan are copied, its guesses come next, and then it is computed."""
         ...
 
-    def computed(self, plan: StepPlan, rows: TokenRows | None = None) -> None:
+    def computed(
+        self,
+        plan: StepPlan,
+        rows: TokenRows | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """A plan, as it was settled, has been computed. `rows`: which of the tokens that were
-        computed are its own, int64 `[T]`; None: all. Not called where a step puts into that memory
-        itself what it leaves for the drafter."""
+        computed are its own, int64 `[T]`; None: all. `locations`: where their KV is, of group 0, as
+        `HostBatch.token_locations` has it; None: as the plan says. Not called where a step puts
+        into that memory itself what it leaves for the drafter."""
         ...
 
 
@@ -224,13 +230,17 @@ class Guessing:
         return msgspec.structs.replace(item, start=start, count=len(token_ids), token_ids=token_ids)
 
     def noted(
-        self, plan: StepPlan, outcome: StepOutcome, rows: TokenRows | None = None
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        rows: TokenRows | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
     ) -> StepOutcome:
         """Take note of what a step, whose plan was settled, computed and sampled row by row; the
-        outcome, with what has come to be known of guesses that no step verified. `rows` are as
-        `StepFollower.computed` has them."""
+        outcome, with what has come to be known of guesses that no step verified. `rows` and
+        `locations` are as `StepFollower.computed` has them."""
         if self._follower is not None and plan.items:
-            self._follower.computed(plan, rows)
+            self._follower.computed(plan, rows, locations)
         if plan.num_verified and self._drafting_seconds:
             seconds = self._drafting_seconds
             outcome = msgspec.structs.replace(outcome, drafting_seconds=seconds)

@@ -105,12 +105,17 @@ class StepThreadRunner:
         if not plan.items:
             return StepOutcome(step=plan.step, token_ids=())
         if not isinstance(read, OpenStep):
-            return self._guessing.noted(plan, self._computed(read))
+            return self._noted(plan, read)
         if self._guessing.branches:
             branched = self._scratch.branched(plan, read, self._guessing.branches)
             if branched is not None:
                 return self._branched(branched)
-        return self._guessing.noted(plan, self._computed(read.settled(plan)))
+        return self._noted(plan, read.settled(plan))
+
+    def _noted(self, plan: StepPlan, step: HostStep) -> StepOutcome:
+        outcome, batch = self._computed(step), step.batch
+        locations = None if batch is None else batch.token_locations[0]
+        return self._guessing.noted(plan, outcome, locations=locations)
 
     def _branched(self, branched: BranchedStep) -> StepOutcome:
         copy_pages = self._model.backend.copy_pages

@@ -149,7 +149,12 @@ class EntryHead(DraftHead):
         )
         self._device = device
 
-    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+    def computed(
+        self,
+        plan: StepPlan,
+        rows: npt.NDArray[np.int64] | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Whatever else was computed, what is found at a plan's own places is its own."""
         entries = self._device._entries[self._locations(plan, self._device.page_size)]
         cast(Any, self._target).kept_states = torch.from_numpy(entries.view(np.int64))[:, None]

@@ -93,8 +93,13 @@ class ComputedDrafter(AtOnce):
         `take`, and before the guesses of the plan are made."""
         self._distributions.clear()
 
-    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
-        """The target has computed the plan, whose tokens are these of all, int64 `[T]`."""
+    def computed(
+        self,
+        plan: StepPlan,
+        rows: npt.NDArray[np.int64] | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """As `StepFollower.computed`."""
 
     def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
         """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64

@@ -69,11 +69,18 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         self._states.copy(plan.copies)
         super().follow(plan)
 
-    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+    def computed(
+        self,
+        plan: StepPlan,
+        rows: npt.NDArray[np.int64] | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         states = self._target.kept_states
         if rows is not None:
             states = states[torch.from_numpy(rows)]
-        self._states.put(self._locations(plan, self._cache.page_size), states)
+        if locations is None:
+            locations = self._locations(plan, self._cache.page_size)
+        self._states.put(locations, states)
 
     def _compute(
         self, host: HostBatch, samples: SampleRows | None, passed: torch.Tensor | None

@@ -86,11 +86,18 @@ class DraftMedusa(ComputedDrafter):
         super().follow(plan)
         self._states.copy(plan.copies)
 
-    def computed(self, plan: StepPlan, rows: npt.NDArray[np.int64] | None = None) -> None:
+    def computed(
+        self,
+        plan: StepPlan,
+        rows: npt.NDArray[np.int64] | None = None,
+        locations: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         states = self._target.kept_states
         if rows is not None:
             states = states[torch.from_numpy(rows)]
-        self._states.put(self._locations(plan, self._states.page_size), states)
+        if locations is None:
+            locations = self._locations(plan, self._states.page_size)
+        self._states.put(locations, states)
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)

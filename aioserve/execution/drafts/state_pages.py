@@ -41,6 +41,8 @@ class StatePages:
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages as the target's were, one after the other."""
+        if not copies:
+            return
         here, host = self._pages, self._host_pages
         kinds = {
             CopyKind.DEVICE: (here, here),
