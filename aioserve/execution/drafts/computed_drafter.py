@@ -14,16 +14,13 @@ from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
 from aioserve.execution.drafts.state_pages import StatePages
-from aioserve.kv.pages import token_location, token_locations
+from aioserve.kv.pages import token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["ComputedDrafter", "DraftOptions"]
-
-FEW = 8
-"""Tokens of a step whose places are found quicker one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +101,7 @@ class ComputedDrafter(AtOnce):
     def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
         """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64
         `[T]`."""
-        items, page_ids = plan.items, self._tables.page_ids
-        if plan.num_tokens == len(items) <= FEW:
-            places = [token_location(page_ids(one.slot), one.start, page_size) for one in items]
-            return np.array(places, np.int64)
+        items = plan.items
         slots = np.array([item.slot for item in items], np.int64)
         ends = np.array([item.end for item in items], np.int64)
         rows = np.repeat(np.arange(len(items)), [item.count for item in items])
