@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
@@ -97,6 +98,20 @@ class ComputedDrafter(AtOnce):
         locations: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """As `StepFollower.computed`."""
+        if (pages := self.states) is None:
+            return
+        kept = self._kept_states
+        if rows is not None:
+            kept = kept[torch.from_numpy(rows)]
+        if locations is None:
+            locations = self._locations(plan, pages.page_size)
+        pages.put(locations, kept)
+
+    @property
+    def _kept_states(self) -> Tensor:
+        """What the target has kept of the batch that it computed last, as `Decoder.kept_states`;
+        where `states` are."""
+        raise NotImplementedError
 
     def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
         """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from aioserve.execution.drafts.computed_drafter import DraftOptions
@@ -69,18 +67,9 @@ class DraftHead(PagedDrafter[torch.Tensor]):
         self._states.copy(plan.copies)
         super().follow(plan)
 
-    def computed(
-        self,
-        plan: StepPlan,
-        rows: npt.NDArray[np.int64] | None = None,
-        locations: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        states = self._target.kept_states
-        if rows is not None:
-            states = states[torch.from_numpy(rows)]
-        if locations is None:
-            locations = self._locations(plan, self._cache.page_size)
-        self._states.put(locations, states)
+    @property
+    def _kept_states(self) -> torch.Tensor:
+        return self._target.kept_states
 
     def _compute(
         self, host: HostBatch, samples: SampleRows | None, passed: torch.Tensor | None

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -86,18 +85,9 @@ class DraftMedusa(ComputedDrafter):
         super().follow(plan)
         self._states.copy(plan.copies)
 
-    def computed(
-        self,
-        plan: StepPlan,
-        rows: npt.NDArray[np.int64] | None = None,
-        locations: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        states = self._target.kept_states
-        if rows is not None:
-            states = states[torch.from_numpy(rows)]
-        if locations is None:
-            locations = self._locations(plan, self._states.page_size)
-        self._states.put(locations, states)
+    @property
+    def _kept_states(self) -> torch.Tensor:
+        return self._target.kept_states
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._known[slot] = len(sequence.known_ids)
