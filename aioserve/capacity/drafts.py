@@ -8,17 +8,28 @@ from aioserve.capacity.capacity import BITS, DraftMemory, precisions, weight_byt
 from aioserve.capacity.models import read_sizes
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
+from aioserve.errors import ConfigError
 from aioserve.kv.layout import bytes_of_heads
 from aioserve.models.heads.config import Eagle3Config, MedusaConfig
 from aioserve.models.heads.read import ReadHead
+from aioserve.models.heads.tensors import HeadTensors
 
 __all__ = ["memory_of_head", "memory_of_model"]
 
 
-def memory_of_model(name: str) -> DraftMemory:
-    """The draft model that `name` stands for, as `read_sizes` has it, in the data type of its files
-    or else of its config.json. Raises as `read_sizes` and `read_weights` do."""
-    sizes, weights = read_sizes(name), read_weights(name)
+def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
+    """The draft model that `name` stands for, as `read_sizes` has it, for a model of these sizes,
+    in the data type of its files or else of its config.json. Raises as `read_sizes` and
+    `read_weights` do, and `ConfigError` for one with another number of tokens."""
+    sizes = read_sizes(name)
+    if sizes.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"draft has a vocabulary of {sizes.vocab_size} tokens, and the model that it is to "
+            f"guess for one of {target.vocab_size}",
+            argument="draft",
+            value=name,
+        )
+    weights = read_weights(name)
     dtype, kv_dtype = precisions(sizes)
     held = weight_bytes(sizes.parameters, dtype) if weights is None else weights.on_gpu.held_bytes
     layer = bytes_of_heads(
@@ -28,19 +39,24 @@ def memory_of_model(name: str) -> DraftMemory:
         draft=name,
         kind="model",
         weight_bytes=held,
-        kv_bytes_per_token=len(sizes.windows) * layer,
+        kv_bytes_per_token=sizes.num_layers * layer,
         state_bytes_per_token=0,
     )
 
 
 def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
     """The head in a directory, for a model of these sizes, whose data type it is computed in.
-    Raises `ModelError` for what is no head, or for one that reads layers which the model lacks."""
-    config = ReadHead.of(directory).config
+    Raises `ModelError` for what is no head, or for one of another model or with other tensors than
+    its config.json says, as an engine does."""
+    read = ReadHead.of(directory)
+    read.check(target)
+    config = read.config
+    with HeadTensors(read.path) as tensors:
+        tensors.check(config)
     # Where weights are rounded, activations have 16 bits.
     item_bytes = max(16, BITS[precisions(target)[0]]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])
-    states = len(config.layers_read(len(target.windows)))
+    states = len(read.layers_read(target))
     if isinstance(config, MedusaConfig):
         kv, hidden_size = 0, config.hidden_size
     else:

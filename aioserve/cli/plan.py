@@ -71,7 +71,7 @@ def plan(
         raise ConfigError("give either draft or head, and not both")
     sizes, guessing = read_sizes(model), None
     if draft is not None:
-        guessing = memory_of_model(draft)
+        guessing = memory_of_model(draft, sizes)
     elif head is not None:
         guessing = memory_of_head(head, sizes)
     found = capacity_of(

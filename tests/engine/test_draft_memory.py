@@ -13,8 +13,9 @@ from aioserve.capacity.capacity import DraftMemory, capacity_of
 from aioserve.capacity.drafts import memory_of_head, memory_of_model
 from aioserve.capacity.models import read_sizes
 from aioserve.capacity.weights import read_weights
-from aioserve.errors import ModelError
+from aioserve.errors import ConfigError, ModelError, WeightsError
 from tests.engine.test_draft_heads import models, speculation_of
+from tests.models.heads.directories import HIDDEN, eagle3_config, eagle3_tensors, write_head
 
 __all__ = ["models"]
 
@@ -43,7 +44,7 @@ async def test_a_head_takes_what_is_planned(models: Path, kind: str) -> None:
 
 async def test_a_draft_model_takes_what_is_planned() -> None:
     name = str(draft_path("pyhelp"))
-    planned, weights = memory_of_model(name), read_weights(name)
+    planned, weights = memory_of_model(name, read_sizes("pyhelp")), read_weights(name)
     assert weights is not None
     facts = await facts_of("pyhelp", Speculation(drafter="model"))
     assert planned.kind == "model"
@@ -79,3 +80,37 @@ async def test_what_is_no_head_or_reads_other_layers_is_refused(models: Path) ->
         memory_of_head(target, read_sizes(target))
     with pytest.raises(ModelError, match=r"no config\.json"):
         memory_of_head(str(models), read_sizes(target))
+
+
+async def test_what_an_engine_refuses_is_not_planned(models: Path, tmp_path: Path) -> None:
+    target = read_sizes(str(models / "target"))
+    config = eagle3_config()
+    tensors = eagle3_tensors(config)
+
+    def refused(**changed: Any) -> str:
+        head = write_head(tmp_path / "head", config | changed, tensors)
+        with pytest.raises(ModelError) as caught:
+            memory_of_head(str(head), target)
+        return str(caught.value)
+
+    assert "[0, 3] for a target of 3 layers" in refused(eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    assert str(tmp_path / "head" / "config.json") in refused(
+        eagle_aux_hidden_state_layer_ids=[1, 2, 4]
+    )
+    wider = eagle3_config({"vocab_size": 300}, draft_vocab_size=300)
+    assert "number of tokens must be that of the target" in refused(**wider)
+    config = eagle3_config({"hidden_size": 2 * HIDDEN, "head_dim": 8})
+    tensors = eagle3_tensors(config)
+    assert f"hidden size must be that of the target, {HIDDEN}" in refused()
+    with pytest.raises(ConfigError, match=r"vocabulary of 128256 tokens, and .* of 288"):
+        memory_of_model("llama-3-1b", target)
+
+
+@pytest.mark.parametrize("changed", [{"num_hidden_layers": 2}, {"intermediate_size": 2**31 - 1}])
+async def test_what_a_head_says_of_itself_is_held_against_its_files(
+    changed: dict[str, int], models: Path, tmp_path: Path
+) -> None:
+    tensors = eagle3_tensors(eagle3_config())
+    head = write_head(tmp_path, eagle3_config(changed), tensors)
+    with pytest.raises(WeightsError, match=r"lack model\.layers\.1|config.json asks for"):
+        memory_of_head(str(head), read_sizes(str(models / "target")))

@@ -43,10 +43,16 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
         return {name: stored.shape for name, stored in self._found.items()}
 
     def arrays(self, config: HeadConfig, dtype: str) -> dict[Tensor, Array]:
-        """Every tensor of the head, rounded to `dtype`: float32, bfloat16 or float16.
+        """Every tensor of the head, rounded to `dtype`: float32, bfloat16 or float16. Raises
+        `WeightsError` as `check` does, and for one that holds no floats."""
+        found = self.check(config)
+        return {tensor: rounded(stored.read_floats(), dtype) for tensor, stored in found.items()}
 
-        Raises `WeightsError` for one that is missing, stands twice, has another shape or no floats,
-        and for tensors that the head has no place for.
+    def check(self, config: HeadConfig) -> dict[Tensor, StoredTensor]:
+        """Where each tensor of the head is.
+
+        Raises `WeightsError` for one that is missing, stands twice or has another shape, and for
+        tensors that the head has no place for.
         """
         there: dict[str, StoredTensor] = {}
         for name, stored in self._found.items():
@@ -61,7 +67,7 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
             there[canonical] = stored
         wanted = {tensor.name: tensor for tensor in config.stored}
         self._check_names(wanted.keys() - there.keys(), there.keys() - wanted.keys())
-        return {tensor: _read(there[name], tensor, dtype) for name, tensor in wanted.items()}
+        return {tensor: _of_its_shape(there[name], tensor) for name, tensor in wanted.items()}
 
     def draft_ids(self, draft_vocab: int, vocab: int) -> npt.NDArray[np.int64] | None:
         """The target's token for each of the head's, int64 `[draft_vocab]`; None: all are alike.
@@ -98,10 +104,10 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
             )
 
 
-def _read(stored: StoredTensor, tensor: Tensor, dtype: str) -> Array:
+def _of_its_shape(stored: StoredTensor, tensor: Tensor) -> StoredTensor:
     if stored.shape != tensor.shape:
         raise WeightsError(
             f"{stored.label} has shape {shown(list(stored.shape))}, config.json asks for "
             f"{list(tensor.shape)}"
         )
-    return rounded(stored.read_floats(), dtype)
+    return stored
