@@ -319,7 +319,7 @@ class KVMemory:
 
     def truncate(self, lease: KVLease, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in
-        vain, as drafts that were not accepted are. Pages that hold none of them come back.
+        vain. Pages that hold none of them come back.
 
         Published tokens can't go: others may read them. Nor can those whose successors need window
         pages that have gone. Raises `InvariantError` for a number below these, or above those
