@@ -74,7 +74,14 @@ class FakeStatePages:
 
 
 def _options(model: FakeStepModel, most_tokens: int) -> DraftOptions:
-    return DraftOptions(num_slots=model.num_slots, num_groups=1, most_tokens=most_tokens)
+    return DraftOptions(
+        num_slots=model.num_slots,
+        num_groups=1,
+        max_model_len=model.table_width * model.page_size,
+        max_sequences=model.num_slots,
+        max_guesses=most_tokens,
+        most_tokens=most_tokens,
+    )
 
 
 def model_beside(decoder: DraftDecoder, model: FakeStepModel, most_tokens: int) -> DraftModel:
