@@ -144,10 +144,19 @@ class Peaks(HostCounts):
     def __init__(self, total: int, taken: int, peaks: Sequence[int]) -> None:
         super().__init__(total, taken, 0)
         self.peaks = peaks
+        self.decoder: Decoder | None = None
+        """What it has kept of its last batch counts as held."""
+        self.before = 0
+
+    def reset_peak(self) -> None:
+        super().reset_peak()
+        self.before = self.use().held
 
     def use(self) -> MemoryUse:
-        use = super().use()
-        return use._replace(peak=use.held + self.peaks[max(0, self.resets - 1)])
+        use, kept = super().use(), self.decoder and self.decoder._states
+        if kept is not None:
+            use = use._replace(free=use.free - kept.nbytes, held=use.held + kept.nbytes)
+        return use._replace(peak=self.before + self.peaks[max(0, self.resets - 1)])
 
 
 @pytest.mark.parametrize(
@@ -202,6 +211,7 @@ async def test_memory_is_counted_of_what_guesses(
         found = ReadDraft(drafter, path, read(path), None)  # the weights are used up
     memory = Peaks(2 * (taken + max(peaks) + (pages + 1) * one), taken, peaks)
     assembling, decoder, draft, _ = placed(memory)
+    memory.decoder = decoder
     _, storage, _, follower = assembling._place(decoder, config, 3, draft)
     assert memory.resets == 2
     assert storage.num_pages == pages
