@@ -13,10 +13,11 @@ import torch
 
 from aioserve import DrafterSpec, hookimpl
 from aioserve.drafting.at_once import AtOnce
-from aioserve.drafting.drafter import DraftedSequence
+from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_model import DraftModel
+from aioserve.execution.gpu.drafting import DrafterInMemory
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.testing.fake_device import JUNK
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
@@ -109,11 +110,12 @@ class ModelPlugin:
 
     def __init__(self, make: Callable[[FakeStepModel, int], ComputedDrafter]) -> None:
         self._make = make
-        self.made: ComputedDrafter | None = None
+        self.made: Drafter | None = None
 
     def __call__(self, model: FakeStepModel, most_tokens: int) -> ComputedDrafter:
-        self.made = self._make(model, most_tokens)
-        return self.made
+        made = self._make(model, most_tokens)
+        self.made = DrafterInMemory(made, model.gpu)
+        return made
 
     @hookimpl
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:
@@ -125,7 +127,7 @@ class _Beside(AtOnce):
         self._plugin = plugin
 
     @property
-    def _made(self) -> ComputedDrafter:
+    def _made(self) -> Drafter:
         assert self._plugin.made is not None
         return self._plugin.made
 

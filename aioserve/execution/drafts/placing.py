@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 
 from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
@@ -51,11 +52,12 @@ class Draft(ABC):
         return 0
 
     def placed(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
-        """It has its pages, and its drafter guesses by it. Raises `ConfigError` for more than there
-        is room."""
-        placed = self._placed(num_pages, self._config.num_host_pages, num_slots)
+        """It has its pages. Raises `ConfigError` for more than there is room."""
+        return self._placed(num_pages, self._config.num_host_pages, num_slots)
+
+    def guess_by(self, placed: Drafter) -> None:
+        """Let its drafter guess by what was placed."""
         self._drafter.guess_by(placed)
-        return placed
 
     def on_trial(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
         """It has a few pages, to find out what it takes beside them. Raises as `placed` does."""

@@ -168,10 +168,10 @@ class Peaks(HostCounts):
     ],
 )
 async def test_memory_is_counted_of_what_guesses(
-    models: Path, kind: str, peaks: tuple[int, int]
+    models: Path, kind: str, peaks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its largest batch takes, where that is more than a step does, and a part of each page,
-    the one for padding too."""
+    the one for padding too. Guesses for which there is none all the same aren't made."""
     backend, pages, taken = CudaBackend("cpu"), 40, 5000
     config = EngineConfig(
         page_size=4,
@@ -220,6 +220,12 @@ async def test_memory_is_counted_of_what_guesses(
     assert storage.cache.storage.nbytes + beside == (pages + 1) * one
     if follower.states is not None:
         assert facts["host_state_bytes"] == 3 * draft.bytes_per_host_page > 0
+
+    def no_memory(*args: Any) -> Any:
+        raise MemoryError("guesses")
+
+    monkeypatch.setattr(type(follower), "draft_all", no_memory)
+    assert [*found.drafter.draft_all([0, 1], [2, 2])] == [(), ()]
 
 
 async def test_rejection_sampling_is_refused_before_anything_is_read(
