@@ -75,8 +75,10 @@ def signals_are_heard() -> Iterator[None]:
 
 @pytest.fixture
 def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured of what steps cost, so that guesses are made as long as they come true:
-    where an engine runs by the clock, there may else be none beside another heavy job."""
-    from aioserve.scheduling.draft_lengths import StepCosts
+    """Nothing is measured of what steps and drafters cost, so that guesses are made as long as they
+    come true: where an engine runs by the clock, there may else be none beside another heavy job.
+    """
+    from aioserve.scheduling.draft_lengths import DraftingCosts, StepCosts
 
-    monkeypatch.setattr(StepCosts, "took", lambda *args: None)
+    for costs in (StepCosts, DraftingCosts):
+        monkeypatch.setattr(costs, "took", lambda *args: None)

@@ -81,7 +81,10 @@ async def loaded_model(
     cache = reserve(
         "num_pages", num_pages, lambda: decoder.new_cache(num_pages + scratch, page_size)
     )
-    follower = None if draft is None else draft.placed(num_pages, num_slots=num_slots)
+    follower = None
+    if draft is not None:
+        follower = draft.placed(num_pages, num_slots=num_slots)
+        draft.guess_by(follower)
     verification = None
     if follower is not None and rejects(config):
         verification = RejectionSampling(decoder.backend, follower)

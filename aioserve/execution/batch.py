@@ -35,11 +35,21 @@ from aioserve.steps.plan import (
     WorkItem,
 )
 
-__all__ = ["NO_COPIES", "HostStep", "OpenStep", "PlanReader"]
+__all__ = ["NO_COPIES", "HostStep", "OpenStep", "PlanReader", "largest_counts"]
 
 NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
 _CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
+
+
+def largest_counts(
+    max_tokens: int, max_sequences: int, max_model_len: int
+) -> npt.NDArray[np.int64]:
+    """Tokens of each sequence of a batch that has as many sequences as there may be, and then as
+    many tokens, int64 `[B]`: one each, and more at the end."""
+    sequences = min(max_sequences, max_tokens)
+    left = max_tokens - sequences - (max_model_len - 1) * np.arange(sequences)
+    return 1 + np.clip(left, 0, max_model_len - 1)[::-1]
 
 
 @dataclass(frozen=True, slots=True)

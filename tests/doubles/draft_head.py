@@ -144,7 +144,12 @@ class EntryHead(DraftHead):
             cast(Any, EntryPages(num_pages, size)),
             StatePages(states, host_states),
             DraftOptions(
-                num_slots=device.num_slots, num_groups=device.num_groups, most_tokens=most_tokens
+                num_slots=device.num_slots,
+                num_groups=device.num_groups,
+                max_model_len=head.max_model_len,
+                max_sequences=device.num_slots,
+                max_guesses=most_tokens,
+                most_tokens=most_tokens,
             ),
         )
         self._device = device

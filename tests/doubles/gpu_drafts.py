@@ -13,10 +13,11 @@ import torch
 
 from aioserve import DrafterSpec, hookimpl
 from aioserve.drafting.at_once import AtOnce
-from aioserve.drafting.drafter import DraftedSequence
+from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_model import DraftModel
+from aioserve.execution.gpu.drafting import DrafterInMemory
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.testing.fake_device import JUNK
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
@@ -45,25 +46,36 @@ class FakeStatePages:
     def copy(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
             make = partial(self._copy, copy)
-            self._gpu.current_stream.launch("a copy of states", partial(self._made, make))
+            made = partial(self._made, make, copy)
+            self._gpu.current_stream.launch("a copy of states", made)
             self._left.append(make)
 
-    def _made(self, make: Callable[[], None], access: Access) -> None:
+    def _made(self, make: Callable[[], None], copy: PageCopy, access: Access) -> None:
         if make in self._left:
             self._left.remove(make)
             make()
+        source, target = self._memories(copy)
+        access.read(source, self._places(copy.source)[: copy.num_tokens])
+        # Where it was made ahead of its turn it has its order with others nevertheless.
+        places = self._places(copy.target)
+        access.write(target, places, target.array[places])
 
     def _copy(self, copy: PageCopy) -> None:
-        source, target = {
-            CopyKind.DEVICE: (0, 0),
-            CopyKind.TO_HOST: (0, 1),
-            CopyKind.FROM_HOST: (1, 0),
+        source, target = self._memories(copy)
+        rows = np.full(self.page_size, JUNK, np.uint64)
+        rows[: copy.num_tokens] = source.array[self._places(copy.source)[: copy.num_tokens]]
+        target.array[self._places(copy.target)] = rows
+
+    def _memories(self, copy: PageCopy) -> tuple[FakeMemory, FakeMemory]:
+        here, host = self.memories
+        return {
+            CopyKind.DEVICE: (here, here),
+            CopyKind.TO_HOST: (here, host),
+            CopyKind.FROM_HOST: (host, here),
         }[copy.kind]
-        size = self.page_size
-        rows = self.memories[source].array[copy.source * size :][: copy.num_tokens].copy()
-        place = copy.target * size
-        self.memories[target].array[place : place + size] = JUNK
-        self.memories[target].array[place : place + copy.num_tokens] = rows
+
+    def _places(self, page: int) -> npt.NDArray[np.int64]:
+        return np.arange(page * self.page_size, (page + 1) * self.page_size)
 
     def at(self, locations: npt.NDArray[np.int64]) -> torch.Tensor:
         """Nothing but copies of the same step can be on the stream, behind which this is."""
@@ -74,7 +86,14 @@ class FakeStatePages:
 
 
 def _options(model: FakeStepModel, most_tokens: int) -> DraftOptions:
-    return DraftOptions(num_slots=model.num_slots, num_groups=1, most_tokens=most_tokens)
+    return DraftOptions(
+        num_slots=model.num_slots,
+        num_groups=1,
+        max_model_len=model.table_width * model.page_size,
+        max_sequences=model.num_slots,
+        max_guesses=most_tokens,
+        most_tokens=most_tokens,
+    )
 
 
 def model_beside(decoder: DraftDecoder, model: FakeStepModel, most_tokens: int) -> DraftModel:
@@ -102,11 +121,12 @@ class ModelPlugin:
 
     def __init__(self, make: Callable[[FakeStepModel, int], ComputedDrafter]) -> None:
         self._make = make
-        self.made: ComputedDrafter | None = None
+        self.made: Drafter | None = None
 
     def __call__(self, model: FakeStepModel, most_tokens: int) -> ComputedDrafter:
-        self.made = self._make(model, most_tokens)
-        return self.made
+        made = self._make(model, most_tokens)
+        self.made = DrafterInMemory(made, model.gpu)
+        return made
 
     @hookimpl
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:
@@ -118,7 +138,7 @@ class _Beside(AtOnce):
         self._plugin = plugin
 
     @property
-    def _made(self) -> ComputedDrafter:
+    def _made(self) -> Drafter:
         assert self._plugin.made is not None
         return self._plugin.made
 

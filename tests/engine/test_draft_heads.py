@@ -31,6 +31,7 @@ from aioserve.models.heads.read import ReadHead
 from aioserve.models.loader import load_model
 from aioserve.ops import HostBatch, backend_named
 from aioserve.testing import FakeModel
+from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 from tests.engine.test_draft_model import GREEDY, SAMPLED, SHARED, TIGHT
 from tests.models.heads.directories import eagle3_config, eagle3_tensors, write_head
@@ -74,6 +75,13 @@ def write_heads(path: Path) -> None:
     write_head(path / "mtp", mtp_config(), mtp_tensors())
     spelled = SPELLINGS["speculators"][0]
     write_head(path / "medusa", spelled, tensors_of("speculators", bias=False, outputs=True))
+
+
+def write_drafts(path: Path) -> None:
+    """What `write_heads` does, and a smaller model, `small`."""
+    write_heads(path)
+    config = tiny_models.CONFIGS["llama"] | {"num_hidden_layers": 1}
+    write_random_model(path / "small", config, seed=9, dtype="float32")
 
 
 def speculation_of(models: Path, kind: str, max_tokens: int = 4) -> Speculation:

@@ -41,6 +41,9 @@ def bench_of(
         DraftOptions(
             num_slots=bench.device.num_slots,
             num_groups=bench.device.num_groups,
+            max_model_len=decoder.max_model_len,
+            max_sequences=bench.device.num_slots,
+            max_guesses=most_tokens,
             most_tokens=most_tokens,
             end_ids=draft_end_ids,
         ),

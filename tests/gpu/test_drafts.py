@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from aioserve import Engine, Speculation
-from aioserve.testing.random_model import write_random_model
-from tests.engine.test_draft_heads import write_heads
+from tests.engine.test_draft_heads import write_drafts
 from tests.execution.gpu.host_device import cuda_is_the_host
 from tests.gpu.answers import OPTIONS, answers, reference, requests
 from tests.gpu.place import Place
-from tests.parity import tiny_models
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unmeasured_steps")]
 
@@ -22,9 +20,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unmeasured_step
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    write_heads(path)
-    config = tiny_models.CONFIGS["llama"] | {"num_hidden_layers": 1}
-    write_random_model(path / "small", config, seed=9, dtype="float32")
+    write_drafts(path)
     return path
 
 

@@ -31,8 +31,14 @@ class DraftOptions:
     num_slots: int
     num_groups: int
     """Groups of the target's layers, of which group 0 keeps all positions."""
+    max_model_len: int
+    """Longest context that is served, in tokens."""
+    max_sequences: int
+    """Most sequences that have guesses in a step."""
+    max_guesses: int
+    """Most guesses of a sequence in a step."""
     most_tokens: int
-    """Most tokens that a step computes of what a draft has missed."""
+    """Most tokens that a step computes of what a draft has missed; at least `max_sequences`."""
     end_ids: Collection[int] = ()
     """Tokens that mostly end an answer: behind a guess of one nothing is guessed."""
     max_branches: int = 0

@@ -41,7 +41,8 @@ class DraftMedusa(ComputedDrafter):
         self._heads = heads
         self._target = target
         self._states = states
-        self._num_slots = options.num_slots
+        self._max_sequences = options.max_sequences
+        self._max_guesses = options.max_guesses
         self._max_branches = options.max_branches
         self._chain_alone: set[int] = set()
         """Slots that ask for more than draws: no branch of theirs is verified."""
@@ -65,9 +66,9 @@ class DraftMedusa(ComputedDrafter):
         return self._states
 
     def rehearse(self) -> None:
-        slots, most = self._num_slots, self._heads.count
+        most = min(self._heads.count, self._max_guesses)
         self._states.clear(0)
-        states = self._states.at(np.zeros(slots, np.int64))
+        states = self._states.at(np.zeros(self._max_sequences, np.int64))
         for greedy in (True, False):
             logits = self._heads.logits(self._target.normed(states), most).flatten(0, 1)
             self._draw(logits, self._any_samples(len(logits), greedy=greedy))

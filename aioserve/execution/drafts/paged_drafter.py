@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence
+from aioserve.execution.batch import largest_counts
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_pages import DraftPages
 from aioserve.kv.pages import pages_for
@@ -81,9 +82,9 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     ) -> None:
         super().__init__(backend, options)
         self._cache = cache
-        self._max_model_len = max_model_len
+        self._max_model_len = min(max_model_len, options.max_model_len)
+        self._max_sequences = options.max_sequences
         self._most_tokens = options.most_tokens
-        self._num_slots = options.num_slots
         self._pages = DraftPages(cache.num_pages, cache.page_size)
         self._sequences: dict[int, _Sequence] = {}
 
@@ -102,16 +103,24 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     # -- what happens in the steps of the target
 
     def rehearse(self) -> None:
-        size = self._cache.page_size
-        rows = min(self._num_slots, self._most_tokens)
-        counts = np.ones(rows, np.int64)
-        counts[-1] += min(self._most_tokens - rows, self._max_model_len - 1)
-        table = np.zeros((1, rows, pages_for(int(counts[-1]), size)), np.int32)
-        passed = None
-        for greedy, each in ((False, counts), (True, np.ones(rows, np.int64))):
-            last_rows, ids = each.cumsum() - 1, np.zeros(each.sum(), np.int64)
-            batch = self._batch(each, counts, table, last_rows, ids)
-            _, passed = self._compute(batch, self._any_samples(rows, greedy=greedy), passed)
+        rows, longest = self._max_sequences, self._max_model_len
+        counts = largest_counts(self._most_tokens, rows, longest)
+        passed = self._rehearse(counts, longest, None, greedy=False)
+        self._rehearse(np.ones(rows, np.int64), longest, passed, greedy=True)
+        # Where few have guesses, long contexts may take other kernels than short ones.
+        for context in (longest, 1):
+            self._rehearse(np.ones(1, np.int64), context, None, greedy=True)
+
+    def _rehearse(
+        self, counts: npt.NDArray[np.int64], context: int, passed: Passed | None, *, greedy: bool
+    ) -> Passed | None:
+        """Compute the last tokens of sequences of the same length, so many of each, and draw behind
+        them. What is passed on."""
+        rows = len(counts)
+        table = np.zeros((1, rows, pages_for(context, self._cache.page_size)), np.int32)
+        contexts, ids = np.full(rows, context), np.zeros(counts.sum(), np.int64)
+        batch = self._batch(counts, contexts, table, counts.cumsum() - 1, ids)
+        return self._compute(batch, self._any_samples(rows, greedy=greedy), passed)[1]
 
     def take(self, plan: StepPlan) -> None:
         for slot in plan.ended_slots:

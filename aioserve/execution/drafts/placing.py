@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 
 from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.drafts.draft_head import DraftHead
@@ -51,11 +52,12 @@ class Draft(ABC):
         return 0
 
     def placed(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
-        """It has its pages, and its drafter guesses by it. Raises `ConfigError` for more than there
-        is room."""
-        placed = self._placed(num_pages, self._config.num_host_pages, num_slots)
+        """It has its pages. Raises `ConfigError` for more than there is room."""
+        return self._placed(num_pages, self._config.num_host_pages, num_slots)
+
+    def guess_by(self, placed: Drafter) -> None:
+        """Let its drafter guess by what was placed."""
         self._drafter.guess_by(placed)
-        return placed
 
     def on_trial(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
         """It has a few pages, to find out what it takes beside them. Raises as `placed` does."""
@@ -65,14 +67,19 @@ class Draft(ABC):
     def _placed(self, num_pages: int, num_host_pages: int, num_slots: int) -> ComputedDrafter: ...
 
     def _options(self, num_slots: int, end_ids: Collection[int]) -> DraftOptions:
-        speculation = self._config.speculation
+        config, target, speculation = self._config, self._target, self._config.speculation
+        most_tokens = config.max_num_batched_tokens
         return DraftOptions(
             num_slots=num_slots,
-            num_groups=self._target.layout.num_groups,
-            most_tokens=self._config.max_num_batched_tokens,
+            num_groups=target.layout.num_groups,
+            max_model_len=config.max_model_len or target.config.max_position_embeddings,
+            # Each of them has two tokens in the step, of which one is a guess.
+            max_sequences=max(1, min(config.max_num_seqs, most_tokens // 2)),
+            max_guesses=0 if speculation is None else speculation.max_tokens,
+            most_tokens=most_tokens,
             end_ids=end_ids,
             max_branches=0 if speculation is None else speculation.max_branches,
-            keeps_distributions=rejects(self._config),
+            keeps_distributions=rejects(config),
         )
 
 

@@ -32,6 +32,7 @@ from aioserve.execution.gpu.attention_choice import AttentionChoice, choose_atte
 from aioserve.execution.gpu.cupy_device import CupyDevice
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.drafting import DrafterInMemory
 from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import default_graph_sizes, max_sequences
 from aioserve.execution.gpu.memory import (
@@ -227,6 +228,7 @@ class GpuAssembling:
         with self._blaming("guesses don't fit the device beside the KV cache"):
             follower.rehearse()
         self.device.free_cached_memory()
+        draft.guess_by(DrafterInMemory(follower, self.device))
         return follower
 
 

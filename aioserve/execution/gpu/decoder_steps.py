@@ -25,6 +25,7 @@ from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.attention_tiles import decode_splits
+from aioserve.ops.gpu.batch import GpuBatch
 from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.sampling.extras import RowExtras
@@ -146,21 +147,28 @@ class DecoderSteps:
     def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
         """Compute a packed step on torch's current stream, all but what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
-        self.decoder.leave_room()  # a graph would go on writing to it
         fill_pending(views, self._last_tokens)
-        if packed.pooled:
-            logits, sums = self.decoder.forward_pooled(views.batch, self.cache, packed.pooled)
-            results[packed.result_shape.pooled].view(torch.float32).view(sums.shape).copy_(sums)
-        else:
-            logits = self.decoder.forward(views.batch, self.cache)
-        if self._states is not None:
-            self._states.put_at(views.batch.token_locations[0], self.decoder.kept_states)
+        try:
+            logits = self._forward(packed, views.batch, results)
+        finally:
+            # A graph would go on writing to it, and guesses may have its memory.
+            self.decoder.leave_room()
         if packed.is_sampled_apart:
             if self._logits is None:
                 self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
             self._logits[: len(logits)] = logits
         else:
             self._sample(packed, views.samples, logits, results)
+
+    def _forward(self, packed: _PackedStep, batch: GpuBatch, results: Tensor) -> Tensor:
+        if packed.pooled:
+            logits, sums = self.decoder.forward_pooled(batch, self.cache, packed.pooled)
+            results[packed.result_shape.pooled].view(torch.float32).view(sums.shape).copy_(sums)
+        else:
+            logits = self.decoder.forward(batch, self.cache)
+        if self._states is not None:
+            self._states.put_at(batch.token_locations[0], self.decoder.kept_states)
+        return logits
 
     def finish(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
         if not packed.is_sampled_apart:

@@ -11,14 +11,19 @@ launches of the steps before and before those of the steps that come next.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 
 from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
+from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
 from aioserve.execution.guessing import Asked, StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks
 
-__all__ = ["DrafterApart"]
+__all__ = ["DrafterApart", "DrafterInMemory"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 Call = Callable[[], None]
 
@@ -35,13 +40,15 @@ class DrafterApart(AtOnce):
         follower: StepFollower,
         put: Callable[[Call], None],
         callbacks: LoopCallbacks,
+        meaning_of: Callable[[Exception], Exception],
     ) -> None:
         """`follower` is what `drafter` guesses by; it must hear of all plans that `ask` isn't
-        called for, in their order, on the same thread."""
+        called for, in their order, on the same thread. `meaning_of` is the device's."""
         self._drafter = drafter
         self._follower = follower
         self._put = put
         self._callbacks = callbacks
+        self._meaning_of = meaning_of
         self._error: Exception | None = None
         """What a call raised that nobody awaited. For that thread."""
         self._made: dict[int, Sequence[int]] = {}
@@ -72,7 +79,7 @@ class DrafterApart(AtOnce):
             try:
                 call()
             except Exception as error:
-                self._error = self._error or error
+                self._error = self._error or self._meaning_of(error)
 
         self._put(passed_on)
 
@@ -86,7 +93,7 @@ class DrafterApart(AtOnce):
                 guesses = self._drafter.draft_all(asked.slots, asked.limits)
                 made = dict(zip(asked.slots, guesses, strict=True))
         except Exception as raised:
-            error = raised
+            error = self._meaning_of(raised)
         self._callbacks.put(functools.partial(self._tell, made, error, told))
         self._callbacks.wake()
 
@@ -98,3 +105,43 @@ class DrafterApart(AtOnce):
     ) -> None:
         self._made = made
         told(error)
+
+
+class DrafterInMemory(AtOnce):
+    """Passes calls on to `drafter`, whose guesses take memory of `device`: where there is none for
+    those of a step, what allocators keep is given back, and they are made once more. If that fails
+    too, the step has no guesses, and the next one is asked for as before.
+
+    Guesses that weren't made leave `drafter` as it was. For the thread that launches steps.
+    """
+
+    def __init__(self, drafter: Drafter, device: Device) -> None:
+        self._drafter = drafter
+        self._device = device
+
+    def start(self, slot: int, sequence: DraftedSequence) -> None:
+        self._drafter.start(slot, sequence)
+
+    def end(self, slot: int) -> None:
+        self._drafter.end(slot)
+
+    def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        self._drafter.extend_all(slots, token_ids)
+
+    def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        for what_follows in ("they are made once more", "this step has none"):
+            try:
+                return self._drafter.draft_all(slots, limits)
+            except Exception as error:
+                reason = self._device.meaning_of(error)
+                if not isinstance(reason, OutOfDeviceMemoryError):
+                    raise
+                message = str(reason)
+                del reason  # its traceback has the memory of what was computed
+            logger.warning(
+                "no memory for guesses: %s; what was kept for later is given back, and %s",
+                message,
+                what_follows,
+            )
+            self._device.free_cached_memory()
+        return [()] * len(slots)

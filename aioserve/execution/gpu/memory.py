@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.execution.batch import NO_COPIES, HostStep
+from aioserve.execution.batch import NO_COPIES, HostStep, largest_counts
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device, Stream
 from aioserve.kv.pages import pages_for
@@ -153,12 +153,7 @@ def largest_step(
     As many tokens as there may be are scored, every row asks for the most log-probabilities, and
     the logits that are drawn from are not the model's own. All other tokens are pooled.
     """
-    counts = np.ones(min(max_sequences, max_tokens), np.int64)
-    left = max_tokens - len(counts)
-    for sequence in range(len(counts) - 1, -1, -1):
-        added = min(left, max_model_len - 1)
-        counts[sequence] += added
-        left -= added
+    counts = largest_counts(max_tokens, max_sequences, max_model_len)
     contexts = np.where(counts == 1, max_model_len, counts)
     ends = np.cumsum(counts)
     tokens, rows = int(ends[-1]), len(counts)

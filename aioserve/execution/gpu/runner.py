@@ -163,7 +163,13 @@ class CudaRunner:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
         clock, ask = self._callbacks.loop.time, None
         if self._follower is not None:
-            apart = DrafterApart(drafter, self._follower, self._worker.put, self._callbacks)
+            apart = DrafterApart(
+                drafter,
+                self._follower,
+                self._worker.put,
+                self._callbacks,
+                self._device.meaning_of,
+            )
             drafter, ask = apart, functools.partial(self._have_guessed, apart)
         guessing = Guessing(drafter, clock=clock)
         self._settling = Settling(guessing, self._launch_settled, self._pass_by, ask)
@@ -236,7 +242,10 @@ class CudaRunner:
         self, told: Callable[[Exception | None], None], error: Exception | None
     ) -> None:
         self._guessed = None
-        told(error)
+        if isinstance(error, RunnerFailedError):
+            self._fail(error)
+        else:
+            told(error)
         self._watchdog.progress()
         self._note_rest()
 

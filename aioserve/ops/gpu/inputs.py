@@ -48,6 +48,9 @@ __all__ = [
 
 _ALIGNMENT = 64
 _TILE = 256
+_TABLE_PAGES = 16
+"""Rows of a page table are multiples of so many pages long where a batch decides how long: kernels
+are compiled anew for a stride that 16 doesn't divide."""
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.generic]
@@ -179,7 +182,7 @@ class InputLayout:
             max_tokens=len(host.token_ids),
             max_sequences=len(host.context_lens),
             max_rows=len(host.logit_rows),
-            max_pages=pages_for(host.max_context, page_size),
+            max_pages=-(-pages_for(host.max_context, page_size) // _TABLE_PAGES) * _TABLE_PAGES,
             page_size=page_size,
             num_groups=len(host.page_table),
         )

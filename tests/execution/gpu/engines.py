@@ -17,8 +17,13 @@ from aioserve.testing.fake_device import expected_hidden
 from aioserve.testing.fake_model import PlantedError
 from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.fake_gpu_model import FakeGpuModel
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
 
 MAX_MODEL_LEN = 96
+STEPS_FAIL = GpuFaults(
+    rates={GpuFault.OUT_OF_MEMORY: 0.01, GpuFault.RAISES: 0.01, GpuFault.BAD_ROW: 0.01}
+)
+"""Launches are refused, find no memory, or compute NaN."""
 
 
 def options_of(draw: random.Random) -> dict[str, Any]:
@@ -99,6 +104,14 @@ async def serve(
     if engine.dump()["state"] == "closed" and not checker.ends["EngineFailedError"]:
         assert count_leaked_pages(engine) == 0
     return checker, engine
+
+
+def check_but_for_failures(checker: StreamChecker) -> None:
+    """Where steps fail, so may their requests."""
+    assert not checker.wrong_tokens
+    assert not checker.wrong_ends
+    assert checker.num_open == 0
+    assert checker.ends["length"] + checker.ends["embedded"] > 10
 
 
 async def _embed(checker: StreamChecker, prompts: list[list[int]], pooling: Pooling) -> None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from aioserve.execution.gpu.device import Event, HostMemory
+from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
 from aioserve.execution.gpu.memory import MemoryUse
 
 __all__ = ["HostCounts", "HostDevice", "cuda_is_the_host"]
@@ -109,6 +110,8 @@ class HostDevice:
         pass
 
     def meaning_of(self, error: Exception) -> Exception:
+        if isinstance(error, MemoryError):
+            return OutOfDeviceMemoryError(str(error)).with_cause(error)
         return error
 
 

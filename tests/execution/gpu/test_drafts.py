@@ -14,18 +14,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from aioserve import Speculation
+from aioserve import EngineStats, Speculation
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.batch import HostStep, OpenStep, PlanReader
 from aioserve.execution.drafts.computed_drafter import ComputedDrafter
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.gpu.failures import HungDeviceError
+from aioserve.execution.gpu.failures import (
+    DeviceFailedError,
+    HungDeviceError,
+    OutOfDeviceMemoryError,
+)
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan
-from aioserve.testing import expected_tokens, run_simulated
+from aioserve.testing import StreamChecker, expected_tokens, run_simulated
 from aioserve.testing.fake_model import PlantedError
 from tests.doubles.draft_decoder import DraftDecoder
 from tests.doubles.draft_head import HeadOfEntries
@@ -34,7 +38,15 @@ from tests.doubles.fake_gpu_model import FakeGpuModel, FakeStepModel
 from tests.doubles.gpu_drafts import ModelPlugin, head_beside, model_beside
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.doubles.simulated_host import SimulatedWorker
-from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
+from tests.execution.gpu.engines import (
+    MAX_MODEL_LEN,
+    STEPS_FAIL,
+    check_but_for_failures,
+    gpu_of,
+    options_of,
+    serve,
+    silence,
+)
 from tests.execution.gpu.plans import (
     GREEDY,
     NUM_SLOTS,
@@ -64,12 +76,33 @@ def drafts_of(kind: str, wrong_at: frozenset[int] = frozenset()) -> Make:
     return partial(head_beside, head)
 
 
-def options_with(draw: random.Random, plugin: ModelPlugin) -> dict[str, Any]:
-    return {
+def served(
+    make: Make,
+    draw: random.Random,
+    seed: int,
+    *,
+    num_requests: int = 40,
+    preempts: bool = False,
+    **of_model: Any,
+) -> tuple[StreamChecker, EngineStats, FakeGpu]:
+    """What becomes of requests where `make` has made what guesses beside a model."""
+    plugin = ModelPlugin(make)
+    model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, drafts=plugin, **of_model)
+    options = {
         **options_of(draw),
         "plugins": [plugin],
         "speculation": Speculation(drafter="beside", max_tokens=draw.choice([1, 4, 9])),
     }
+    serving = partial(serve, model, draw, num_requests, preempts=preempts, **options)
+    with silence():
+        checker, engine = run_simulated(serving, seed=seed)
+    return checker, engine.stats(), gpu_of(model)
+
+
+def check_all_right(stats: EngineStats) -> None:
+    assert stats.drafter_faults_total == 0
+    assert stats.tokens_accepted_total == stats.tokens_drafted_total
+    assert sum(stats.tokens_drafted_total) > 0
 
 
 @pytest.mark.parametrize("preempts", [False, True])
@@ -77,23 +110,17 @@ def options_with(draw: random.Random, plugin: ModelPlugin) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_what_knows_the_model_is_always_right(kind: str, seed: int, preempts: bool) -> None:
     draw = random.Random(seed)
-    plugin = ModelPlugin(drafts_of(kind))
-    model = FakeGpuModel(
-        seed=seed,
-        max_model_len=MAX_MODEL_LEN,
+    checker, stats, gpu = served(
+        drafts_of(kind),
+        draw,
+        seed,
+        preempts=preempts,
         op_seconds=draw.choice([0.0005, 0.01]),
         graph_sizes=draw.choice([(), (1, 2, 4), (3, 12, 60)]),
-        drafts=plugin,
     )
-    options = options_with(draw, plugin)
-    serving = partial(serve, model, draw, preempts=preempts, **options)
-    checker, engine = run_simulated(serving, seed=seed)
-    assert not gpu_of(model).violations
+    assert not gpu.violations
     checker.check()
-    stats = engine.stats()
-    assert stats.drafter_faults_total == 0
-    assert stats.tokens_accepted_total == stats.tokens_drafted_total
-    assert sum(stats.tokens_drafted_total) > 0
+    check_all_right(stats)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,15 +128,9 @@ def test_what_knows_the_model_is_always_right(kind: str, seed: int, preempts: bo
 def test_what_is_wrong_at_times_changes_no_token(kind: str, seed: int) -> None:
     draw = random.Random(seed)
     wrong_at = frozenset(draw.sample(range(MAX_MODEL_LEN), 30))
-    plugin = ModelPlugin(drafts_of(kind, wrong_at))
-    model = FakeGpuModel(
-        seed=seed, max_model_len=MAX_MODEL_LEN, graph_sizes=(1, 4, 60), drafts=plugin
-    )
-    options = options_with(draw, plugin)
-    checker, engine = run_simulated(partial(serve, model, draw, **options), seed=seed)
-    assert not gpu_of(model).violations
+    checker, stats, gpu = served(drafts_of(kind, wrong_at), draw, seed, graph_sizes=(1, 4, 60))
+    assert not gpu.violations
     checker.check()
-    stats = engine.stats()
     assert 0 < sum(stats.tokens_accepted_total) < sum(stats.tokens_drafted_total)
 
 
@@ -129,16 +150,38 @@ def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
         return made(*args)
 
     monkeypatch.setattr(OF_KIND[kind], call, at_times)
-    draw = random.Random(seed)
-    plugin = ModelPlugin(drafts_of(kind))
-    model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, drafts=plugin)
-    options = options_with(draw, plugin)
-    with silence():
-        checker, engine = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    checker, stats, _ = served(drafts_of(kind), random.Random(seed), seed)
     checker.check()
-    stats = engine.stats()
     assert stats.drafter_faults_total >= calls // 7 > 0
     assert sum(stats.tokens_accepted_total) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_guesses_without_memory_are_missed_in_their_step_alone(
+    kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything of a batch is computed, or behind it; once, or again when it is repeated."""
+    draw, found_none = random.Random(seed), 0
+    double = DraftDecoder if kind == "model" else HeadOfEntries
+    made = double.draw
+
+    def at_times(*args: Any, **named: Any) -> Any:
+        nonlocal found_none
+        fails = draw.random() < 0.3
+        found_none += fails
+        if fails and draw.random() < 0.5:
+            raise MemoryError("guesses")
+        drawn = made(*args, **named)
+        if fails:
+            raise MemoryError("guesses")
+        return drawn
+
+    monkeypatch.setattr(double, "draw", at_times)
+    checker, stats, gpu = served(drafts_of(kind), draw, seed)
+    checker.check()
+    assert gpu.num_frees == found_none > 0
+    check_all_right(stats)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,39 +189,23 @@ def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
 def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> None:
     """Launches are refused, find no memory, or compute NaN; copies for the drafter too."""
     draw = random.Random(seed)
-    kinds = (GpuFault.OUT_OF_MEMORY, GpuFault.RAISES, GpuFault.BAD_ROW)
-    plugin = ModelPlugin(drafts_of(kind))
-    model = FakeGpuModel(
-        seed=seed,
-        max_model_len=MAX_MODEL_LEN,
+    checker, stats, gpu = served(
+        drafts_of(kind),
+        draw,
+        seed,
+        num_requests=60,
         graph_sizes=draw.choice([(), (2, 8, 40)]),
-        faults=GpuFaults(rates=dict.fromkeys(kinds, 0.01)),
-        drafts=plugin,
+        faults=STEPS_FAIL,
     )
-    options = options_with(draw, plugin)
-    with silence():
-        checker, engine = run_simulated(partial(serve, model, draw, 60, **options), seed=seed)
-    assert not gpu_of(model).violations
-    assert not checker.wrong_tokens
-    assert not checker.wrong_ends
-    assert checker.num_open == 0
-    assert checker.ends["length"] + checker.ends["embedded"] > 10
-    assert sum(engine.stats().tokens_accepted_total) > 0
+    assert not gpu.violations
+    check_but_for_failures(checker)
+    assert sum(stats.tokens_accepted_total) > 0
 
 
 def test_a_device_that_breaks_ends_the_engine_beside_what_guesses() -> None:
     for launch in (60, 131):
-        draw = random.Random(1)
-        plugin = ModelPlugin(drafts_of("model"))
-        model = FakeGpuModel(
-            seed=1,
-            max_model_len=MAX_MODEL_LEN,
-            faults=GpuFaults(at={launch: GpuFault.BREAKS}),
-            drafts=plugin,
-        )
-        options = options_with(draw, plugin)
-        with silence():
-            checker, _ = run_simulated(partial(serve, model, draw, **options), seed=1)
+        faults = GpuFaults(at={launch: GpuFault.BREAKS})
+        checker, *_ = served(drafts_of("model"), random.Random(1), 1, faults=faults)
         assert checker.num_open == 0
         assert not checker.wrong_tokens
         assert checker.ends["EngineFailedError"] > 0
@@ -202,18 +229,11 @@ def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
         return step
 
     monkeypatch.setattr(PlanReader, "read_open", at_times)
-    draw = random.Random(5)
-    plugin = ModelPlugin(drafts_of(kind))
-    model = FakeGpuModel(seed=5, max_model_len=MAX_MODEL_LEN, drafts=plugin)
-    options = options_with(draw, plugin)
-    with silence():
-        checker, engine = run_simulated(partial(serve, model, draw, **options), seed=5)
+    checker, stats, _ = served(drafts_of(kind), random.Random(5), 5)
     assert calls > 40
     assert checker.num_open == 0
     assert not checker.wrong_tokens
-    stats = engine.stats()
-    assert stats.drafter_faults_total == 0
-    assert stats.tokens_accepted_total == stats.tokens_drafted_total
+    check_all_right(stats)
 
 
 # -- a runner
@@ -319,27 +339,45 @@ def test_guesses_that_never_come_are_a_device_that_hangs(
     assert "the guesses for step 1" in caplog.text
 
 
-def test_what_fails_beside_a_step_fails_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU, where a follower can't hear of a plan."""
-    follow = DraftModel.follow
-
-    def fails(self: DraftModel, plan: StepPlan) -> None:
-        if plan.step == 1:
-            raise PlantedError("copies")
-        follow(self, plan)
-
-    monkeypatch.setattr(DraftModel, "follow", fails)
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (PlantedError("copies"), PlantedError),
+        (MemoryError("copies"), OutOfDeviceMemoryError),
+        (RuntimeError("copies"), DeviceFailedError),
+    ],
+)
+def test_what_fails_beside_a_step_fails_that_step(
+    error: Exception, meaning: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU, where a follower can't hear of a plan. A device that fails, fails for good."""
+    follow, breaks = DraftModel.follow, meaning is DeviceFailedError
 
     async def main() -> None:
         gpu = FakeGpu()
+
+        def fails(self: DraftModel, plan: StepPlan) -> None:
+            if plan.step == 1:
+                if breaks:
+                    gpu.failure = "copies"
+                raise error
+            follow(self, plan)
+
+        monkeypatch.setattr(DraftModel, "follow", fails)
         model = step_model(gpu)
         drafter = model_beside(DraftDecoder(), model, 64)
         runner = simulated_runner(gpu, model, follower=drafter)
         _, verified = await launched(runner, drafter)
-        with pytest.raises(PlantedError, match="copies"):
+        behind = runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
+        with pytest.raises(meaning, match="copies"):
             await verified
-        after = await runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
-        assert after.token_ids == tuple(expected_tokens(PROMPT, 1, seed=2))
+        if breaks:
+            assert isinstance(runner._failure, DeviceFailedError)
+            with pytest.raises(DeviceFailedError, match="copies"):
+                await behind
+        else:
+            assert (await behind).token_ids == tuple(expected_tokens(PROMPT, 1, seed=2))
         await runner.aclose()
 
-    run_simulated(main)
+    with silence():
+        run_simulated(main)

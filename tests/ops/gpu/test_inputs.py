@@ -287,3 +287,17 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
     assert torch.equal(bare[2], padded[2])
     assert bare[3].tolist()[:3] == padded[3].tolist()[:3]
     assert padded[3].tolist()[4:] == [-5] * 2
+
+
+@pytest.mark.parametrize("context", [1, 9, 64, 65, 500])
+def test_kernels_needn_t_be_compiled_for_the_length_of_page_tables(context: int) -> None:
+    """Triton does that for a stride that 16 doesn't divide, and for one of 1."""
+    table = np.arange(2 * -(-context // PAGE_SIZE), dtype=np.int32).reshape(1, 2, -1)
+    counts = np.ones(2, np.int64)
+    host = HostBatch.laid_out(counts, counts * context, table, PAGE_SIZE)
+    layout = InputLayout.of(host, PAGE_SIZE)
+    packed = np.zeros(layout.num_bytes, np.uint8)
+    shape = layout.pack(host, None, packed)
+    (seen,) = layout.views(torch.from_numpy(packed), shape, 1).batch.page_tables
+    assert seen.stride(0) % 16 == 0
+    assert seen.tolist() == table[0].tolist()
