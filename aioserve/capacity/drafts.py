@@ -9,7 +9,7 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.kv.layout import bytes_of_heads
-from aioserve.models.heads.config import Eagle3Config, MedusaConfig
+from aioserve.models.heads.config import MedusaConfig
 from aioserve.models.heads.read import ReadHead
 
 __all__ = ["memory_of_head", "memory_of_model"]
@@ -28,30 +28,27 @@ def memory_of_model(name: str) -> DraftMemory:
         draft=name,
         kind="model",
         weight_bytes=held,
-        kv_bytes_per_token=len(sizes.windows) * layer,
+        kv_bytes_per_token=sizes.num_layers * layer,
         state_bytes_per_token=0,
     )
 
 
 def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
     """The head in a directory, for a model of these sizes, whose data type it is computed in.
-    Raises `ModelError` for what is no head, or for one that reads layers which the model lacks."""
-    config = ReadHead.of(directory).config
+    Raises `ModelError` for what is no head, or one for another model, as an engine does."""
+    read = ReadHead.of(directory)
+    read.check(target)
+    config = read.config
     # Where weights are rounded, activations have 16 bits.
     item_bytes = max(16, BITS[precisions(target)[0]]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])
-    states = len(config.layers_read(len(target.windows)))
-    if isinstance(config, MedusaConfig):
-        kv, hidden_size = 0, config.hidden_size
-    else:
+    states, kv = len(read.layers_read(target)), 0
+    if not isinstance(config, MedusaConfig):
         kv = config.num_layers * bytes_of_heads(config.heads.kv, config.heads.dim, item_bytes)
-        hidden_size = config.hidden_size
-        if isinstance(config, Eagle3Config):
-            hidden_size = config.target_hidden_size
     return DraftMemory(
         draft=directory,
         kind=config.kind,
         weight_bytes=values * item_bytes,
         kv_bytes_per_token=kv,
-        state_bytes_per_token=states * hidden_size * item_bytes,
+        state_bytes_per_token=states * target.hidden_size * item_bytes,
     )

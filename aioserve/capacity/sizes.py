@@ -53,6 +53,11 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """What memory is for."""
 
     parameters: ParameterCount
+    hidden_size: int
+    """Numbers of a hidden state."""
+    vocab_size: int
+    has_head: bool = True
+    """Whether it makes tokens."""
     num_active_parameters: int
     """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
     num_kv_heads: int
@@ -71,9 +76,13 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Why the engine doesn't load it."""
 
     @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+    @property
     def kv_values_per_token(self) -> int:
         """In all layers and heads."""
-        return len(self.windows) * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
+        return self.num_layers * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
 
     def up_to(self, max_model_len: int) -> ModelSizes:
         """The same for contexts of at most so many tokens, which KV pages are then laid out for."""
@@ -92,6 +101,9 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         count = count_parameters(config)
         return cls(
             parameters=count,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            has_head=config.has_head,
             num_active_parameters=count.total - count_idle(config),
             num_kv_heads=config.num_kv_heads,
             key_dim=config.head_dim,
@@ -168,6 +180,8 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
     matrices = num_layers * attention + dense + sparse
     return ModelSizes(
         parameters=ParameterCount(embeddings, matrices, vectors),
+        hidden_size=hidden,
+        vocab_size=vocab,
         num_active_parameters=embeddings + vectors + num_layers * attention + dense + active,
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aioserve import Engine, Speculation
@@ -15,6 +16,7 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ModelError
 from tests.engine.test_draft_heads import models, speculation_of
+from tests.models.heads.directories import HIDDEN, eagle3_config, eagle3_tensors, write_head
 
 __all__ = ["models"]
 
@@ -73,9 +75,40 @@ async def test_a_draft_leaves_room_for_fewer_pages() -> None:
     assert full.num_pages == 0
 
 
-async def test_what_is_no_head_or_reads_other_layers_is_refused(models: Path) -> None:
+async def test_what_is_no_head_is_refused(models: Path) -> None:
     target = str(models / "target")
     with pytest.raises(ModelError, match="architectures"):
         memory_of_head(target, read_sizes(target))
     with pytest.raises(ModelError, match=r"no config\.json"):
         memory_of_head(str(models), read_sizes(target))
+
+
+@pytest.mark.parametrize(
+    ("layer", "changed"),
+    [
+        ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}),
+        ({}, {"target_hidden_size": 40}),
+        ({"hidden_size": 40}, {"target_hidden_size": HIDDEN}),
+        ({"vocab_size": 99}, {"draft_vocab_size": 99}),
+    ],
+    ids=str,
+)
+async def test_a_head_of_another_model_is_refused_in_the_words_of_an_engine(
+    models: Path, tmp_path: Path, layer: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    config, target = eagle3_config(layer, **changed), str(models / "target")
+    write_head(tmp_path, config, eagle3_tensors(config, embedding=False))
+    speculation = Speculation(drafter=f"eagle3:path={tmp_path}")
+    with pytest.raises(ModelError) as of_engine:
+        async with Engine(target, speculation=speculation):
+            pass
+    with pytest.raises(ModelError) as of_plan:
+        memory_of_head(str(tmp_path), read_sizes(target))
+    assert str(tmp_path / "config.json") in str(of_plan.value)
+    assert str(of_engine.value) == f"drafter 'eagle3' can't be loaded: {of_plan.value}"
+
+
+async def test_a_head_for_a_model_that_makes_no_tokens_is_refused(models: Path) -> None:
+    sizes = msgspec.structs.replace(read_sizes(str(models / "target")), has_head=False)
+    with pytest.raises(ModelError, match="a head can't guess for a model that makes no tokens"):
+        memory_of_head(str(models / "mtp"), sizes)

@@ -5,19 +5,37 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aioserve.errors import ModelError, ModelNotFoundError
 from aioserve.json_file import read_json_object
-from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.config import MAX_CONFIG_BYTES
 from aioserve.models.fields import Fields
 from aioserve.models.heads.config import Eagle3Config, HeadConfig
 from aioserve.models.heads.reading import read_head_config
 from aioserve.models.heads.tensors import HeadTensors
 
-__all__ = ["ReadHead"]
+__all__ = ["HeadTarget", "ReadHead"]
 
 CONFIG = "config.json"
+
+
+class HeadTarget(Protocol):
+    """What a head is compared with: the config of a model, or its sizes alone."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it makes tokens."""
+        ...
 
 
 class ReadHead(NamedTuple):
@@ -39,9 +57,11 @@ class ReadHead(NamedTuple):
         with HeadTensors(path) as tensors:
             return cls(path, read_head_config(values, tensors.shapes))
 
-    def check(self, target: DecoderConfig) -> None:
+    def check(self, target: HeadTarget) -> None:
         """Raise `ModelError` unless the head is one for such a target."""
         config, source = self.config, self.path / CONFIG
+        if not target.has_head:
+            raise ModelError(f"{self.path}: a head can't guess for a model that makes no tokens")
         self.layers_read(target)
         hidden = [config.hidden_size]
         if isinstance(config, Eagle3Config):
@@ -56,7 +76,7 @@ class ReadHead(NamedTuple):
                     f"{source}: the head's {name} must be that of the target, {wanted}, got {size}"
                 )
 
-    def layers_read(self, target: DecoderConfig) -> tuple[int, ...]:
+    def layers_read(self, target: HeadTarget) -> tuple[int, ...]:
         """What of the target the head reads, as `kept_layers` of `Decoder` has it. Raises
         `ModelError` for a layer that the target lacks."""
         try:
