@@ -10,7 +10,7 @@ from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.kv.layout import bytes_of_heads
-from aioserve.models.heads.config import Eagle3Config, MedusaConfig
+from aioserve.models.heads.config import MedusaConfig
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.heads.tensors import HeadTensors
 
@@ -56,18 +56,13 @@ def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
     # Where weights are rounded, activations have 16 bits.
     item_bytes = max(16, BITS[precisions(target)[0]]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])
-    states = len(read.layers_read(target))
-    if isinstance(config, MedusaConfig):
-        kv, hidden_size = 0, config.hidden_size
-    else:
+    states, kv = len(read.layers_read(target)), 0
+    if not isinstance(config, MedusaConfig):
         kv = config.num_layers * bytes_of_heads(config.heads.kv, config.heads.dim, item_bytes)
-        hidden_size = config.hidden_size
-        if isinstance(config, Eagle3Config):
-            hidden_size = config.target_hidden_size
     return DraftMemory(
         draft=directory,
         kind=config.kind,
         weight_bytes=values * item_bytes,
         kv_bytes_per_token=kv,
-        state_bytes_per_token=states * hidden_size * item_bytes,
+        state_bytes_per_token=states * target.hidden_size * item_bytes,
     )

@@ -54,7 +54,10 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: ParameterCount
     hidden_size: int
+    """Numbers of a hidden state."""
     vocab_size: int
+    has_head: bool = True
+    """Whether it makes tokens."""
     num_active_parameters: int
     """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
     num_kv_heads: int
@@ -100,6 +103,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             parameters=count,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
+            has_head=config.has_head,
             num_active_parameters=count.total - count_idle(config),
             num_kv_heads=config.num_kv_heads,
             key_dim=config.head_dim,

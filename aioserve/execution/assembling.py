@@ -71,15 +71,22 @@ async def loaded_model(
     Raises `ConfigError` for options that the model, or this machine, can't meet.
     """
     max_branches, scratch = _branches(decoder, config)
+    of_branches = ""
+    if scratch:
+        of_branches = f"and {counted(scratch, 'page')} for max_branches={max_branches}"
     max_model_len, num_pages = sizes(
         decoder,
         config,
         lambda: _room_bytes(decoder, config, draft, scratch),
         beside_bytes=0 if draft is None else draft.bytes_per_page,
+        taken=of_branches,
     )
     page_size = config.page_size
     cache = reserve(
-        "num_pages", num_pages, lambda: decoder.new_cache(num_pages + scratch, page_size)
+        "num_pages",
+        num_pages,
+        lambda: decoder.new_cache(num_pages + scratch, page_size),
+        beside=of_branches,
     )
     follower = None
     if draft is not None:
@@ -88,7 +95,7 @@ async def loaded_model(
     verification = None
     if follower is not None and rejects(config):
         verification = RejectionSampling(decoder.backend, follower)
-    pages = KVStorage(num_pages, cache, host_pages(decoder, config))
+    pages = KVStorage(num_pages, cache, host_pages(decoder, config), scratch)
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
         decoder,
@@ -150,6 +157,8 @@ class KVStorage(NamedTuple):
     """Pages that requests may have."""
     cache: KVCache
     host_cache: KVCache | None
+    scratch_pages: int = 0
+    """Pages of `cache` beside those, which branches of guesses are computed in."""
 
 
 def described(
@@ -169,6 +178,7 @@ def described(
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
     more of them for `Engine.dump()`."""
     host_cache = pages.host_cache
+    scratch_bytes = pages.scratch_pages * pages.cache.bytes_per_page
     return LoadedModel(
         name=name,
         runner=runner,
@@ -192,7 +202,8 @@ def described(
             "kv_dtype": str(decoder.kv_dtype).removeprefix("torch."),
             "weight_bytes": decoder.weight_memory.by_format(),
             "weights": [asdict(one) for one in decoder.weight_memory.formats],
-            "kv_cache_bytes": pages.cache.storage.nbytes,
+            "kv_cache_bytes": pages.cache.storage.nbytes - scratch_bytes,
+            "scratch_kv_cache_bytes": scratch_bytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),
             **(facts or {}),
@@ -237,10 +248,11 @@ def sizes(
     room_bytes: Callable[[], int],
     *,
     beside_bytes: int = 0,
+    taken: str = "",
 ) -> tuple[int, int]:
     """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
-    may take, where the number of its pages isn't given; beside each page something else takes
-    `beside_bytes`."""
+    may take, where the number of its pages isn't given, and `taken` what else was taken from that;
+    beside each page something else takes `beside_bytes`."""
     page_size, layout = config.page_size, decoder.layout
     wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages
@@ -259,8 +271,8 @@ def sizes(
         if num_pages < 1:
             raise ConfigError(
                 f"memory_utilization={config.memory_utilization} and "
-                f"num_host_pages={config.num_host_pages} leave {max(room, 0)} bytes for "
-                f"the KV cache, and one page takes {one}"
+                f"num_host_pages={config.num_host_pages}{taken and f' {taken}'} leave "
+                f"{max(room, 0)} bytes for the KV cache, and one page takes {one}"
             )
     holds = tokens_of_sequence(num_pages, page_size, layout.num_window_groups, layout.window)
     if min(holds, wanted_len) < 2 <= wanted_len:

@@ -12,11 +12,15 @@ __all__ = ["reserve"]
 Pages = TypeVar("Pages")
 
 
-def reserve(option: str, num_pages: int, allocate: Callable[[], Pages]) -> Pages:
-    """New pages. Raises `ConfigError`, which names the option, for more than there is room."""
+def reserve(
+    option: str, num_pages: int, allocate: Callable[[], Pages], *, beside: str = ""
+) -> Pages:
+    """New pages. Raises `ConfigError`, which names the option, for more than there is room.
+    `beside` says what else is allocated with them, as "and 9 pages for ..."."""
     try:
         return allocate()
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
         raise ConfigError(
-            f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
+            f"{option}={num_pages} pages of KV cache{beside and f' {beside}'} can't be reserved: "
+            f"{error}"
         ) from error

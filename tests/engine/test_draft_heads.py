@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from aioserve import (
     Completion,
@@ -22,6 +24,7 @@ from aioserve import (
     SamplingParams,
     Speculation,
 )
+from aioserve.drafting.drafter import DraftedSequence
 from aioserve.engine.stats import EngineStats
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_medusa import DraftMedusa
@@ -29,7 +32,7 @@ from aioserve.models.heads.loader import make_head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.loader import load_model
-from aioserve.ops import HostBatch, backend_named
+from aioserve.ops import HostBatch, SampleRows, backend_named
 from aioserve.testing import FakeModel
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -137,26 +140,38 @@ async def test_no_head_changes_a_token(models: Path, kind: str, options: dict[st
         assert [s.logprobs for s in mine.samples] == [s.logprobs for s in theirs.samples]
 
 
-def guesses_of_states(models: Path, kind: str, ids: Sequence[int], count: int) -> list[int]:
-    """What the head guesses greedily behind these tokens, of which the target computes all but the
-    last at once."""
-    backend = backend_named("native")
-    read = ReadHead.of(models / kind)
-    kept = read.config.layers_read(3)
-    target = load_model(models / "target", backend=backend, kept_layers=kept)
-    known = len(ids) - 1
-    table = np.arange(known, dtype=np.int32).reshape(1, 1, known)
-    counts = np.array([known])
-    host = HostBatch.laid_out(counts, counts, table, 1, logit_rows=[known - 1])
-    host.token_ids[:] = ids[:-1]
-    cache = target.new_cache(known, 1)
-    target.forward(backend.prepare(host, cache, backend.allocate_slots(1)), cache)
-    head = make_head(read, target)
-    if isinstance(head, MedusaHeads):
-        logits = head.logits(target.normed(target.kept_states[-1:]))
-        return logits[:count, 0].argmax(-1).tolist()
-    run = HeadRun(head, backend, page_size=8)
-    return run.chain(0, ids[1:], target.kept_states, count)[1]
+class Loaded:
+    """A head and its target, which compute all that they are asked for at once."""
+
+    def __init__(self, models: Path, kind: str) -> None:
+        self._backend = backend_named("native")
+        read = ReadHead.of(models / kind)
+        kept = read.config.layers_read(3)
+        self._target = load_model(models / "target", backend=self._backend, kept_layers=kept)
+        self._head = make_head(read, self._target)
+
+    def guesses(self, ids: Sequence[int], count: int) -> list[int]:
+        """What the head guesses greedily behind these tokens."""
+        if isinstance(self._head, MedusaHeads):
+            return self.medusa_logits(ids)[:count].argmax(-1).tolist()
+        run = HeadRun(self._head, self._backend, page_size=8)
+        return run.chain(0, ids[1:], self._states(ids), count)[1]
+
+    def medusa_logits(self, ids: Sequence[int]) -> Tensor:
+        """What each of Medusa's heads makes of them, float32 `[heads, vocab]`."""
+        assert isinstance(self._head, MedusaHeads)
+        return self._head.logits(self._target.normed(self._states(ids)[-1:]))[:, 0]
+
+    def _states(self, ids: Sequence[int]) -> Tensor:
+        """What the target keeps of all tokens but the last."""
+        known = len(ids) - 1
+        table = np.arange(known, dtype=np.int32).reshape(1, 1, known)
+        counts = np.array([known])
+        host = HostBatch.laid_out(counts, counts, table, 1, logit_rows=[known - 1])
+        host.token_ids[:] = ids[:-1]
+        backend, cache = self._backend, self._target.new_cache(known, 1)
+        self._target.forward(backend.prepare(host, cache, backend.allocate_slots(1)), cache)
+        return self._target.kept_states
 
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 4, "max_num_batched_tokens": 13}])
@@ -194,9 +209,10 @@ def check_guesses(
 ) -> int:
     """The number of guesses for a prompt and its answer, which are those of all states of the
     target."""
+    loaded = Loaded(models, kind)
     for known, guesses in made:
         if guesses:  # none while it catches up with the prompt
-            assert guesses == guesses_of_states(models, kind, ids[:known], len(guesses))
+            assert guesses == loaded.guesses(ids[:known], len(guesses))
     return sum(len(guesses) for _, guesses in made)
 
 
@@ -334,30 +350,70 @@ async def test_a_head_needs_a_model_that_is_loaded(models: Path) -> None:
             pass
 
 
+class MedusaGuess(NamedTuple):
+    ids: list[int]
+    """All tokens that it knew."""
+    samples: SampleRows
+    """How what comes next is drawn, one row."""
+    limit: int
+    chain: list[int]
+    others: list[int]
+    """Its branches, of one token each."""
+
+    def firsts(self, logits: Tensor) -> list[int]:
+        """As many as there are of what comes of the first head's logits, float32 `[V]`: the best,
+        or what is drawn, and then each time of what is left."""
+        count = len(self.others) + 1
+        if not self.samples.temperatures.any():
+            return logits.argsort(descending=True)[:count].tolist()
+        backend, left, found = backend_named("native"), logits[None].clone(), list[int]()
+        for _ in range(count):
+            slots = backend.allocate_slots(int(self.samples.slots[0]) + 1)
+            found += backend.draw(left, self.samples, slots).token_ids.tolist()
+            left[0, found[-1]] = -torch.inf
+        return found
+
+
+def guesses_of_medusa(
+    monkeypatch: pytest.MonkeyPatch, end_ids: Collection[int] | None = None
+) -> list[MedusaGuess]:
+    """Chains and branches from now on; `end_ids` instead of those of the model."""
+    made: list[MedusaGuess] = []
+    known: dict[int, list[int]] = {}
+    start, extend_all = DraftMedusa.start, DraftMedusa.extend_all
+    draft_all = DraftMedusa.draft_all
+
+    def starting(self: Any, slot: int, sequence: DraftedSequence) -> None:
+        known[slot] = sequence.known_ids.tolist()
+        if end_ids is not None:
+            self._end_ids = frozenset(end_ids)
+        start(self, slot, sequence)
+
+    def hearing(self: Any, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        for slot, ids in zip(slots, token_ids, strict=True):
+            known[slot].extend(ids)
+        extend_all(self, slots, token_ids)
+
+    def drafting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
+        found = draft_all(self, slots, limits)
+        for slot, chain, limit in zip(slots, found, limits, strict=True):
+            others = [one for (one,) in self.branches(slot, limit - len(chain))]
+            samples = self._samples([slot], [len(known[slot])])
+            made.append(MedusaGuess([*known[slot]], samples, limit, [*chain], others))
+        return found
+
+    monkeypatch.setattr(DraftMedusa, "start", starting)
+    monkeypatch.setattr(DraftMedusa, "extend_all", hearing)
+    monkeypatch.setattr(DraftMedusa, "draft_all", drafting)
+    return made
+
+
 @pytest.mark.parametrize("options", [{}, {"page_size": 2, "max_num_seqs": 2}])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
     models: Path, params: SamplingParams, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[list[int], list[list[int]]]] = []
-    branches = DraftMedusa.branches
-    draft_all = DraftMedusa.draft_all
-    chains: dict[int, list[int]] = {}
-
-    def drafting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
-        found = draft_all(self, slots, limits)
-        chains.update(zip(slots, map(list, found), strict=True))
-        for guesses, limit in zip(found, limits, strict=True):
-            assert len(guesses) <= max(2, limit - 2 * min(2, (limit - 2) // 2))
-        return found
-
-    def branching(self: Any, slot: int, limit: int) -> Any:
-        found = branches(self, slot, limit)
-        made.append((chains[slot], [list(one) for one in found]))
-        return found
-
-    monkeypatch.setattr(DraftMedusa, "draft_all", drafting)
-    monkeypatch.setattr(DraftMedusa, "branches", branching)
+    made = guesses_of_medusa(monkeypatch)
     speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
     expected, _ = await answers(models / "target", [params])
     done, stats = await answers(models / "target", [params], speculation, **options)
@@ -365,10 +421,34 @@ async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
         [s.token_ids for s in one.samples] for one in expected
     ]
     assert stats.drafter_faults_total == 0
-    assert any(found for _, found in made)
-    for chain, found in made:
-        firsts = chain[:1] + [one for (one,) in found]
-        assert len(set(firsts)) == len(firsts)
+    assert {len(one.others) for one in made} == {0, 1, 2}
+    loaded = Loaded(models, "medusa")
+    for one in made:
+        if not one.chain:
+            assert not one.others
+            continue
+        assert len(one.others) == min(2, max(0, one.limit - 2) // 2)
+        assert len(one.chain) <= max(2, one.limit - 2 * len(one.others))
+        logits = loaded.medusa_logits(one.ids)
+        assert [one.chain[0], *one.others] == one.firsts(logits[0])
+        if params is GREEDY:
+            assert one.chain == logits[: len(one.chain)].argmax(-1).tolist()
+
+
+async def test_medusa_guesses_nothing_behind_an_end(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a chain nor the branches of the step before."""
+    params = msgspec.structs.replace(GREEDY, max_tokens=24, ignore_eos=True)
+    async with Engine(str(models / "target")) as engine:
+        answer = (await engine.generate(SHARED, params)).samples[0].token_ids
+    made = guesses_of_medusa(monkeypatch, end_ids := set(answer[8:10]))
+    speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
+    async with Engine(str(models / "target"), speculation=speculation) as engine:
+        assert (await engine.generate(SHARED, params)).samples[0].token_ids == answer
+    behind = [one for one in made if one.ids[-1] in end_ids]
+    assert 0 < len(behind) < len(made)
+    assert not any(one.chain or one.others for one in behind)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
@@ -410,6 +490,4 @@ async def test_states_of_a_branch_that_was_right_are_there(
         assert answer.usage.accepted_draft_tokens >= 9
         assert engine.stats().drafter_faults_total == 0
     assert len([guesses for _, guesses in made if guesses]) >= 4
-    for place, guesses in made:
-        if guesses:
-            assert guesses == guesses_of_states(models, kind, ids[:place], len(guesses))
+    check_guesses(models, kind, made, ids)

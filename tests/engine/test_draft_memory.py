@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aioserve import Engine, Speculation
@@ -74,7 +75,7 @@ async def test_a_draft_leaves_room_for_fewer_pages() -> None:
     assert full.num_pages == 0
 
 
-async def test_what_is_no_head_or_reads_other_layers_is_refused(models: Path) -> None:
+async def test_what_is_no_head_is_refused(models: Path) -> None:
     target = str(models / "target")
     with pytest.raises(ModelError, match="architectures"):
         memory_of_head(target, read_sizes(target))
@@ -82,26 +83,39 @@ async def test_what_is_no_head_or_reads_other_layers_is_refused(models: Path) ->
         memory_of_head(str(models), read_sizes(target))
 
 
-async def test_what_an_engine_refuses_is_not_planned(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layer", "changed"),
+    [
+        ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}),
+        ({}, {"target_hidden_size": 40}),
+        ({"hidden_size": 40}, {"target_hidden_size": HIDDEN}),
+        ({"vocab_size": 99}, {"draft_vocab_size": 99}),
+    ],
+    ids=str,
+)
+async def test_a_head_of_another_model_is_refused_in_the_words_of_an_engine(
+    models: Path, tmp_path: Path, layer: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    config, target = eagle3_config(layer, **changed), str(models / "target")
+    write_head(tmp_path, config, eagle3_tensors(config, embedding=False))
+    speculation = Speculation(drafter=f"eagle3:path={tmp_path}")
+    with pytest.raises(ModelError) as of_engine:
+        async with Engine(target, speculation=speculation):
+            pass
+    with pytest.raises(ModelError) as of_plan:
+        memory_of_head(str(tmp_path), read_sizes(target))
+    assert str(tmp_path / "config.json") in str(of_plan.value)
+    assert str(of_engine.value) == f"drafter 'eagle3' can't be loaded: {of_plan.value}"
+
+
+async def test_a_head_for_a_model_that_makes_no_tokens_is_refused(models: Path) -> None:
+    sizes = msgspec.structs.replace(read_sizes(str(models / "target")), has_head=False)
+    with pytest.raises(ModelError, match="a head can't guess for a model that makes no tokens"):
+        memory_of_head(str(models / "mtp"), sizes)
+
+
+async def test_a_draft_of_another_vocabulary_is_not_planned(models: Path) -> None:
     target = read_sizes(str(models / "target"))
-    config = eagle3_config()
-    tensors = eagle3_tensors(config)
-
-    def refused(**changed: Any) -> str:
-        head = write_head(tmp_path / "head", config | changed, tensors)
-        with pytest.raises(ModelError) as caught:
-            memory_of_head(str(head), target)
-        return str(caught.value)
-
-    assert "[0, 3] for a target of 3 layers" in refused(eagle_aux_hidden_state_layer_ids=[1, 2, 4])
-    assert str(tmp_path / "head" / "config.json") in refused(
-        eagle_aux_hidden_state_layer_ids=[1, 2, 4]
-    )
-    wider = eagle3_config({"vocab_size": 300}, draft_vocab_size=300)
-    assert "number of tokens must be that of the target" in refused(**wider)
-    config = eagle3_config({"hidden_size": 2 * HIDDEN, "head_dim": 8})
-    tensors = eagle3_tensors(config)
-    assert f"hidden size must be that of the target, {HIDDEN}" in refused()
     with pytest.raises(ConfigError, match=r"vocabulary of 128256 tokens, and .* of 288"):
         memory_of_model("llama-3-1b", target)
 

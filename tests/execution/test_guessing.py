@@ -39,7 +39,7 @@ class Slot:
         ticks = itertools.count()
         self.guessing = Guessing(self.drafter, clock=lambda: float(next(ticks)))
         self.outcome = StepOutcome(step=0, token_ids=())
-        """Of the last step."""
+        """What came of the last step."""
         drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
         start = SlotStart(slot=0, params=SamplingParams(), seed=0, drafting=drafting)
         self.guessing.take(plan_of(started_slots=(start,)))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine
+from aioserve import Engine, Speculation
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution import assembling, loading
+from aioserve.execution.branches import scratch_pages
 
 TOO_MANY = 2**31 - 1
 
@@ -50,6 +51,31 @@ async def test_the_size_of_the_host_pool_is_a_fact_of_the_loaded_model():
     loaded = await loading.load("pyhelp", EngineConfig(num_pages=64), num_slots=4)
     await loaded.runner.aclose()
     assert loaded.description["host_kv_cache_bytes"] == 0
+
+
+@pytest.mark.asyncio
+async def test_pages_of_branches_are_told_beside_those_of_requests(monkeypatch):
+    async def facts(**options) -> dict[str, Any]:
+        loaded = await loading.load("pyhelp", EngineConfig(**options), num_slots=4)
+        await loaded.runner.aclose()
+        return dict(loaded.description)
+
+    options: dict[str, Any] = {
+        "speculation": Speculation(drafter="medusa", max_tokens=8, max_branches=2),
+        "max_num_seqs": 4,
+    }
+    without, found = await facts(num_pages=100), await facts(num_pages=100, **options)
+    page_bytes = without["kv_cache_bytes"] // 100
+    scratch = scratch_pages(2, 8, 4, 16, num_groups=1)
+    assert (without["scratch_kv_cache_bytes"], found["kv_cache_bytes"]) == (0, 100 * page_bytes)
+    assert found["scratch_kv_cache_bytes"] == scratch * page_bytes
+
+    beside = f"and {scratch} pages for max_branches=2"
+    with pytest.raises(ConfigError, match=f"{TOO_MANY} pages of KV cache {beside} can't be"):
+        await facts(num_pages=TOO_MANY, page_size=16, **options)
+    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 10 * page_bytes)
+    with pytest.raises(ConfigError, match=f"num_host_pages=0 {beside} leave 0 bytes"):
+        await facts(**options)
 
 
 @pytest.mark.asyncio

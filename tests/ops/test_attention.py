@@ -34,7 +34,9 @@ MIXED = [
     *((7, 20, 140), (8, 3, 128), (9, 1, 129)),
 ]
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-OPTIONS = [(0, 0.0), (33, 0.0), (0, 4.0), (130, 4.0)]
+OPTIONS = [(0, 0.0), (33, 0.0), (130, 4.0), (0, 4.0)]
+"""Windows and soft caps. Of every second pair, one has a window and one has none, and so with
+caps."""
 
 
 def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
@@ -95,7 +97,8 @@ MIXES = [
     for j, size in enumerate([1, 2, 3, 16, 33, 64])
     for k, options in enumerate(OPTIONS)
 ]
-"""Every two of dtype, size of pages and options; the others are slow."""
+"""Every two of dtype, size of pages and options, and with these a window or none, a cap or none;
+the others are slow."""
 
 
 @pytest.mark.parametrize(("dtype", "page_size", "window", "soft_cap"), MIXES)

@@ -37,13 +37,32 @@ def assert_same_bits(y: Tensor, expected: Tensor) -> None:
     assert torch.equal(y.float().view(torch.int32), expected.float().view(torch.int32))
 
 
+IN_FILES: set[tuple[int, bool, int, Kept]] = {
+    *((bits, minimums, 32, "float16") for bits in (4, 5) for minimums in (False, True)),
+    *((8, False, 32, "float16"), (TABLE, False, 32, "float16"), (TABLE, False, 32, "bfloat16")),
+    *((4, False, 16, "multiples"), (4, True, 16, "multiples"), (4, True, 32, "multiples")),
+    *((5, True, 32, "multiples"), (6, False, 16, "multiples"), (TABLE, False, 32, "multiples")),
+    *((8, False, 128, "bfloat16"), (4, False, 32, "bfloat16"), (4, False, 128, "float16")),
+    *((4, True, 128, "zero points"), (8, True, 128, "zero points"), (8, False, 128, "float16")),
+}
+"""What GGUF files, those of AWQ and GPTQ, and rounding at loading make: bits, whether there are
+minimums, size of groups, and how scales are kept."""
+
 PRODUCTS = [
-    pytest.param(*kind, group, kept, marks=() if (i + j - k) % len(KEPT) == 0 else pytest.mark.slow)
+    pytest.param(
+        *kind,
+        group,
+        kept,
+        marks=()
+        if (i + j - k) % len(KEPT) == 0 or (*kind, group, kept) in IN_FILES
+        else pytest.mark.slow,
+    )
     for i, kind in enumerate(KINDS)
     for j, group in enumerate([16, 32, 64, 128, 384, 300])
     for k, kept in enumerate(KEPT)
 ]
-"""Every two of kind, group and how scales are kept; the others are slow."""
+"""Every two of kind, group and how scales are kept, and all that files have; the others are
+slow."""
 
 
 @pytest.mark.parametrize(("bits", "has_minimums", "group_size", "kept"), PRODUCTS)

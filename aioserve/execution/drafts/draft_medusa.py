@@ -105,6 +105,7 @@ class DraftMedusa(ComputedDrafter):
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         guesses: dict[int, list[int]] = {slot: [] for slot in slots}
+        self._others = {}
         branches = {s: self._branches(s, limit) for s, limit in zip(slots, limits, strict=True)}
         limit_of = {s: limit - 2 * branches[s] for s, limit in zip(slots, limits, strict=True)}
         able = [s for s in slots if self._known[s] > 1 and self._last[s] not in self._end_ids]

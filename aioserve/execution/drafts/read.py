@@ -84,12 +84,6 @@ class ReadDraftHead(NamedTuple):
                 argument="speculation",
                 value=str(self.head.path),
             )
-        if not target.has_head:
-            raise ConfigError(
-                f"drafter {named!r}: {self.head.path} is to guess for a model that makes no tokens",
-                argument="speculation",
-                value=str(self.head.path),
-            )
         with naming(self.drafter):
             self.head.check(target)
 

@@ -21,14 +21,21 @@ CONFIG = "config.json"
 
 
 class HeadTarget(Protocol):
-    """What a head must know of the model that it guesses for."""
+    """What a head is compared with: the config of a model, or its sizes alone."""
+
+    @property
+    def num_layers(self) -> int: ...
 
     @property
     def hidden_size(self) -> int: ...
+
     @property
     def vocab_size(self) -> int: ...
+
     @property
-    def num_layers(self) -> int: ...
+    def has_head(self) -> bool:
+        """Whether it makes tokens."""
+        ...
 
 
 class ReadHead(NamedTuple):
@@ -53,6 +60,8 @@ class ReadHead(NamedTuple):
     def check(self, target: HeadTarget) -> None:
         """Raise `ModelError` unless the head is one for such a target."""
         config, source = self.config, self.path / CONFIG
+        if not target.has_head:
+            raise ModelError(f"{self.path}: a head can't guess for a model that makes no tokens")
         self.layers_read(target)
         hidden = [config.hidden_size]
         if isinstance(config, Eagle3Config):
