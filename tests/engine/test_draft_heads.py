@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.loader import load_model
 from aioserve.ops import HostBatch, SampleRows, backend_named
+from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
 from aioserve.testing import FakeModel
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -171,7 +173,9 @@ class Loaded:
         host.token_ids[:] = ids[:-1]
         backend, cache = self._backend, self._target.new_cache(known, 1)
         self._target.forward(backend.prepare(host, cache, backend.allocate_slots(1)), cache)
-        return self._target.kept_states
+        states = self._target.kept_states
+        self._target.leave_room()
+        return states
 
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 4, "max_num_batched_tokens": 13}])
@@ -408,12 +412,26 @@ def guesses_of_medusa(
     return made
 
 
+def choose_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps have many guesses, then few: how many doesn't depend on what they take."""
+    turns = cycle([9, 5, 3, 1])
+
+    def choose(
+        self: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
+    ) -> list[int]:
+        wanted = next(turns)
+        return [min(record.limit, wanted, most // len(records)) for record in records]
+
+    monkeypatch.setattr(DraftLengths, "choose", choose)
+
+
 @pytest.mark.parametrize("options", [{}, {"page_size": 2, "max_num_seqs": 2}])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
     models: Path, params: SamplingParams, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = guesses_of_medusa(monkeypatch)
+    choose_by_turns(monkeypatch)
     speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
     expected, _ = await answers(models / "target", [params])
     done, stats = await answers(models / "target", [params], speculation, **options)
@@ -443,6 +461,7 @@ async def test_medusa_guesses_nothing_behind_an_end(
     async with Engine(str(models / "target")) as engine:
         answer = (await engine.generate(SHARED, params)).samples[0].token_ids
     made = guesses_of_medusa(monkeypatch, end_ids := set(answer[8:10]))
+    choose_by_turns(monkeypatch)
     speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
     async with Engine(str(models / "target"), speculation=speculation) as engine:
         assert (await engine.generate(SHARED, params)).samples[0].token_ids == answer
