@@ -308,6 +308,9 @@ class Scheduler:
                     else:
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
+                elif unheard is not None and unheard[0] is item and not drops:
+                    updates.append(_scored_by(*unheard))
+                    unheard = None
                 if item.pooled is not None:
                     if not drops and sequence.pooling is not None:
                         sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
@@ -330,9 +333,6 @@ class Scheduler:
             if sequence.foretold:
                 sequence.foretold -= 1
                 continue
-            if unheard is not None and unheard[0] is item:
-                updates.append(_scored_by(*unheard))
-                unheard = None
             sequence.pending -= 1
             if failures and index in failures:
                 updates.append(_failed(sequence, failures[index]))
