@@ -13,6 +13,7 @@ it isn't. Then one is asked for now and again, since nobody would know otherwise
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ KEPT_STEPS, KEPT_STEPS_WITHOUT = 4, 16
 """Steps for which a choice stands, and one for none at all, ..."""
 ALIKE = 1.3
 """... while there is about as much to compute, by this factor."""
+ANSWERS_TOKENS = 1000
+"""An answer counts for as long as the next ones have about so many tokens: many that are short say
+little about those that go on beside them."""
 STEPS_BEFORE = 2.0
 """Steps of a request before its first token: one that it waits for, and that of its prompt."""
 LEAST_GAIN = 1.05
@@ -261,8 +265,9 @@ class AnswerLengths:
 
     def ended(self, num_tokens: int) -> None:
         """An answer has ended that had so many tokens, at least 1."""
-        self._ends = DECAY * self._ends + 1
-        self._tokens = DECAY * self._tokens + num_tokens
+        kept = math.exp(-num_tokens / ANSWERS_TOKENS)
+        self._ends = kept * self._ends + 1
+        self._tokens = kept * self._tokens + num_tokens
 
     def progress(
         self, tokens_a_step: npt.NDArray[np.float64], streams: int
@@ -421,7 +426,7 @@ class DraftLengths:
             return [0] * len(records)
         longest = np.maximum.accumulate(numbers[order % len(numbers)])
         seconds = self._cost(self.verifying, self.plain, tokens) + self.drafting.of(longest)
-        of_each = 1 + np.array([0.0, *brought]) / others
+        of_each = 1 + np.concatenate(([0.0], brought)) / others
         progress = self.answers.progress(of_each, num_sequences)
         rates = progress[1:] / seconds
         best = int(rates.argmax())

@@ -134,6 +134,16 @@ def test_of_short_answers_beside_others_fewer_are_guessed() -> None:
     assert chosen[1, 1000] == chosen[1, 14] == chosen[1, 2] == 8  # nobody waits for them
 
 
+def test_many_answers_of_a_token_change_little_for_long_ones_beside_them() -> None:
+    """Rounds of a beam search are such answers."""
+    lengths, one = DraftLengths(), np.array([1.0])
+    for _ in range(4):
+        lengths.answers.ended(1000)
+        for _ in range(50):
+            lengths.answers.ended(1)
+            assert lengths.answers.progress(one, 8) > 0.8
+
+
 def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> None:
     """A few that were slow for no reason don't tell otherwise for long."""
     lengths, records = DraftLengths(), [record_of(8, 0.3)] * 8
