@@ -125,8 +125,8 @@ _SAMPLES = {
 """Fields of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+def _aligned(count: int, unit: int = _ALIGNMENT) -> int:
+    return -(-count // unit) * unit
 
 
 def _of_sample(name: str) -> str:
@@ -182,7 +182,7 @@ class InputLayout:
             max_tokens=len(host.token_ids),
             max_sequences=len(host.context_lens),
             max_rows=len(host.logit_rows),
-            max_pages=-(-pages_for(host.max_context, page_size) // _TABLE_PAGES) * _TABLE_PAGES,
+            max_pages=_aligned(pages_for(host.max_context, page_size), _TABLE_PAGES),
             page_size=page_size,
             num_groups=len(host.page_table),
         )
