@@ -35,8 +35,7 @@ MIXED = [
 ]
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 OPTIONS = [(0, 0.0), (33, 0.0), (130, 4.0), (0, 4.0)]
-"""Windows and soft caps. Of every second pair, one has a window and one has none, and so with
-caps."""
+"""Windows and soft caps: who takes every second of them meets a window and none, a cap and none."""
 
 
 def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
