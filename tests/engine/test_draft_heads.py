@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from aioserve import (
@@ -25,7 +23,6 @@ from aioserve import (
     SamplingParams,
     Speculation,
 )
-from aioserve.drafting.drafter import DraftedSequence
 from aioserve.engine.stats import EngineStats
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_medusa import DraftMedusa
@@ -33,8 +30,7 @@ from aioserve.models.heads.loader import make_head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.loader import load_model
-from aioserve.ops import HostBatch, SampleRows, backend_named
-from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.ops import HostBatch, backend_named
 from aioserve.testing import FakeModel
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -352,122 +348,6 @@ async def test_a_head_needs_a_model_that_is_loaded(models: Path) -> None:
     with pytest.raises(ConfigError, match="drafter 'mtp' needs a model that the engine loads"):
         async with Engine(FakeModel(), speculation=speculation_of(models, "mtp")):
             pass
-
-
-class MedusaGuess(NamedTuple):
-    ids: list[int]
-    """All tokens that it knew."""
-    samples: SampleRows
-    """How what comes next is drawn, one row."""
-    limit: int
-    chain: list[int]
-    others: list[int]
-    """Its branches, of one token each."""
-
-    def firsts(self, logits: Tensor) -> list[int]:
-        """As many as there are of what comes of the first head's logits, float32 `[V]`: the best,
-        or what is drawn, and then each time of what is left."""
-        count = len(self.others) + 1
-        if not self.samples.temperatures.any():
-            return logits.argsort(descending=True)[:count].tolist()
-        backend, left, found = backend_named("native"), logits[None].clone(), list[int]()
-        for _ in range(count):
-            slots = backend.allocate_slots(int(self.samples.slots[0]) + 1)
-            found += backend.draw(left, self.samples, slots).token_ids.tolist()
-            left[0, found[-1]] = -torch.inf
-        return found
-
-
-def guesses_of_medusa(
-    monkeypatch: pytest.MonkeyPatch, end_ids: Collection[int] | None = None
-) -> list[MedusaGuess]:
-    """Chains and branches from now on; `end_ids` instead of those of the model."""
-    made: list[MedusaGuess] = []
-    known: dict[int, list[int]] = {}
-    start, extend_all = DraftMedusa.start, DraftMedusa.extend_all
-    draft_all = DraftMedusa.draft_all
-
-    def starting(self: Any, slot: int, sequence: DraftedSequence) -> None:
-        known[slot] = sequence.known_ids.tolist()
-        if end_ids is not None:
-            self._end_ids = frozenset(end_ids)
-        start(self, slot, sequence)
-
-    def hearing(self: Any, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        for slot, ids in zip(slots, token_ids, strict=True):
-            known[slot].extend(ids)
-        extend_all(self, slots, token_ids)
-
-    def drafting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
-        found = draft_all(self, slots, limits)
-        for slot, chain, limit in zip(slots, found, limits, strict=True):
-            others = [one for (one,) in self.branches(slot, limit - len(chain))]
-            samples = self._samples([slot], [len(known[slot])])
-            made.append(MedusaGuess([*known[slot]], samples, limit, [*chain], others))
-        return found
-
-    monkeypatch.setattr(DraftMedusa, "start", starting)
-    monkeypatch.setattr(DraftMedusa, "extend_all", hearing)
-    monkeypatch.setattr(DraftMedusa, "draft_all", drafting)
-    return made
-
-
-def choose_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps have many guesses, then few: how many doesn't depend on what they take."""
-    turns = cycle([9, 5, 3, 1])
-
-    def choose(
-        self: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
-    ) -> list[int]:
-        wanted = next(turns)
-        return [min(record.limit, wanted, most // len(records)) for record in records]
-
-    monkeypatch.setattr(DraftLengths, "choose", choose)
-
-
-@pytest.mark.parametrize("options", [{}, {"page_size": 2, "max_num_seqs": 2}])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
-    models: Path, params: SamplingParams, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = guesses_of_medusa(monkeypatch)
-    choose_by_turns(monkeypatch)
-    speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
-    expected, _ = await answers(models / "target", [params])
-    done, stats = await answers(models / "target", [params], speculation, **options)
-    assert [[s.token_ids for s in one.samples] for one in done] == [
-        [s.token_ids for s in one.samples] for one in expected
-    ]
-    assert stats.drafter_faults_total == 0
-    assert {len(one.others) for one in made} == {0, 1, 2}
-    loaded = Loaded(models, "medusa")
-    for one in made:
-        if not one.chain:
-            assert not one.others
-            continue
-        assert len(one.others) == min(2, max(0, one.limit - 2) // 2)
-        assert len(one.chain) <= max(2, one.limit - 2 * len(one.others))
-        logits = loaded.medusa_logits(one.ids)
-        assert [one.chain[0], *one.others] == one.firsts(logits[0])
-        if params is GREEDY:
-            assert one.chain == logits[: len(one.chain)].argmax(-1).tolist()
-
-
-async def test_medusa_guesses_nothing_behind_an_end(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a chain nor the branches of the step before."""
-    params = msgspec.structs.replace(GREEDY, max_tokens=24, ignore_eos=True)
-    async with Engine(str(models / "target")) as engine:
-        answer = (await engine.generate(SHARED, params)).samples[0].token_ids
-    made = guesses_of_medusa(monkeypatch, end_ids := set(answer[8:10]))
-    choose_by_turns(monkeypatch)
-    speculation = msgspec.structs.replace(speculation_of(models, "medusa", 9), max_branches=2)
-    async with Engine(str(models / "target"), speculation=speculation) as engine:
-        assert (await engine.generate(SHARED, params)).samples[0].token_ids == answer
-    behind = [one for one in made if one.ids[-1] in end_ids]
-    assert 0 < len(behind) < len(made)
-    assert not any(one.chain or one.others for one in behind)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
