@@ -48,6 +48,7 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.outcome import StepOutcome, UnfitOutcomeError
 from aioserve.steps.plan import StepPlan
+from aioserve.timings import clock_of
 
 __all__ = ["CoreLoop"]
 
@@ -96,7 +97,8 @@ class CoreLoop:
         self._idle.set()
         self._stopping = False
         self._ended = False
-        self._progress_seconds = self._loop.time()
+        self._clock = clock_of(self._loop)
+        self._progress_seconds = self._clock()
         self._launched_seconds = 0.0
         """When the step that is due next began: at its launch, or at the end of the one before."""
         self._asleep = False
@@ -119,7 +121,7 @@ class CoreLoop:
     @property
     def step_age_seconds(self) -> float:
         waits = self._idle.is_set() or (self._asleep and not self.guides.is_busy)
-        return 0.0 if waits else self._loop.time() - self._progress_seconds
+        return 0.0 if waits else self._clock() - self._progress_seconds
 
     def submit(self, request: LiveRequest) -> None:
         """Queue an encoded request; it enters the scheduler before the next step is planned."""
@@ -130,7 +132,7 @@ class CoreLoop:
             return
         if self._idle.is_set():
             self._idle.clear()
-            self._progress_seconds = self._loop.time()
+            self._progress_seconds = self._clock()
         self.table.queue(request)
         self._wake.set()
 
@@ -197,10 +199,10 @@ class CoreLoop:
             self._wake.clear()
 
     def _advance(self) -> StepPlan | None:
-        began = self._loop.time()
+        began = self._clock()
         was_idle = not self.pipeline.steps
         plan = self.pipeline.advance(began)
-        now = self._loop.time()
+        now = self._clock()
         self.times.planning_seconds += now - began
         if was_idle:
             self._launched_seconds = now
@@ -249,7 +251,7 @@ class CoreLoop:
         self._asleep = True
         await self._wake.wait()
         self._asleep = False
-        self._progress_seconds = self._loop.time()
+        self._progress_seconds = self._clock()
 
     def _launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
         masked = self.scheduler.masked_rows(plan) if self.guides.is_used else None
@@ -286,7 +288,7 @@ class CoreLoop:
             self._fail_step(plan, failure)
         if self.guides.is_used:
             self.guides.release(plan.step, self.table.samples)
-        self._progress_seconds = self._loop.time()
+        self._progress_seconds = self._clock()
         if parts is None:
             self.observer_events.tell()
             return
@@ -316,7 +318,7 @@ class CoreLoop:
 
     def _note_end(self, plan: StepPlan) -> None:
         """A step in flight has ended; the next one, if there is one, goes on from here."""
-        now = self._loop.time()
+        now = self._clock()
         step_seconds = now - self._launched_seconds
         self.times.step_seconds += step_seconds
         if self.table.waiting.tokens:
@@ -327,7 +329,7 @@ class CoreLoop:
     def _commit(self, outcome: StepOutcome) -> Exception | None:
         """Take in and deliver what the oldest step brought; why it fails, where that isn't an
         outcome of this step."""
-        times, clock = self.times, self._loop.time
+        times, clock = self.times, self._clock
         began = clock()
         try:
             updates = self.pipeline.finish(outcome, began)

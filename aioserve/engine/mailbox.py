@@ -24,7 +24,7 @@ from aioserve.engine.measures import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Token, Usage
 from aioserve.scheduling.account import RequestAccount
-from aioserve.timings import Timings
+from aioserve.timings import Timings, clock_of
 
 __all__ = ["Mailbox", "ReaderEvent"]
 
@@ -60,6 +60,7 @@ class Mailbox:
         "_urgent",
         "account",
         "capacity",
+        "clock",
         "completion_tokens",
         "error",
         "finish_reason",
@@ -102,7 +103,8 @@ class Mailbox:
         """Which of the request's stop strings and stop ids ended each sample."""
         self.error: AioserveError | None = None
         """What ended the request; each read gets a copy."""
-        self.started_seconds: float = loop.time()
+        self.clock: Callable[[], float] = clock_of(loop)
+        self.started_seconds: float = self.clock()
         """When the request was submitted, on the loop's clock."""
         self.first_token_seconds: float | None = None
         """Since then."""
@@ -150,7 +152,7 @@ class Mailbox:
         began, ended, account = self.started_seconds, self._ended_seconds, self.account
         timings = Timings(
             first_token_seconds=self.first_token_seconds,
-            total_seconds=(self.loop.time() if ended is None else ended) - began,
+            total_seconds=(self.clock() if ended is None else ended) - began,
             completion_tokens=self.completion_tokens,
             encoding_seconds=_since(began, self._encoded_seconds),
             queued_seconds=_since(began, account.started_seconds),
@@ -166,14 +168,14 @@ class Mailbox:
 
     def encoded(self) -> None:
         """The prompt is token ids, and may enter."""
-        self._encoded_seconds = self.loop.time()
+        self._encoded_seconds = self.clock()
 
     def put(self, token: Token) -> None:
         """Deliver one token; after the end of the request it is dropped."""
         if self.finish_reason is not None:
             return
         self.completion_tokens += 1
-        now = self.loop.time()
+        now = self.clock()
         if self.first_token_seconds is None:
             self.first_token_seconds = now - self.started_seconds
         self._gaps.token_came(token.sample, now)
@@ -215,7 +217,7 @@ class Mailbox:
         self.finish_reason = reason
         self.finish_reasons = [ended or reason for ended in self.finish_reasons]
         self.error = None if error is None else error.copy()  # without the frames that raised it
-        self._ended_seconds = self.loop.time()
+        self._ended_seconds = self.clock()
         self.account = msgspec.structs.replace(self.account)  # steps in flight may add to it
         self._tell = None  # a stream that is kept keeps no request
         self._wake()

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aioserve.timings import clock_of
+
 __all__ = ["EventFdWaker", "LoopCallbacks", "settle"]
 
 KEPT_DELAYS = 256
@@ -30,6 +32,7 @@ class LoopCallbacks:
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.clock: Callable[[], float] = clock_of(self.loop)
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between `put` on a thread and its call on the loop: loop lag as the engine feels it."""
         self._told: deque[tuple[Callable[[], None], float]] = deque()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 
 import pytest
+import uvloop
 
 from aioserve import (
     AioserveError,
@@ -297,3 +300,21 @@ def check(stream: TokenStream, timings: Timings) -> None:
         assert gaps.p50_seconds <= gaps.p99_seconds <= gaps.max_seconds <= since_first + 1e-9
         if samples == 1:
             assert gaps.count * gaps.mean_seconds <= since_first + 1e-9
+
+
+def test_times_on_uvloop_come_from_the_systems_clock(monkeypatch: pytest.MonkeyPatch):
+    """uvloop's own tells whole milliseconds: a fast answer took no time by it."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * 100.0)
+
+    async def main() -> None:
+        async with Engine(FakeModel(num_pages=256)) as it:
+            timings = (await it.generate(PROMPT, answer(4))).timings
+        gaps = timings.inter_token_latency
+        assert gaps is not None
+        assert gaps.mean_seconds >= 100.0
+        assert timings.prefill_seconds is not None
+        assert timings.prefill_seconds >= 100.0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

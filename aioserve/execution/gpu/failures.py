@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aioserve.errors import AioserveError
 from aioserve.execution.runner import RunnerFailedError
+from aioserve.timings import clock_of
 
 __all__ = [
     "DeviceFailedError",
@@ -72,7 +73,7 @@ class Watchdog:
 
     def progress(self) -> None:
         """Another step is the oldest now, or there is none."""
-        self._progress_seconds = self.loop.time()
+        self._progress_seconds = clock_of(self.loop)()
         if self.oldest() is None:
             self.stop()
         elif self._timer is None:
@@ -92,7 +93,7 @@ class Watchdog:
         step = self.oldest()
         if step is None:
             return
-        now, enqueued_seconds = self.loop.time(), step.enqueued_seconds
+        now, enqueued_seconds = clock_of(self.loop)(), step.enqueued_seconds
         if enqueued_seconds is None:
             since, bound = self._progress_seconds, LAUNCH_SECONDS
         else:

@@ -47,6 +47,7 @@ from aioserve.ops import SampleRows
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
+from aioserve.timings import clock_of
 
 __all__ = ["CudaRunner"]
 
@@ -113,7 +114,7 @@ class CudaRunner:
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
         with device.within():
-            self._launcher = Launcher(device, model, self._graphs, loop.time, follower)
+            self._launcher = Launcher(device, model, self._graphs, clock_of(loop), follower)
             self._free_blocks = deque(Block(device, model) for _ in range(NUM_BLOCKS))
         self._queued: deque[_Queued] = deque()
         """Steps for which there is no block."""
@@ -161,7 +162,7 @@ class CudaRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        clock, ask = self._callbacks.loop.time, None
+        clock, ask = self._callbacks.clock, None
         if self._follower is not None:
             apart = DrafterApart(
                 drafter,
@@ -316,7 +317,7 @@ class CudaRunner:
         self._callbacks.tell()
         if oldest is None or self._oldest() is not oldest:
             return
-        now = self._callbacks.loop.time()
+        now = self._callbacks.clock()
         steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
         steps += "".join(f"\n  step {one.step.step}, which waits" for one in self._queued)
         steps += "" if self._guessed is None else f"\n  {self._guessed}"

@@ -21,6 +21,7 @@ from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.steps.recorder import Arrived, Entry, OpenRequest, StepRecorder, num_parts
 from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, TraceEvent, Tracer, encoded
+from aioserve.timings import loop_seconds
 
 __all__ = ["About", "Reader", "Update", "live", "live_now", "trace"]
 
@@ -39,7 +40,7 @@ async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
     steps = call.app_state.recorded_steps
     entries = steps.entries
     tracer = Tracer(call.tenant)
-    begun = tracer.begin(asyncio.get_running_loop().time(), steps.open_requests)
+    begun = tracer.begin(loop_seconds(), steps.open_requests)
     yield TRACE_BEGIN + encoded(begun, first=True)
     events: list[TraceEvent] = []
     cost = 0
@@ -158,7 +159,7 @@ def about(call: Call) -> About:
 
 @endpoint(OPENAI_ERRORS, "/live/now", "What the engine did lately")
 async def live_now(call: Call, _: None) -> Update:
-    return Reader(call, call.app_state.recorded_steps).update(asyncio.get_running_loop().time())
+    return Reader(call, call.app_state.recorded_steps).update(loop_seconds())
 
 
 @endpoint(OPENAI_ERRORS, "/live", "What the engine does, as it does it", answer=Update)
@@ -174,10 +175,9 @@ async def live(call: Call, _: None) -> Events:
 
 async def _updates(call: Call, reader: Reader) -> AsyncGenerator[bytes, None]:
     """Until the engine takes no more requests, so that no reader keeps a server from ending."""
-    clock = asyncio.get_running_loop().time
     told = 0.0
     while True:
-        now = clock()
+        now = loop_seconds()
         if reader.has_news or now - told >= QUIET_SECONDS or call.engine.state != "open":
             told = now
             yield b"data: " + msgspec.json.encode(reader.update(now)) + b"\n\n"

@@ -33,6 +33,7 @@ from aioserve.server.steps.recorder import (
     Stepped,
     num_parts,
 )
+from aioserve.timings import loop_seconds
 
 __all__ = ["TRACE_BEGIN", "TRACE_END", "TraceEvent", "Tracer", "encoded", "tracing"]
 
@@ -283,7 +284,7 @@ async def tracing(
     """
     with await asyncio.to_thread(open, path, "wb", buffering=0) as file:
         notes = _Notes(max_pending)
-        now = asyncio.get_running_loop().time()
+        now = loop_seconds()
         trace = await asyncio.to_thread(_TraceFile, file, now)
         stop = engine.observe(notes)
         task = asyncio.create_task(_write_on(notes, trace, stop, path))
