@@ -98,6 +98,26 @@ async def test_an_echo_has_the_prompts_logprobs_as_harnesses_want_them(
             assert choices["text"][at : at + len(token)] == token
 
 
+MARKED = "<|im_start|>user\nHi<|im_end|>"
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_an_echo_has_the_special_tokens_of_a_prompt_and_counts_them(as_ids: bool) -> None:
+    async with served(num_pages=256) as (engine, client):
+        ids = engine.tokenizer.encode(MARKED)
+        prompt = [ids] if as_ids else MARKED
+        body = BODY | {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
+        choice = (await post(client, PATH, body))["choices"][0]
+    assert choice["text"].startswith(MARKED)
+    logprobs = choice["logprobs"]
+    written = [
+        choice["text"][at : at + len(token)]
+        for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    ]
+    assert written[: len(ids)] == logprobs["tokens"][: len(ids)]
+    assert "".join(written[: len(ids)]) == MARKED
+
+
 async def test_the_best_of_several_are_the_likeliest() -> None:
     async with served(num_pages=256) as (_, client):
         body = {"model": "pyhelp", "prompt": "a", "seed": 3, "max_tokens": 5, "logprobs": 0}

@@ -110,7 +110,7 @@ class PromptChoices:
                     stream.prompt_token_ids, stream.prompt_logprobs, strict=True
                 )
             ]
-            self._echoed = await EncodedLogprobs.of(self._texts, scored)
+            self._echoed = await EncodedLogprobs.of(self._texts, scored, echoed=self._echo(stream))
         chars = 0 if self._echoed is None else self._echoed.chars
         self._choices = [_Choice(self._texts, chars) for _ in range(self._num_choices)]
 
@@ -218,7 +218,9 @@ class PromptChoices:
             return ""
         if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
             return self._prompt
-        return self._engine.tokenizer.decode(stream.prompt_token_ids)
+        # Special tokens of a prompt are part of it, as they are where it comes as text.
+        ids = stream.prompt_token_ids
+        return self._engine.tokenizer.decode(ids, skip_special_tokens=False)
 
     def counted(self, usage: Usage) -> Usage:
         """Without tokens that weren't asked for."""

@@ -99,9 +99,11 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 class TextOffsets:
     """Tokens of one choice, in order, as `CompletionLogprobs`."""
 
-    def __init__(self, texts: TokenTexts, *, chars: int = 0) -> None:
-        """`chars` are those of the tokens before."""
+    def __init__(self, texts: TokenTexts, *, chars: int = 0, echoed: str | None = None) -> None:
+        """`chars` are those of the tokens before. `echoed` is the text of a prompt that the answer
+        repeats: special tokens count where it has their names, and add nothing elsewhere."""
         self._texts = texts
+        self._echoed = echoed
         self.chars: int = chars
         """Characters of the tokens so far, one that has only begun included."""
 
@@ -123,6 +125,10 @@ class TextOffsets:
             offsets.append(max(self.chars - is_within, 0))
             if is_text:
                 self.chars += sum([byte & 0xC0 != 0x80 for byte in raw])
+            elif self._echoed is not None:
+                special = raw.decode("utf-8", "replace")
+                if self._echoed.startswith(special, self.chars):
+                    self.chars += len(special)
             if logprobs is None:
                 own.append(None)
                 tops.append(None)
@@ -153,10 +159,15 @@ class EncodedLogprobs:
 
     @classmethod
     async def of(
-        cls, texts: TokenTexts, tokens: Sequence[tuple[int, Logprobs | None]], *, chars: int = 0
+        cls,
+        texts: TokenTexts,
+        tokens: Sequence[tuple[int, Logprobs | None]],
+        *,
+        chars: int = 0,
+        echoed: str | None = None,
     ) -> EncodedLogprobs:
-        """Encode those of `tokens`, behind `chars` characters of text."""
-        offsets = TextOffsets(texts, chars=chars)
+        """Encode those of `tokens`; `chars` and `echoed` as `TextOffsets` has them."""
+        offsets = TextOffsets(texts, chars=chars, echoed=echoed)
         encoded = cls(chars)
         async for some in _in_turns(tokens, _num_entries(tokens)):
             encoded.add(offsets.logprobs_of(some))
