@@ -87,6 +87,11 @@ class EngineFacts:
         return self._lifecycle.started().model.retrieval
 
     @property
+    def generates(self) -> bool:
+        """True where the model makes text; False where it makes embeddings alone."""
+        return self._lifecycle.started().model.generates
+
+    @property
     def tells_relevance(self) -> bool:
         """Whether the model is a reranker, so that `relevance` takes pairs of texts."""
         return self._lifecycle.started().model.reranker is not None

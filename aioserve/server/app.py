@@ -6,8 +6,9 @@ there, unless the other one runs `app.router.lifespan_context`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,13 +17,14 @@ from starlette.routing import Mount, Route
 
 from aioserve import Observer
 from aioserve.engine.engine import Engine
-from aioserve.server.anthropic.messages import count_tokens, messages
+from aioserve.server.anthropic.messages import ANTHROPIC_ERRORS, count_tokens, messages
 from aioserve.server.app_state import AppState
 from aioserve.server.call_reports import AccessLog, Spans
-from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
+from aioserve.server.endpoint import Endpoint, EndpointApp, ErrorShape, shown_path
 from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
 from aioserve.server.ollama import answers as ollama
+from aioserve.server.ollama import embeddings as ollama_embeddings
 from aioserve.server.ollama.models import api_version, ps, show, tags
 from aioserve.server.openai.chat import chat
 from aioserve.server.openai.chat_batch import chat_batch
@@ -65,6 +67,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     *(responses, response, delete_response, cancel_response, input_items),
     *(messages, count_tokens),
     *(ollama.chat, ollama.generate, tags, ps, show, api_version),
+    *(ollama_embeddings.embed, ollama_embeddings.embeddings),
     *(score, v1_score, rerank, v1_rerank, v2_rerank),
     *(health, ready, ping, version, server_info, reset_prefix_cache),
     *(abort_requests, abort_request),
@@ -96,13 +99,11 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     ]
     if settings.page:
         routes += page_routes()
-    shapes = {endpoint.path: endpoint.errors for endpoint in endpoints}
     middleware = Middleware(
         CallMiddleware,
         checks=checks_of(settings, PAGE_PATHS if settings.page else ()),
         listeners=listeners,
-        shapes=shapes,
-        shape=OPENAI_ERRORS,
+        shape_of=partial(_shape_of, {endpoint.path: endpoint.errors for endpoint in endpoints}),
         routes={_named(route): shown_path(route.path) for route in routes},
         calls=app_state.calls,
         max_calls=settings.max_concurrent_calls,
@@ -132,6 +133,18 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
     app.state.app_state = app_state
     return app
+
+
+SHAPES_BELOW = {"/api/": ollama.OLLAMA_ERRORS, "/v1/messages/": ANTHROPIC_ERRORS}
+"""How errors are written at paths that begin so, where nothing is served there."""
+
+
+def _shape_of(shapes: Mapping[str, ErrorShape], path: str) -> ErrorShape:
+    """How errors are written at `path`: as its endpoint does, or else as its API does."""
+    if (found := shapes.get(path)) is not None:
+        return found
+    below = (shape for begin, shape in SHAPES_BELOW.items() if path.startswith(begin))
+    return next(below, OPENAI_ERRORS)
 
 
 def _named(route: Route | Mount) -> object:

@@ -63,19 +63,17 @@ class CallMiddleware:
         *,
         checks: Sequence[RequestCheck],
         listeners: Sequence[Listener],
-        shapes: Mapping[str, ErrorShape],
-        shape: ErrorShape,
+        shape_of: Callable[[str], ErrorShape],
         routes: Mapping[object, str],
         calls: Calls,
         max_calls: int,
     ) -> None:
-        """`shapes` say how errors are written at which path, `shape` at all others; `routes` are
-        the paths of what scopes name as endpoints."""
+        """`shape_of` says how errors are written at a path; `routes` are the paths of what scopes
+        name as endpoints."""
         self._app = app
         self._checks = checks
         self._listeners = listeners
-        self._shapes = shapes
-        self._shape = shape
+        self._shape_of = shape_of
         self._routes = routes
         self._calls = calls
         self._max_calls = max_calls
@@ -94,7 +92,7 @@ class CallMiddleware:
         call_log = CallLog(call_id=uuid.uuid4().hex, method=scope["method"])
         arrival = Arrival(scope, call_log)
         call_log.request_id = given_request_id(arrival.headers) or call_log.call_id
-        if id_header := self._shapes.get(arrival.path, self._shape).id_header:
+        if id_header := self._shape_of(arrival.path).id_header:
             call_log.headers.append((id_header, call_log.request_id.encode()))
         scope[CALL_LOG] = call_log
         answering = _answering(call_log, send)
@@ -131,7 +129,7 @@ class CallMiddleware:
         """Nothing was read of a body, and nothing will be: where one comes, the server ends the
         connection."""
         arrival.call_log.error = called(error)
-        shape = self._shapes.get(arrival.path, self._shape)
+        shape = self._shape_of(arrival.path)
         body = shape.body(error, arrival.call_log.request_id)
         await send_json(send, error.status, body, error.headers)
 

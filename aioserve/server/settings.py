@@ -136,7 +136,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Largest body of a request. Reading one holds the event loop, the longer the more there is of
     it."""
     max_prompts: Annotated[int, integer(1, 4096)] = 64
-    """Prompts in one request for completions or embeddings; conversations of a batch."""
+    """Prompts in one request for completions; conversations of a batch."""
+    max_inputs: Annotated[int, integer(1, 65_536)] = 2048
+    """Texts in one request for embeddings, scores or ranks; the engine's `max_waiting` limits them
+    as well. OpenAI takes as many."""
     max_n: Annotated[int, integer(1, 4096)] = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
     max_top_logprobs: Annotated[int, integer(0, 64)] = 20

@@ -114,7 +114,7 @@ async def test_a_choice_that_is_none_is_told_with_the_choices(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 async def test_thousands_of_documents_are_served(tmp_path: Path) -> None:
-    settings = {"max_prompts": 4096, "max_body_bytes": 2**25}
+    settings = {"max_inputs": 4096, "max_body_bytes": 2**25}
     async with serving(tmp_path, reranks=False, **settings) as (_, client):
         body = {"model": tmp_path.name, "query": "a", "documents": [f"{i}" for i in range(3000)]}
         told = (await checked(client, "/rerank", json.dumps(body | {"top_n": 10**9}))).json()

@@ -90,7 +90,7 @@ def _vectors(answer: Any) -> np.ndarray[Any, Any]:
     ],
 )
 async def test_what_is_wrong_is_named(change: Any, param: str) -> None:
-    async with served(ServerSettings(max_prompts=2), num_pages=256) as (_, client):
+    async with served(ServerSettings(max_inputs=2), num_pages=256) as (_, client):
         answer = await client.post(PATH, json=BODY | change)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert "prompts" not in answer.json()["error"]["message"]

@@ -54,8 +54,12 @@ async def test_allow_names_all_methods_of_a_path() -> None:
 async def test_each_api_writes_them_in_its_own_way() -> None:
     async with Engine(FakeModel()) as engine, client_of(create_app(engine)) as client:
         answer = await client.get("/v1/messages")
+        below = await client.post("/v1/messages/batches")
+        pulled = await client.post("/api/pull")
     assert answer.status_code == 405
     assert answer.json()["type"] == "error"
+    assert (below.status_code, below.json()["type"]) == (404, "error")
+    assert pulled.json() == {"error": "there is nothing at '/api/pull'"}
 
 
 @pytest.mark.asyncio

@@ -283,8 +283,8 @@ async def test_models_are_told() -> None:
     assert [one["name"] for one in running] == ["pyhelp", "other/name"]
     assert running[0]["context_length"] == engine.limits.max_model_len
     assert re.fullmatch("[0-9a-f]{64}", tags[0]["digest"])
-    assert shown["details"]["family"] == tags[0]["details"]["family"] == "Qwen3ForCausalLM"
-    assert shown["model_info"]["Qwen3ForCausalLM.context_length"] == engine.limits.max_model_len
+    assert shown["details"]["family"] == tags[0]["details"]["family"] == "qwen3"
+    assert shown["model_info"]["qwen3.context_length"] == engine.limits.max_model_len
     assert shown["capabilities"] == ["completion", "tools"]
     assert version
 
@@ -305,6 +305,21 @@ async def test_details_tell_the_format_of_most_weights(
     details = details_of(described)
     assert (details.quantization_level, details.format) == (level, format)
     assert details.families == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [
+        ("Qwen3MoeForCausalLM", "qwen3moe"),
+        ("GPT2LMHeadModel", "gpt2"),
+        ("Qwen3Model", "qwen3"),
+        ("Model", "model"),
+    ],
+)
+async def test_a_family_is_called_as_ollama_calls_it(architecture: str, family: str) -> None:
+    weights = [{"format": "bfloat16", "parameters": 7_240_000_000}]
+    details = details_of({"architecture": architecture, "weights": weights})
+    assert (details.family, details.parameter_size) == (family, "7.2B")
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])

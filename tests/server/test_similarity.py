@@ -78,7 +78,7 @@ async def test_a_text_that_comes_again_is_computed_once() -> None:
     ],
 )
 async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
-    async with served(ServerSettings(max_prompts=2), num_pages=256, max_model_len=256) as served_:
+    async with served(ServerSettings(max_inputs=2), num_pages=256, max_model_len=256) as served_:
         engine, client = served_
         answer = await client.post(path, json={"model": "pyhelp"} | body)
         assert not engine.stats().pages_held_by_requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.engine.engine import Engine
 from aioserve.models.gguf.formats import FORMATS
 from aioserve.models.stored import PLAIN
 from aioserve.server.app_state import Call
@@ -21,6 +23,8 @@ from aioserve.server.ollama.request import served_name
 __all__ = ["api_version", "details_of", "ps", "show", "tags"]
 
 GGUF_FORMATS = frozenset(form.name for form in FORMATS.values())
+HEADS = re.compile(r"(For\w+|LMHeadModel|Model)$")
+"""Ends of architectures that say what is on top of the decoder."""
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -29,6 +33,8 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     family: str
     families: list[str]
+    parameter_size: str
+    """Number of parameters, such as 5.77M or 7.2B."""
     quantization_level: str
     """Format that most bytes of weights are in, or the dtype where none is quantised."""
 
@@ -38,9 +44,13 @@ class TaggedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     modified_at: str
     """When this server began to serve it."""
+    size: int
+    """Bytes of its weights in their files."""
     digest: str
     """The same for servers of one model, `dtype` and version of aioserve."""
     details: ModelDetails
+    capabilities: list[str]
+    """ "completion" or "embedding", and of the first "tools" and "thinking"."""
 
 
 class RunningModel(TaggedModel, frozen=True, kw_only=True):
@@ -102,11 +112,6 @@ async def show(call: Call, body: ShowBody) -> Shown:
     engine = call.engine
     about = _about(call, "")
     family = about["details"].family
-    can = {
-        "completion": True,
-        "tools": engine.reads_tool_calls,
-        "thinking": engine.template_reads("enable_thinking"),
-    }
     return Shown(
         details=about["details"],
         model_info={
@@ -114,31 +119,52 @@ async def show(call: Call, body: ShowBody) -> Shown:
             f"{family}.context_length": engine.limits.max_model_len,
             f"{family}.vocab_size": engine.limits.vocab_size,
         },
-        capabilities=[name for name, has in can.items() if has],
+        capabilities=about["capabilities"],
         modified_at=about["modified_at"],
     )
 
 
 def details_of(described: Mapping[str, Any]) -> ModelDetails:
     """Details of a model from what `Engine.dump()` says of it."""
-    family = str(described.get("architecture", described.get("name", "unknown")))
-    formats = [str(one["format"]) for one in described.get("weights", ())]
+    architecture = str(described.get("architecture", described.get("name", "unknown")))
+    family = HEADS.sub("", architecture).lower() or architecture.lower()
+    weights = described.get("weights", ())
+    formats = [str(one["format"]) for one in weights]
     quantised = [name for name in formats if name not in PLAIN.values()]
     level = quantised[0] if quantised else str(described.get("dtype", ""))
     return ModelDetails(
         format="gguf" if level in GGUF_FORMATS else "safetensors",
         family=family,
         families=[family],
+        parameter_size=_size_of(sum([int(one.get("parameters", 0)) for one in weights])),
         quantization_level=level,
     )
 
 
+def _size_of(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
+
+
+def _capabilities(engine: Engine) -> list[str]:
+    if not engine.generates:
+        return ["embedding"]
+    can = {
+        "completion": True,
+        "tools": engine.reads_tool_calls,
+        "thinking": engine.template_reads("enable_thinking"),
+    }
+    return [name for name, has in can.items() if has]
+
+
 def _about(call: Call, name: str) -> dict[str, Any]:
     began = datetime.fromtimestamp(call.app_state.created_seconds, UTC)
+    described = call.engine.dump()["model"]
     return {
         "name": name,
         "model": name,
         "modified_at": began.isoformat().replace("+00:00", "Z"),
         "digest": hashlib.sha256(call.app_state.fingerprint.encode()).hexdigest(),
-        "details": details_of(call.engine.dump()["model"]),
+        "size": sum([int(one.get("file_bytes", 0)) for one in described.get("weights", ())]),
+        "details": details_of(described),
+        "capabilities": _capabilities(call.engine),
     }

@@ -153,7 +153,7 @@ def _texts(call: Call, field: str, given: str | list[str]) -> list[str]:
     """The texts of a field, one or several. Raises `ApiError` for none, an empty one, or more than
     a request may have."""
     texts = [given] if isinstance(given, str) else given
-    check_at_most(field, "have at most {} texts", len(texts), call.settings.max_prompts)
+    check_at_most(field, "have at most {} texts", len(texts), call.settings.max_inputs)
     if not texts or not all(texts):
         raise refuse(field, "must not be empty, and have no empty text")
     return texts
@@ -178,7 +178,7 @@ async def _compared(
     places = {
         pair: place for place, pair in enumerate(dict.fromkeys(zip(ones, others, strict=True)))
     }
-    check_at_most(field, "have at most {} texts", len(places), call.settings.max_prompts)
+    check_at_most(field, "have at most {} texts", len(places), call.settings.max_inputs)
     with as_named({"prompt": field, "prompts": field, "pairs": field, "tenant": "user"}):
         scores, usage = await call.engine.relevance(
             list(places), instruction=body.instruction, **body.options(call)
@@ -207,7 +207,7 @@ async def _cosines(
     # Each text once: beside thousands of documents a query is the same, and may be long.
     ones, others = _behind(query, ones), _behind(document, others)
     places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
-    check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_prompts)
+    check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_inputs)
     bare = "" if isinstance(body, RerankRequest) else None  # the default before both texts
     with as_named({"prompt": field, "prompts": field, "tenant": "user"}):
         vectors, usage = await call.engine.embed_counted(
