@@ -11,7 +11,12 @@ from collections.abc import Callable
 
 import msgspec
 
-__all__ = ["InterTokenLatency", "Timings", "clock_of", "loop_seconds"]
+__all__ = ["GAP_BOUNDS_SECONDS", "InterTokenLatency", "Timings", "clock_of", "loop_seconds"]
+
+GAP_BOUNDS_SECONDS: tuple[float, ...] = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5,
+)  # fmt: skip
+"""Gaps between tokens are counted by these."""
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
@@ -43,6 +48,8 @@ class InterTokenLatency(msgspec.Struct, frozen=True, gc=False):
     p99_seconds: float
     """99 % of the gaps are no longer; likewise."""
     max_seconds: float
+    counts: tuple[int, ...] = ()
+    """Gaps no longer than each of `GAP_BOUNDS_SECONDS`, off as the quantiles are."""
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False):

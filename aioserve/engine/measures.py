@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
-from math import ceil, exp, log2
+from math import ceil, exp, floor, log2
 
 import msgspec
 
-from aioserve.timings import InterTokenLatency
+from aioserve.timings import GAP_BOUNDS_SECONDS, InterTokenLatency
 
 __all__ = ["HostTimes", "TokenGaps", "Waiting"]
 
@@ -24,6 +24,10 @@ GROWTH = (1 + ERROR) / (1 - ERROR)
 BUCKETS_PER_OCTAVE = 1 / log2(GROWTH)
 MAX_BUCKET = 1400
 """From 1.45e6 s on: longer gaps are counted with these."""
+LAST_BUCKETS = tuple(
+    floor(log2(bound * 1e6 * (GROWTH + 1) / 2) * BUCKETS_PER_OCTAVE) for bound in GAP_BOUNDS_SECONDS
+)
+"""Last bucket whose middle is within each of `GAP_BOUNDS_SECONDS`."""
 MAX_TIMES = 32
 """Most times of tokens that a sample keeps before their gaps are counted."""
 
@@ -147,7 +151,13 @@ class TokenGaps:
             p50_seconds=self._quantile(0.5),
             p99_seconds=self._quantile(0.99),
             max_seconds=self._max_seconds,
+            counts=self._counts(),
         )
+
+    def _counts(self) -> tuple[int, ...]:
+        """Gaps no longer than each of `GAP_BOUNDS_SECONDS`."""
+        buckets = self._buckets.items()
+        return tuple([sum([n for bucket, n in buckets if bucket <= last]) for last in LAST_BUCKETS])
 
     def _quantile(self, share: float) -> float:
         """The gap that at least `share` of all are no longer than: the smallest such."""

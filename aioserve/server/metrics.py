@@ -29,6 +29,14 @@ from aioserve.server.app_state import AppState
 from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.unknown_fields import PLACES
 from aioserve.server.middleware import Listener
+from aioserve.server.vllm_metrics import (
+    GapHistogram,
+    VllmCollector,
+    labelled,
+    protocol_gauges,
+    use_ratio,
+)
+from aioserve.timings import GAP_BOUNDS_SECONDS
 
 __all__ = ["EngineCollector", "Metrics"]
 
@@ -87,9 +95,8 @@ class EngineCollector(Collector):
             model = self._app_state.own_name
         except EngineClosedError:
             return
-        yield _labelled(
-            "aioserve_info", "What is served", version=aioserve.__version__, model=model
-        )
+        about = {"version": aioserve.__version__, "model": model}
+        yield labelled("aioserve_info", "What is served", about)
         length = "aioserve_max_model_len_tokens"
         yield GaugeMetricFamily(
             length, "Most tokens of a prompt and its answer", limits.max_model_len
@@ -104,21 +111,12 @@ class EngineCollector(Collector):
         for state in STATES:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
-        use, hits = _use_ratio(stats), _hit_ratio(stats)
         used = "Share of pages that requests hold or a step may still touch, in 0 to 1"
-        yield GaugeMetricFamily("aioserve_kv_use_ratio", used, use)
+        yield GaugeMetricFamily("aioserve_kv_use_ratio", used, use_ratio(stats))
         found = "Share of prompt tokens that came from the prefix cache since the start, in 0 to 1"
-        yield GaugeMetricFamily("aioserve_prefix_hit_ratio", found, hits)
-        waiting, running = "vllm:num_requests_waiting", "vllm:num_requests_running"
-        yield GaugeMetricFamily(waiting, "TotalQueuedRequests", stats.num_waiting)
-        yield GaugeMetricFamily(running, "TotalRunningRequests", stats.num_running)
-        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", "KVCacheUtilization, in 0 to 1", use)
-        yield _labelled(
-            "vllm:cache_config_info",
-            "BlockSize and NumGPUBlocks",
-            block_size=str(self._engine.config.page_size),
-            num_gpu_blocks=str(stats.pages_total),
-        )
+        yield GaugeMetricFamily("aioserve_prefix_hit_ratio", found, _hit_ratio(stats))
+        if self._app_state.settings.metrics_names == "aioserve":
+            yield from protocol_gauges(self._engine, stats)
 
 
 def _guesses(stats: EngineStats, drafter: str) -> Iterator[Metric]:
@@ -131,18 +129,6 @@ def _guesses(stats: EngineStats, drafter: str) -> Iterator[Metric]:
     yield CounterMetricFamily("aioserve_drafter_faults", faults, stats.drafter_faults_total)
 
 
-def _labelled(name: str, what: str, **labels: str) -> Metric:
-    family = GaugeMetricFamily(name, what, labels=list(labels))
-    family.add_metric(list(labels.values()), 1)
-    return family
-
-
-def _use_ratio(stats: EngineStats) -> float:
-    """Cached pages that no request holds are given to the next that needs some: they are free."""
-    used = stats.pages_held_by_requests + stats.pages_fenced
-    return used / stats.pages_total if stats.pages_total else 0.0
-
-
 def _hit_ratio(stats: EngineStats) -> float:
     tokens = stats.tokens_cached_total + stats.tokens_prefilled_total
     return stats.tokens_cached_total / tokens if tokens else 0.0
@@ -152,17 +138,18 @@ FIRST_TOKEN_SECONDS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20),
     *(40, 80, 160),
 )
-GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5)
 TOTAL_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 960)
 NUM_TOKENS = tuple(2**power for power in range(18))
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Until the first token", FIRST_TOKEN_SECONDS),
-    "inter_token_seconds": ("Mean time between two tokens of one request", GAP_SECONDS),
+    "inter_token_seconds": ("Mean time between two tokens of one request", GAP_BOUNDS_SECONDS),
     "inter_token_p99_seconds": (
         "99 % of the times between two tokens of one request are no longer",
-        GAP_SECONDS,
+        GAP_BOUNDS_SECONDS,
     ),
     "seconds": ("Until the end", TOTAL_SECONDS),
+    "decode_seconds": ("From its first token to its end", TOTAL_SECONDS),
+    "inference_seconds": ("From its first step to its end", TOTAL_SECONDS),
     "queue_seconds": ("Until its first step", TOTAL_SECONDS),
     "prefill_seconds": ("From its first step to its first token", FIRST_TOKEN_SECONDS),
     "prompt_tokens": ("Tokens of the prompt", NUM_TOKENS),
@@ -177,10 +164,14 @@ class Metrics(Listener, Observer):
     are the names that become labels; all others are counted together, as ""."""
 
     def __init__(self, app_state: AppState, tenants: Collection[str]) -> None:
-        registry = CollectorRegistry()
-        registry.register(EngineCollector(app_state))
-        ProcessCollector(registry=registry)
-        self.registry: Collector = registry
+        shown = CollectorRegistry()
+        names = app_state.settings.metrics_names
+        registry = None if names == "vllm" else shown
+        """Where metrics of our own names are shown."""
+        if registry is not None:
+            registry.register(EngineCollector(app_state))
+        ProcessCollector(registry=shown)
+        self.registry: Collector = shown
         self._http_requests = Counter(
             "aioserve_http_requests",
             "Requests over HTTP that have ended; status is 499 where the client left before the "
@@ -219,6 +210,11 @@ class Metrics(Listener, Observer):
             name: Histogram(f"aioserve_request_{name}", what, buckets=buckets, registry=registry)
             for name, (what, buckets) in HISTOGRAMS.items()
         }
+        self._gaps = GapHistogram()
+        if registry is not None:
+            registry.register(self._gaps)
+        if names != "aioserve":
+            shown.register(VllmCollector(app_state, self._histograms, self._ended, self._gaps))
 
     def ended(self, call_log: CallLog) -> None:
         method = call_log.method if call_log.method in METHODS else "other"
@@ -246,6 +242,8 @@ class Metrics(Listener, Observer):
             "inter_token_seconds": None if gaps is None else gaps.mean_seconds,
             "inter_token_p99_seconds": None if gaps is None else gaps.p99_seconds,
             "seconds": request.total_seconds,
+            "decode_seconds": None if first is None else request.total_seconds - first,
+            "inference_seconds": None if queued is None else request.total_seconds - queued,
             "queue_seconds": queued,
             "prefill_seconds": None if first is None or queued is None else first - queued,
             "prompt_tokens": request.prompt_tokens,
@@ -254,6 +252,8 @@ class Metrics(Listener, Observer):
         for name, value in values.items():
             if value is not None:
                 self._histograms[name].observe(value)
+        if gaps is not None:
+            self._gaps.count(gaps)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")

@@ -188,6 +188,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     chunk has no more than half of the engine's `max_buffered_tokens`."""
     metrics: Annotated[bool, boolean] = True
     """`/metrics`."""
+    metrics_names: Annotated[
+        Literal["aioserve", "vllm", "both"], choice("aioserve", "vllm", "both")
+    ] = "aioserve"
+    """Names of what `/metrics` shows. "vllm": those of vLLM, for dashboards made for it, where
+    aioserve has the number too."""
     access_log: Annotated[
         Literal["json", "key_value", "off"], choice("json", "key_value", "off")
     ] = "json"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve.engine import measures
 from aioserve.engine.measures import MAX_BUCKET, TokenGaps
+from aioserve.timings import GAP_BOUNDS_SECONDS
 
 GAPS = st.floats(0, 1e3) | st.floats(1e-7, 1e-2) | st.just(0.0)
 
@@ -39,6 +40,9 @@ def test_what_is_told_is_within_one_percent_of_the_gaps_of_each_sample(came):
     for share, value in ((0.5, told.p50_seconds), (0.99, told.p99_seconds)):
         exact = quantile(gaps, share)
         assert abs(value - exact) <= max(0.01 * exact * (1 + 1e-9), 1e-6)
+    for bound, counted in zip(GAP_BOUNDS_SECONDS, told.counts, strict=True):
+        least = sum(gap <= bound * 0.989 for gap in gaps)
+        assert least <= counted <= sum(gap <= bound * 1.011 for gap in gaps)
 
 
 def test_any_number_of_gaps_takes_bounded_memory():
