@@ -12,6 +12,7 @@ from aioserve.errors import EngineState, InvalidRequestError, ModelError
 from aioserve.execution.runner import ModelLimits
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
+from aioserve.text.fill_in import fill_in_of, filled_in
 from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.output_parsers.registry import tells_tool_parser, tool_parser_named
 from aioserve.text.tokenizer import Tokenizer
@@ -43,6 +44,12 @@ class EngineFacts:
     def has_tokenizer(self) -> bool:
         """Whether prompts may be text, and answers have any. Token ids always may be given."""
         return self._lifecycle.started().model.tokenizer is not None
+
+    def filled_in(self, prefix: str, suffix: str) -> str | None:
+        """The prompt of what stands between two texts, as the model was trained for it (FIM); None
+        where its tokenizer has no marks for that. Raises `ModelError` without a tokenizer."""
+        form = fill_in_of(self.tokenizer)
+        return None if form is None else filled_in(form, prefix, suffix)
 
     @property
     def limits(self) -> ModelLimits:

@@ -161,7 +161,14 @@ class AppState:
             raise ApiError(404, "this server has no page, and records no steps")
         return self.steps
 
-    def check_model(self, name: str) -> None:
+    def served_name(self, name: str | None) -> str:
+        """The name that an answer carries: the one that was asked for, or else the first."""
+        return self.model_names[0] if name is None else name
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for a name that isn't served; None asks for whatever is."""
+        if name is None:
+            return
         if name not in self.model_names:
             known = ", ".join(self.model_names)
             raise ApiError(

@@ -34,12 +34,14 @@ from aioserve.server.errors import ApiError, aborted, api_error_of, called
 
 __all__ = [
     "EVENT_STREAM",
+    "LINES",
     "Answer",
     "Endpoint",
     "EndpointApp",
     "ErrorShape",
     "Events",
     "Handler",
+    "Streams",
     "endpoint",
     "named_event",
     "send_json",
@@ -51,6 +53,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 B = TypeVar("B")
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+LINES = b"application/x-ndjson"
 
 
 class Closable(Protocol):
@@ -121,6 +124,7 @@ class ErrorShape:
 
 
 Method = Literal["GET", "POST", "DELETE"]
+Streams = Literal["if asked", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,16 @@ class Endpoint(Generic[B]):
     """False where a POST has none: `kind` is that of its parameters then."""
     any_content_type: bool = False
     """Whether a body may come without the header of JSON, as from a bare curl."""
+    streams: Streams | None = None
+    """Answers with events, or lines, in place of one value; None: never."""
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """Media types of its answers: JSON first, where it may answer with one value."""
+        stream = (LINES if self.errors.is_line else EVENT_STREAM).decode().partition(";")[0]
+        if self.streams is None:
+            return ("application/json",)
+        return (stream,) if self.streams == "always" else ("application/json", stream)
 
     @property
     def reads_body(self) -> bool:
@@ -159,6 +173,7 @@ def endpoint(
     answer: Any = None,
     has_body: bool = True,
     any_content_type: bool = False,
+    streams: Streams | None = None,
 ) -> Callable[[Handler[B]], Endpoint[B]]:
     """Make an endpoint of the handler below, whose annotations say what it reads and, where
     `answer` doesn't, what it answers with."""
@@ -169,7 +184,7 @@ def endpoint(
         kind = None if kind is type(None) else kind
         told = returned if has_type else answer
         return Endpoint(
-            path, handle, errors, summary, method, kind, told, has_body, any_content_type
+            path, handle, errors, summary, method, kind, told, has_body, any_content_type, streams
         )
 
     return decorated

@@ -82,9 +82,12 @@ def _limit(schema: dict[str, Any], limit: int) -> None:
 
 def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]:
     kind = endpoint.kind
-    answers: dict[str, Any] = {"application/json": {"schema": named.get(endpoint.answer, {})}}
-    if kind is not None and "stream" in kind.__struct_fields__:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
+    answer = {"schema": named.get(endpoint.answer, {})}
+    text = {"schema": {"type": "string"}}
+    answers = {
+        media_type: answer if media_type == "application/json" else text
+        for media_type in endpoint.media_types
+    }
     operation: dict[str, Any] = {
         "operationId": endpoint.method.lower() + re.sub(r"\W+", "_", endpoint.shown_path),
         "summary": endpoint.summary,

@@ -292,7 +292,7 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (ANSWERS, "separate_reasoning", [True], [False]),
     ((CHAT,), "stream_reasoning", [True], [False]),
     ((CHAT,), "best_of", [1], [2]),
-    ((CHAT, COMPLETIONS), "suffix", [""], ["x"]),
+    ((CHAT,), "suffix", [""], ["x"]),
 ]
 
 

@@ -13,7 +13,7 @@ from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import name_of
 from aioserve.testing import FakeModel
-from tests.server.serving import client_of
+from tests.server.serving import client_of, served
 
 NAMES = ("org/name", "plain", "a/b/c d", "\u00e4\u2028?#%2F")
 
@@ -112,3 +112,26 @@ async def test_a_relative_path_is_served_by_its_name_and_keeps_it(
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert 'model="llama"' in (await client.get("/metrics")).text
+
+
+ASKED = [
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1, "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/pooling", {"input": "a"}),
+    ("/score", {"text_1": "a", "text_2": "b"}),
+    ("/rerank", {"query": "a", "documents": ["b"]}),
+]
+
+
+@pytest.mark.asyncio
+async def test_a_request_without_a_model_asks_for_the_one_that_is_served() -> None:
+    async with served(ServerSettings(served_model_names=["first", "b"]), num_pages=256) as both:
+        for path, body in ASKED:
+            answer = await both[1].post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert '"model":"first"' in answer.text or path == "/score"
+            empty = await both[1].post(path, json=body | {"model": ""})
+            assert empty.status_code == 404

@@ -240,7 +240,7 @@ async def test_an_empty_prompt_asks_for_a_model_that_is_there() -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["y"]}]},
          "messages[0].images aren't supported", 400),
         ("/api/chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", 400),
-        ("/api/generate", {"suffix": "x"}, "suffix isn't supported", 400),
+        ("/api/generate", {"suffix": "x"}, "suffix isn't supported by this model", 400),
         ("/api/generate", {"context": [1]}, "context isn't supported", 400),
         ("/api/generate", {"template": "x"}, "template isn't supported", 400),
         ("/api/generate", {"raw": True, "system": "x"}, "raw goes with neither", 400),

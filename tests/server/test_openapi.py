@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
-from aioserve.server.app import ENDPOINTS
+from aioserve.server.app import ENDPOINTS, PAGE_ENDPOINTS
 from aioserve.server.openapi import document
 from tests.server.scripts import with_tools
 from tests.server.serving import listening
@@ -122,3 +122,17 @@ def test_no_name_of_a_schema_depends_on_where_its_class_stands() -> None:
     names = list(DOCUMENT["components"]["schemas"])
     assert names
     assert [name for name in names if not name.isidentifier() or "aioserve" in name] == []
+
+
+def test_media_types_are_those_that_answers_have() -> None:
+    shown = document([*ENDPOINTS, *PAGE_ENDPOINTS], ServerSettings())["paths"]
+
+    def media_types(path: str) -> set[str]:
+        (operation,) = shown[path].values()
+        return set(operation["responses"]["200"]["content"])
+
+    json, events = "application/json", "text/event-stream"
+    assert media_types("/live") == {events}
+    assert media_types("/v1/messages") == media_types("/v1/completions") == {json, events}
+    assert media_types("/api/chat") == {json, "application/x-ndjson"}
+    assert media_types("/v1/embeddings") == media_types("/live/now") == {json}

@@ -212,6 +212,7 @@ def _encoded(events: list[Event]) -> bytes:
     "Answer a conversation in blocks",
     method="POST",
     answer=AnthropicMessage,
+    streams="if asked",
 )
 async def messages(call: Call, body: MessageRequest) -> object:
     answering = Answering(call.engine, asked_of(call, body))

@@ -31,6 +31,7 @@ __all__ = [
     "NamedTool",
     "ResponseFormat",
     "Tool",
+    "allowed_tools",
     "calls_schema",
     "fitted",
     "form_field",
@@ -71,9 +72,24 @@ class FunctionChoice(Strict, frozen=True, kw_only=True):
     name: str
 
 
-class NamedTool(Strict, frozen=True, kw_only=True):
+class NamedTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    function: FunctionChoice
+
+
+class AllowedTool(Strict, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionChoice
+
+
+class AllowedTools(Strict, frozen=True, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedToolsChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools, which alone the model hears of."""
+
+    allowed_tools: AllowedTools
 
 
 class JsonSchemaFormat(Strict, frozen=True, kw_only=True):
@@ -94,6 +110,8 @@ class Structure(Strict, frozen=True, kw_only=True):
 class ResponseFormat(Strict, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
+    """Schema of a `json_object`, as llama.cpp's clients give it."""
     structures: list[Structure] | None = None
     """Parts of a structural tag, as `triggers` and `at_least_one` are."""
     triggers: list[str] | None = None
@@ -112,7 +130,7 @@ class ResponseFormat(Strict, frozen=True, kw_only=True):
         }
 
 
-Choice = Literal["none", "auto", "required"] | NamedTool
+Choice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 def tool(
@@ -124,7 +142,13 @@ def tool(
 
 def named_tool(name: str) -> NamedTool:
     """The choice of that tool."""
-    return NamedTool(type="function", function=FunctionChoice(name=name))
+    return NamedTool(function=FunctionChoice(name=name))
+
+
+def allowed_tools(mode: Literal["auto", "required"], names: Sequence[str]) -> AllowedToolsChoice:
+    """The choice of some tools."""
+    tools = [AllowedTool(type="function", function=FunctionChoice(name=name)) for name in names]
+    return AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=tools))
 
 
 def json_object() -> ResponseFormat:
@@ -320,6 +344,8 @@ def _check_sizes(
         check_schema("tools", each.function.parameters, settings)
     if form is not None and form.json_schema is not None:
         check_schema("response_format", form.json_schema.schema, settings)
+    if form is not None and form.schema is not None:
+        check_schema("response_format", form.schema, settings)
     if form is not None and form.structures is not None:
         schemas = [one.schema for one in form.structures]
         check_schema("response_format", schemas, settings)
@@ -336,6 +362,8 @@ def _calls(
     by_name = {tool.function.name: tool for tool in tools}
     if len(by_name) < len(tools):
         raise refuse("tools", "must have functions of different names")
+    if isinstance(choice, AllowedToolsChoice):
+        return _calls_of_some(settings, by_name, choice.allowed_tools, one_call=one_call)
     if choice == "none":
         return None
     shown = [tool.as_dict for tool in tools]
@@ -365,6 +393,19 @@ def _calls(
     )
 
 
+def _calls_of_some(
+    settings: ServerSettings, by_name: Mapping[str, Tool], allowed: AllowedTools, *, one_call: bool
+) -> AnswerPlan | None:
+    names = [each.function.name for each in allowed.tools]
+    if not names:
+        raise refuse("tool_choice", "must allow at least one tool; none forbids all")
+    for name in names:
+        if name not in by_name:
+            raise refuse("tool_choice", f"names the function {name!r:.300}, which isn't in tools")
+    tools = [tool for name, tool in by_name.items() if name in names]
+    return _calls(settings, tools, allowed.mode, one_call=one_call)
+
+
 def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:
     """The plan of answers that are calls, or else of that form. Raises `ApiError` where they can't
     be either."""
@@ -391,6 +432,7 @@ def _spaced(plan: AnswerPlan, spacing: Mapping[str, Any] | None) -> AnswerPlan:
 
 _OF_TYPES = {
     "json_schema": "json_schema",
+    "schema": "json_object",
     "structures": "structural_tag",
     "triggers": "structural_tag",
     "at_least_one": "structural_tag",
@@ -407,6 +449,8 @@ def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredO
         return None if asked is None else asked.outputs.form
     if asked is not None:
         raise refuse(asked.field, "and response_format ask for a form both")
+    if wanted.type == "json_object" and wanted.schema is not None:
+        return StructuredOutput(json_schema=wanted.schema)
     if wanted.type == "json_object":
         return StructuredOutput(json_object=True)
     if wanted.type == "structural_tag":

@@ -31,7 +31,7 @@ from aioserve.server.chat_parts.answering import (
     answered,
 )
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.endpoint import Endpoint, ErrorShape, Handler, endpoint
+from aioserve.server.endpoint import LINES, Endpoint, ErrorShape, Handler, Streams, endpoint
 from aioserve.server.errors import ApiError, as_named
 from aioserve.server.ollama.request import (
     NAMES,
@@ -43,12 +43,11 @@ from aioserve.server.ollama.request import (
     plan_of,
     served_name,
 )
+from aioserve.server.openai.completions_request import gap_of
 
 __all__ = ["OLLAMA_ERRORS", "chat", "generate", "posted"]
 
 B = TypeVar("B")
-
-LINES = b"application/x-ndjson"
 
 
 class OllamaErrorBody(msgspec.Struct, frozen=True):
@@ -106,9 +105,10 @@ class RawAnswering:
     def __init__(self, call: Call, body: GenerateBody, plan: AnswerPlan) -> None:
         with self.in_words():
             params = options_of(call, body, plan)
-            self.stream: TokenStream = call.engine.stream(
-                body.prompt or "", params, **call.options()
-            )
+            prompt = body.prompt or ""
+            if body.suffix:
+                prompt = gap_of(call.engine, prompt, body.suffix)
+            self.stream: TokenStream = call.engine.stream(prompt, params, **call.options())
 
     @property
     def streams(self) -> Sequence[TokenStream]:
@@ -232,15 +232,23 @@ def _line(answer: _Answer) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
-def posted(path: str, summary: str, *, answer: Any = None) -> Callable[[Handler[B]], Endpoint[B]]:
+def posted(
+    path: str, summary: str, *, answer: Any = None, streams: Streams | None = None
+) -> Callable[[Handler[B]], Endpoint[B]]:
     """Make an endpoint of the handler below for bodies that Ollama's clients post: they need not
     call them JSON."""
     return endpoint(
-        OLLAMA_ERRORS, path, summary, method="POST", answer=answer, any_content_type=True
+        OLLAMA_ERRORS,
+        path,
+        summary,
+        method="POST",
+        answer=answer,
+        any_content_type=True,
+        streams=streams,
     )
 
 
-@posted("/api/chat", "Answer a conversation in lines", answer=OllamaChat)
+@posted("/api/chat", "Answer a conversation in lines", answer=OllamaChat, streams="if asked")
 async def chat(call: Call, body: ChatBody) -> object:
     name = served_name(call, body.model)
     if not body.messages:
@@ -251,13 +259,13 @@ async def chat(call: Call, body: ChatBody) -> object:
     return await answered(call, answering, writer, stream=body.is_streamed)
 
 
-@posted("/api/generate", "Answer a text in lines", answer=OllamaText)
+@posted("/api/generate", "Answer a text in lines", answer=OllamaText, streams="if asked")
 async def generate(call: Call, body: GenerateBody) -> object:
     name = served_name(call, body.model)
     check_generated(body)
-    if not body.prompt:
+    if not (body.prompt or body.suffix):
         return OllamaText(**_loaded(name), response="")
-    if body.raw:
+    if body.raw or body.suffix:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
         answering = Answering(call.engine, asked_of(call, body))

@@ -52,7 +52,7 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OneEmbedBody(_EmbedFields, frozen=True, kw_only=True):
-    prompt: str = ""
+    prompt: str | None = None
 
 
 class OneEmbedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,11 +214,12 @@ def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
 
 def check_generated(body: GenerateBody) -> None:
     """Raise `ApiError` for what there is no text model, or no other way, for."""
-    for field in ("suffix", "images", "template", "context"):
+    for field in ("images", "template", "context"):
         if getattr(body, field):
             raise refuse(field, "isn't supported", "unsupported_parameter")
-    if body.raw and (body.system or body.think is not None):
-        raise refuse("raw", "goes with neither system nor think: the prompt is all there is")
+    for field in ("raw", "suffix"):
+        if getattr(body, field) and (body.system or body.think is not None):
+            raise refuse(field, "goes with neither system nor think: the prompt is all there is")
 
 
 def _form(given: str | dict[str, Any] | None) -> ResponseFormat | None:

@@ -137,7 +137,7 @@ def about_of(call: Call, body: ChatFields) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{call.call_log.call_id}",
         "created": call.created_seconds,
-        "model": body.model,
+        "model": call.app_state.served_name(body.model),
         "system_fingerprint": call.app_state.fingerprint,
     }
 
@@ -343,6 +343,7 @@ def _new_id() -> str:
     "Answer a conversation",
     method="POST",
     answer=ChatCompletion,
+    streams="if asked",
 )
 async def chat(call: Call, body: ChatRequest) -> object:
     body.check(call)

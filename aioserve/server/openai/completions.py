@@ -243,7 +243,7 @@ def _about(call: Call, body: CompletionRequest) -> AboutCompletion:
     return AboutCompletion(
         id=f"cmpl-{call.call_log.call_id}",
         created=call.created_seconds,
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         system_fingerprint=call.app_state.fingerprint,
     )
 
@@ -306,10 +306,17 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         return usage_of(self._makers[0].counted(usage))
 
 
-@endpoint(OPENAI_ERRORS, "/v1/completions", "Continue prompts", method="POST", answer=Completion)
+@endpoint(
+    OPENAI_ERRORS,
+    "/v1/completions",
+    "Continue prompts",
+    method="POST",
+    answer=Completion,
+    streams="if asked",
+)
 async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
-    prompts = prompts_of(body.prompt, call.settings.max_prompts)
+    prompts = body.filled_in(call.engine, prompts_of(body.prompt, call.settings.max_prompts))
     names = body.names
     if body.use_beam_search:
         return await _beams(call, body, prompts)

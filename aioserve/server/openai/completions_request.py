@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from aioserve.engine.engine import Engine
 from aioserve.request import SamplingParams
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
@@ -13,14 +14,13 @@ from aioserve.server.errors import refuse
 from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
 from aioserve.server.settings import ServerSettings
 
-__all__ = ["CompletionRequest", "prompts_of"]
+__all__ = ["CompletionRequest", "gap_of", "prompts_of"]
 
 
 class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **CHUNK_NO_OPS,
         "add_special_tokens": (True,),
-        "suffix": ("",),
     }
     limits: ClassVar[Mapping[str, str]] = {
         **ChunkFields.limits,
@@ -37,7 +37,8 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     logprobs: int | None = None
     """How many of the most likely tokens are told at each place, beside the one that is there."""
-    suffix: Any = None
+    suffix: str | None = None
+    """What stands behind the answer, for models that fill in a gap."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -47,6 +48,14 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             raise refuse("min_tokens", f"must be at most max_tokens = 0, got {self.min_tokens}")
         if self.echo and not call.engine.has_tokenizer:
             raise refuse("echo", "must be false: the model has no tokenizer")
+
+    def filled_in(self, engine: Engine, prompts: list[str | list[int]]) -> list[str | list[int]]:
+        """The prompts, with `suffix` behind the gap where it is given. Raises `ApiError`."""
+        if not self.suffix:
+            return prompts
+        if self.echo:
+            raise refuse("suffix", "goes with echo=false alone")
+        return [gap_of(engine, each, self.suffix) for each in prompts]
 
     @property
     def names(self) -> dict[str, str]:
@@ -88,6 +97,18 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs_of_prompt,
         )
+
+
+def gap_of(engine: Engine, prefix: str | list[int], suffix: str) -> str:
+    """The prompt of what stands between two texts. Raises `ApiError` where `prefix` is no text, and
+    for a model that can't fill in a gap."""
+    if not isinstance(prefix, str):
+        raise refuse("suffix", "goes with a prompt of text alone")
+    prompt = engine.filled_in(prefix, suffix) if engine.has_tokenizer else None
+    if prompt is None:
+        why = "isn't supported by this model: its tokenizer has no marks of a gap to fill in"
+        raise refuse("suffix", why, "unsupported_parameter")
+    return prompt
 
 
 def prompts_of(prompt: str | list[Any], most: int, field: str = "prompt") -> list[str | list[int]]:

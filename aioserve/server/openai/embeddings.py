@@ -191,7 +191,7 @@ async def _encoded(
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     vectors, usage = await _encoded(call, body)
     return EmbeddingList(
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         data=[Embedding(index=index, embedding=one) for index, one in enumerate(vectors)],
         usage=embedding_usage(usage),
     )
@@ -203,7 +203,7 @@ async def pooling(call: Call, body: PoolingRequest) -> PooledList:
     return PooledList(
         id=f"pool-{call.call_log.call_id}",
         created=call.created_seconds,
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         data=[Pooled(index=index, data=one) for index, one in enumerate(vectors)],
         usage=embedding_usage(usage),
     )

@@ -179,7 +179,8 @@ class CallFields(Strict, frozen=True, kw_only=True):
     """Settings that limit fields, by the names of the fields."""
     default_side: ClassVar[TruncationSide] = "left"
 
-    model: str
+    model: str | None = None
+    """The model that is served, where it isn't said."""
     user: str | None = None
     """The tenant of a call without a key."""
     cache_salt: str | None = None
@@ -274,6 +275,9 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None
+    """The form of the answer as clients of llama.cpp say it, as the next one."""
+    json_schema: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     max_draft_tokens: int | None = None
     """Most tokens that are guessed in one step; 0: none."""
@@ -323,6 +327,8 @@ _FORMS = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
 }
 """What `structured_outputs` calls other fields that ask for a form."""
 _SAMPLING = [

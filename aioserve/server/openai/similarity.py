@@ -112,7 +112,7 @@ async def score(call: Call, body: ScoreRequest) -> ScoreList:
     return ScoreList(
         id=f"score-{call.call_log.call_id}",
         created=call.created_seconds,
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         data=[Score(index=index, score=cosine) for index, cosine in enumerate(cosines)],
         usage=usage,
     )
@@ -131,7 +131,7 @@ async def rerank(call: Call, body: RerankRequest) -> Reranking:
     shown = body.return_documents is not False
     return Reranking(
         id=f"rerank-{call.call_log.call_id}",
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         results=[
             Ranked(
                 index=index,

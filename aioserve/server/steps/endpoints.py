@@ -162,7 +162,7 @@ async def live_now(call: Call, _: None) -> Update:
     return Reader(call, call.app_state.recorded_steps).update(loop_seconds())
 
 
-@endpoint(OPENAI_ERRORS, "/live", "What the engine does, as it does it", answer=Update)
+@endpoint(OPENAI_ERRORS, "/live", "What the engine does, as it does it", streams="always")
 async def live(call: Call, _: None) -> Events:
     steps, most = call.app_state.recorded_steps, call.settings.max_live_readers
     if steps.num_readers >= most:

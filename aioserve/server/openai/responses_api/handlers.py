@@ -250,7 +250,12 @@ class ResponseWriter(Writer[list[Piece]]):
 
 
 @endpoint(
-    OPENAI_ERRORS, "/v1/responses", "Answer a conversation in items", method="POST", answer=Response
+    OPENAI_ERRORS,
+    "/v1/responses",
+    "Answer a conversation in items",
+    method="POST",
+    answer=Response,
+    streams="if asked",
 )
 async def responses(call: Call, body: ResponseRequest) -> object:
     body.check(call)
@@ -264,7 +269,7 @@ async def responses(call: Call, body: ResponseRequest) -> object:
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=body.model,
+        model=call.app_state.served_name(body.model),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         presence_penalty=asked.params.presence_penalty,
         previous_response_id=body.previous_response_id,

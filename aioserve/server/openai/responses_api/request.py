@@ -14,6 +14,8 @@ from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
 from aioserve.server.chat_parts.plan import (
     AnswerPlan,
+    Choice,
+    allowed_tools,
     fitted,
     json_object,
     json_schema,
@@ -48,10 +50,10 @@ from aioserve.server.openai.responses_api.store import Stored
 
 __all__ = [
     "FunctionTool",
-    "ResponseFunctionChoice",
     "ResponseRequest",
     "TextConfig",
     "TextFormat",
+    "ToolChoice",
     "asked_of",
     "context_of",
     "missing",
@@ -102,6 +104,23 @@ class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="fun
 
 class ResponseFunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
+
+
+class ResponseAllowedTool(Strict, frozen=True, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class ResponseAllowedTools(
+    Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"
+):
+    """Some of the tools, which alone the model hears of."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ResponseAllowedTool]
+
+
+ToolChoice = Literal["auto", "none", "required"] | ResponseFunctionChoice | ResponseAllowedTools
 
 
 class _Format(Strict, frozen=True, kw_only=True, tag_field="type"):
@@ -162,7 +181,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = None
@@ -352,14 +371,21 @@ def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
             form = json_schema(given.schema)
         case _:
             form = None
-    choice = body.tool_choice or "auto"
+    choice: Choice
+    match body.tool_choice:
+        case ResponseFunctionChoice(name=name):
+            choice = named_tool(name)
+        case ResponseAllowedTools(mode=mode, tools=allowed):
+            choice = allowed_tools(mode, [one.name for one in allowed])
+        case given:
+            choice = given or "auto"
     return planned(
         call.settings,
         tools=[
             tool(each.name, each.description, each.parameters, strict=each.strict is not False)
             for each in body.tools or ()
         ],
-        choice=named_tool(choice.name) if isinstance(choice, ResponseFunctionChoice) else choice,
+        choice=choice,
         one_call=body.parallel_tool_calls is False,
         form=form,
         asked_form=body.asked_form,

@@ -34,8 +34,8 @@ from aioserve.server.openai.responses_api.items import (
 from aioserve.server.openai.responses_api.request import (
     FunctionTool,
     ReasoningConfig,
-    ResponseFunctionChoice,
     TextConfig,
+    ToolChoice,
 )
 
 __all__ = [
@@ -102,7 +102,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice
+    tool_choice: ToolChoice
     tools: list[FunctionTool]
     top_logprobs: int = 0
     top_p: float
