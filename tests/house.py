@@ -51,6 +51,7 @@ FOR_ALL = (
     "aioserve.hints",
     "aioserve.json_file",
     "aioserve.progress_bar",
+    "aioserve.unsupported",
     "aioserve.drafting.drafter",
     "aioserve._native",
 )

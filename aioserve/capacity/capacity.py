@@ -3,7 +3,7 @@
     memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
-page. Layers with a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are
+page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are
 assumed to share nothing and to be as long as the context; a cached prefix only makes room for more.
 """
 
@@ -66,7 +66,7 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What guesses for a model takes on each GPU: none of it is divided."""
+    """What guesses for a model takes, divided among its GPUs as the model is."""
 
     draft: str
     """Name of a draft model, or directory of a head."""
@@ -75,12 +75,22 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes_per_token: int
     """In all its layers, which keep every position."""
+    num_kv_heads: int
+    """KV heads that the GPUs divide. Where they are more GPUs than heads, each has one; 0: it
+    keeps no keys and values."""
     state_bytes_per_token: int
-    """What a head reads of the model's layers."""
+    """What a head reads of the model's layers: hidden states, which each GPU has."""
 
-    def bytes_per_page(self, page_size: int) -> int:
-        """Bytes beside each page of the model."""
-        return (self.kv_bytes_per_token + self.state_bytes_per_token) * page_size
+    def weight_bytes_on(self, num_gpus: int) -> int:
+        """Bytes on one of `num_gpus`."""
+        return -(-self.weight_bytes // num_gpus)
+
+    def bytes_per_page(self, page_size: int, num_gpus: int = 1) -> int:
+        """Bytes beside each page of the model, on one of `num_gpus`."""
+        kv = self.kv_bytes_per_token
+        if self.num_kv_heads:
+            kv = kv // self.num_kv_heads * -(-self.num_kv_heads // num_gpus)
+        return (kv + self.state_bytes_per_token) * page_size
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +117,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     weight_bytes_per_gpu: int
     kv_bytes_per_token: int
-    """In all layers, while the token is in all windows."""
+    """In all layers of all GPUs, while the token is in all windows."""
     kv_bytes_per_token_per_gpu: int
     page_bytes_per_gpu: int
     """Bytes of the layers that share a page: all, or a group of them where some keep a window."""
@@ -125,7 +135,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     contexts: tuple[ContextCapacity, ...]
     fewest_gpus: int | None
     """How many such GPUs hold the weights and one request of the longest context. None: no number
-    that divides the KV heads does."""
+    that divides the heads does."""
     refused: str
     """Why the engine doesn't load the model; empty where it does."""
 
@@ -146,9 +156,9 @@ def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
 
 
 def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
-    """Keys and values of one token in all layers, on one of `num_gpus` that share the KV heads.
+    """Keys and values of one token in all layers, on one of `num_gpus` that share the heads.
 
-    Raises `ConfigError` unless every GPU gets the same number of KV heads.
+    Raises `ConfigError` unless every GPU gets the same number of heads.
     """
     layout = _layout(sizes, dtype, num_gpus)
     return layout.num_layers * layout.groups[0].bytes_per_token
@@ -157,12 +167,13 @@ def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
 def _layout(sizes: ModelSizes, dtype: str, num_gpus: int) -> KVLayout:
     """On each of the GPUs. Raises as `kv_bytes_per_token`."""
     _check_choice("kv_dtype", dtype, KV_PRECISIONS)
-    heads = sizes.num_kv_heads
+    heads = sizes.shared_heads
     if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
         counts = _gpu_counts(sizes)
         listed = ", ".join(map(str, counts[:MAX_LISTED])) + ", ..." * (len(counts) > MAX_LISTED)
+        kind = "query heads" if sizes.is_latent else "KV heads"
         raise ConfigError(
-            f"num_gpus must divide the model's {heads} KV heads ({listed}), got {shown(num_gpus)}: "
+            f"num_gpus must divide the model's {heads} {kind} ({listed}), got {shown(num_gpus)}: "
             "copies of one head on several GPUs (replication) are not planned for"
         )
     return sizes.layout(BITS[dtype] // 8, num_gpus)
@@ -215,10 +226,14 @@ def capacity_of(
     _check_memory(gpu_memory_bytes, memory_utilization, page_size)
     lengths = _lengths(model, sizes, contexts)
 
-    draft_bytes = 0 if draft is None else draft.weight_bytes
-    draft_page_bytes = 0 if draft is None else draft.bytes_per_page(page_size)
+    def draft_on(gpus: int) -> tuple[int, int]:
+        """Bytes of a draft's weights, and beside each page."""
+        if draft is None:
+            return 0, 0
+        return draft.weight_bytes_on(gpus), draft.bytes_per_page(page_size, gpus)
 
     def pages_on(gpus: int) -> int:
+        draft_bytes, draft_page_bytes = draft_on(gpus)
         beside = gpu_memory_bytes - weights_on(gpus) - draft_bytes
         page_bytes = _layout(sizes, kv_dtype, gpus).bytes_per_page(page_size) + draft_page_bytes
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
@@ -254,7 +269,7 @@ def capacity_of(
         num_window_groups=layout.num_window_groups,
         window_tokens=layout.window,
         draft=draft,
-        weights_fit=gpu_weight_bytes + draft_bytes <= gpu_memory_bytes,
+        weights_fit=gpu_weight_bytes + draft_on(num_gpus)[0] <= gpu_memory_bytes,
         num_pages=num_pages,
         capacity_tokens=tokens_of_sequence(num_pages, page_size, **windows),
         contexts=tuple(context(tokens, num_pages) for tokens in lengths),
@@ -278,9 +293,9 @@ def _lengths(model: str, sizes: ModelSizes, contexts: Sequence[int]) -> list[int
 
 
 def _gpu_counts(sizes: ModelSizes) -> list[int]:
-    """Numbers that divide the KV heads, the smallest first; those beyond `MAX_DEVICES` are left
+    """Numbers that divide the heads, the smallest first; those beyond `MAX_DEVICES` are left
     out."""
-    heads = sizes.num_kv_heads
+    heads = sizes.shared_heads
     return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
 
 

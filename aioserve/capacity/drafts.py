@@ -40,6 +40,7 @@ def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
         kind="model",
         weight_bytes=held,
         kv_bytes_per_token=sizes.num_layers * layer,
+        num_kv_heads=sizes.num_kv_heads,
         state_bytes_per_token=0,
     )
 
@@ -56,13 +57,15 @@ def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
     # Where weights are rounded, activations have 16 bits.
     item_bytes = max(16, BITS[precisions(target)[0]]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])
-    states, kv = len(read.layers_read(target)), 0
+    states, kv, heads = len(read.layers_read(target)), 0, 0
     if not isinstance(config, MedusaConfig):
-        kv = config.num_layers * bytes_of_heads(config.heads.kv, config.heads.dim, item_bytes)
+        heads = config.heads.kv
+        kv = config.num_layers * bytes_of_heads(heads, config.heads.dim, item_bytes)
     return DraftMemory(
         draft=directory,
         kind=config.kind,
         weight_bytes=values * item_bytes,
         kv_bytes_per_token=kv,
+        num_kv_heads=heads,
         state_bytes_per_token=states * target.hidden_size * item_bytes,
     )

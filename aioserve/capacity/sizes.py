@@ -60,8 +60,9 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it makes tokens."""
     num_active_parameters: int
     """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
+    num_query_heads: int
     num_kv_heads: int
-    """KV heads that several GPUs can divide among them. Latent attention has one."""
+    """KV heads. Latent attention has one."""
     key_dim: int
     """Numbers of a head's key, and as many of its value; of the latent vector that stands for
     both."""
@@ -84,6 +85,12 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         """In all layers and heads."""
         return self.num_layers * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
 
+    @property
+    def shared_heads(self) -> int:
+        """Heads that several GPUs divide among them: KV heads, or the query heads of latent
+        attention, whose one latent vector each GPU keeps."""
+        return self.num_query_heads if self.is_latent else self.num_kv_heads
+
     def up_to(self, max_model_len: int) -> ModelSizes:
         """The same for contexts of at most so many tokens, which KV pages are then laid out for."""
         return msgspec.structs.replace(self, max_position_embeddings=max_model_len)
@@ -91,7 +98,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self, item_bytes: int, num_gpus: int = 1) -> KVLayout:
         """Which layers share a KV page on each GPU, with numbers of so many bytes, for contexts as
         long as the model's."""
-        heads = self.num_kv_heads // num_gpus
+        heads = self.num_kv_heads if self.is_latent else self.num_kv_heads // num_gpus
         token = bytes_of_heads(heads, self.key_dim, item_bytes, latent=self.is_latent)
         layers = [LayerKV(token, window, self.is_latent) for window in self.windows]
         return kv_layout(layers, self.max_position_embeddings)
@@ -105,6 +112,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=config.vocab_size,
             has_head=config.has_head,
             num_active_parameters=count.total - count_idle(config),
+            num_query_heads=config.layers[0].mixer.heads.query,
             num_kv_heads=config.num_kv_heads,
             key_dim=config.head_dim,
             is_latent=bool(config.latent_rank),
@@ -171,7 +179,8 @@ def count_expert(mixture: Experts) -> int:
 def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
     hidden, vocab = text.integer("hidden_size"), text.integer("vocab_size")
     num_layers = text.integer("num_hidden_layers", most=MOST_LAYERS)
-    attention, num_kv_heads, key_dim = _attention(text, hidden)
+    heads = text.integer("num_attention_heads")
+    attention, num_kv_heads, key_dim = _attention(text, hidden, heads)
     dense, sparse, active = _feed_forwards(text, hidden, num_layers)
     embeddings = vocab * hidden
     if not text.flag("tie_word_embeddings", False):
@@ -183,6 +192,7 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
         hidden_size=hidden,
         vocab_size=vocab,
         num_active_parameters=embeddings + vectors + num_layers * attention + dense + active,
+        num_query_heads=heads,
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
         is_latent=text.has("kv_lora_rank"),
@@ -194,9 +204,8 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
     )
 
 
-def _attention(text: Fields, hidden: int) -> tuple[int, int, int]:
+def _attention(text: Fields, hidden: int, heads: int) -> tuple[int, int, int]:
     """Weights of a layer's attention, KV heads, and numbers of a key or of the latent vector."""
-    heads = text.integer("num_attention_heads")
     if text.has("kv_lora_rank"):
         latent, rope = text.integer("kv_lora_rank"), text.integer("qk_rope_head_dim")
         plain, value = text.integer("qk_nope_head_dim"), text.integer("v_head_dim")

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 
+from aioserve.unsupported import ADAPTERS, DEVICES, not_there
+
 __all__ = ["ANSWERS", "LOAD_ANSWERS", "answer_for"]
 
-_ONE_DEVICE = "a model runs on one device"
-_NO_ADAPTERS = "adapters aren't supported"
-_NO_SPECULATION = "speculative decoding isn't supported"
+_ONE_DEVICE = f"a model runs on one device: {not_there(DEVICES)}"
+_NO_ADAPTERS = not_there(ADAPTERS)
+_DRAFTER = "it is --speculation DRAFTER: ngram, suffix, model:path=PATH or a head"
 _MODEL_FIRST = "the model comes first, without an option"
 _CHUNKS = "long prompts are always computed in chunks, of at most --max-num-batched-tokens"
 _THREADS = "the environment variable AIOSERVE_NUM_THREADS says how many threads compute"
@@ -54,7 +56,7 @@ ANSWERS: dict[str, str] = {
     "--distributed-executor-backend": _ONE_DEVICE,
     "--enable-lora": _NO_ADAPTERS,
     "--lora-modules": _NO_ADAPTERS,
-    "--speculative-config": _NO_SPECULATION,
+    "--speculative-config": _DRAFTER,
     # SGLang
     "--model-path": _MODEL_FIRST,
     "--mem-fraction-static": "it is --memory-utilization, of the memory that the weights leave",
@@ -70,14 +72,18 @@ ANSWERS: dict[str, str] = {
     "--tp-size": _ONE_DEVICE,
     "--dp": _ONE_DEVICE,
     "--dp-size": _ONE_DEVICE,
-    "--speculative-algorithm": _NO_SPECULATION,
+    "--speculative-algorithm": _DRAFTER,
+    "--speculative-draft-model-path": "it is --speculation model:path=PATH",
+    "--speculative-num-steps": "it is --speculation-max-tokens",
+    "--speculative-num-draft-tokens": "it is --speculation-max-tokens",
     # llama-server
     "--ctx-size": "it is --max-model-len",
     "--parallel": "it is --max-num-seqs",
     "--batch-size": "it is --max-num-batched-tokens",
     "--threads": _THREADS,
     "--n-gpu-layers": "all layers are on one device, which --device names",
-    "--model-draft": _NO_SPECULATION,
+    "--model-draft": "it is --speculation model:path=PATH",
+    "--draft-max": "it is --speculation-max-tokens",
     "--alias": "it is --served-model-names",
     "--jinja": "the model's chat template is always used; --chat-template names another",
     "--hf-repo": _MODEL_FIRST,

@@ -53,10 +53,11 @@ def plan(
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
             several times. Not given: 4K, 32K and 128K, or the model's longest.
         gpu_memory_gib: Memory of each GPU.
-        num_gpus: GPUs that share the model by tensor parallelism; must divide its KV heads.
+        num_gpus: GPUs that share the model by tensor parallelism; must divide its KV heads,
+            or the query heads of latent attention.
         memory_utilization: Share of the memory beside the weights that KV pages may take.
         page_size: Tokens of a KV page.
-        draft: A draft model that guesses for it, named as MODEL is; each GPU has all of it.
+        draft: A draft model that guesses for it, named as MODEL is; the GPUs share it, too.
         head: Directory of a head that guesses for it.
         json: Print JSON instead of tables.
     """
@@ -180,10 +181,10 @@ def _memory(found: Capacity) -> Table:
         ),
     ]
     if (draft := found.draft) is not None:
-        beside = draft.bytes_per_page(found.page_size)
+        beside = draft.bytes_per_page(found.page_size, found.num_gpus)
         what = "draft" if draft.kind == "model" else f"{draft.kind} head"
         for name, each in (
-            (f"weights of the {what}", draft.weight_bytes),
+            (f"weights of the {what}", draft.weight_bytes_on(found.num_gpus)),
             (f"{what} beside a page", beside),
             (f"{what} beside all pages", beside * found.num_pages),
         ):
@@ -216,10 +217,12 @@ def _trouble(found: Capacity) -> str:
     longest = f"a request of {counted(found.contexts[-1].context_tokens, 'token', form=',')}"
     what = f"The weights leave no room for {longest}."
     if not found.weights_fit:
-        held = found.weight_bytes_per_gpu + (found.draft.weight_bytes if found.draft else 0)
+        held = found.weight_bytes_per_gpu
+        if found.draft is not None:
+            held += found.draft.weight_bytes_on(found.num_gpus)
         what = f"The weights don't fit: {_size(held)} per GPU."
     if found.fewest_gpus is None:
-        return f"{what} No number of these GPUs that divides the KV heads holds {longest}."
+        return f"{what} No number of these GPUs that divides its heads holds {longest}."
     return f"{what} {found.fewest_gpus} of these GPUs would hold them and {longest}."
 
 

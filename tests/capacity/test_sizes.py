@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aioserve.capacity.capacity import capacity_of
 from aioserve.capacity.models import PRESETS, ModelShape, read_model, read_sizes
 from aioserve.capacity.sizes import ModelSizes
-from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.errors import ConfigError, ModelError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig
 
 MIXTRAL = {
@@ -118,6 +118,17 @@ def test_a_mixture_has_as_many_parameters_as_its_makers_say(
     assert found.refused == sizes.refused
     assert found.num_active_parameters == sizes.num_active_parameters
     assert found.kv_bytes_per_token == kv_values * 2
+
+
+@pytest.mark.parametrize("config", [DEEPSEEK_V3, REFUSED])
+def test_gpus_share_the_heads_of_latent_attention_and_each_keeps_its_latents(tmp_path, config):
+    sizes = read_sizes(written(tmp_path, config))
+    one, eight = (capacity_of("m", sizes, num_gpus=count) for count in (1, 8))
+    assert eight.kv_bytes_per_token_per_gpu == one.kv_bytes_per_token_per_gpu == 61 * 576 * 2
+    assert eight.weight_bytes_per_gpu < one.weight_bytes_per_gpu / 7.9
+    assert eight.fewest_gpus == 16  # of 80 GiB
+    with pytest.raises(ConfigError, match=r"must divide the model's 128 query heads \(1, 2, 4"):
+        capacity_of("m", sizes, num_gpus=3)
 
 
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3_30B, QWEN15_A27])

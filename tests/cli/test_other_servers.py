@@ -50,10 +50,12 @@ def test_the_command_line_of_another_load_generator_is_answered(aioserve_here: R
     ("given", "told"),
     [
         ("--enable-prefix-caching", "prefixes are cached unless --no-prefix-caching is given"),
-        ("--tensor-parallel-size=2", "a model runs on one device"),
+        ("--tensor-parallel-size=2", "a model runs on one device: several GPUs aren't supported"),
         ("--gpu_memory_utilization=0.5", "it is --memory-utilization"),
         ("--kv-cache-dtype=fp8", "the KV cache has the type of --dtype"),
         ("--served-model-name=x", "it is --served-model-names"),
+        ("--speculative-config={}", "it is --speculation DRAFTER"),
+        ("--model-draft=x", "it is --speculation model:path=PATH"),
     ],
 )
 def test_the_command_line_of_another_server_is_answered(

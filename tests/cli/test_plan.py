@@ -29,9 +29,9 @@ def test_a_table_says_what_fits(aioserve_here: Run) -> None:
 def test_a_draft_has_rows_of_its_own(aioserve_here: Run) -> None:
     done = aioserve_here("plan", "llama-3-70b", "--draft", "llama-3-8b", "--num-gpus", 4)
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["weights", "of", "the", "draft", "59.83", "GiB", "14.96", "GiB"] in rows
-    assert ["draft", "beside", "a", "page", "8.00", "MiB", "2.00", "MiB"] in rows
-    assert ["4,096", "1.25", "GiB", "256", "35"] in rows
+    assert ["weights", "of", "the", "draft", "14.96", "GiB", "3.74", "GiB"] in rows
+    assert ["draft", "beside", "a", "page", "2.00", "MiB", "512.00", "KiB"] in rows
+    assert ["4,096", "1.25", "GiB", "256", "89"] in rows
 
 
 def test_json_has_every_figure_for_programs(aioserve_here: Run) -> None:
@@ -89,7 +89,7 @@ def test_weights_that_do_not_fit_are_an_answer(aioserve_here: Run) -> None:
     done = aioserve_here("plan", "llama-3-8b", "--gpu-memory-gib", 16)
     assert "The weights leave no room for a request of 131,072 tokens. 4 of these" in done.stdout
     done = aioserve_here("plan", "llama-3-405b")
-    assert "No number of these GPUs that divides the KV heads holds" in done.stdout
+    assert "No number of these GPUs that divides its heads holds" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""The one list of what aioserve doesn't support yet, by the rows of the README's table.
+
+The README shows it, and commands answer with it where an option of another server asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["NOT_THERE", "not_there"]
+
+ADAPTERS: Final = "LoRA adapters"
+DEVICES: Final = "several GPUs"
+MACHINES: Final = "several machines"
+
+NOT_THERE: Final[dict[str, tuple[str, ...]]] = {
+    "models": ("other mixtures", "recurrent state", "encoders", "images and sound"),
+    "weights": ("NVFP4", ADAPTERS),
+    "where": (DEVICES, MACHINES, "Windows", "macOS"),
+    "computing": ("branches of draft tokens on GPUs",),
+    "APIs": ("Ollama's downloads",),
+}
+"""What isn't there, by area."""
+
+
+def not_there(what: str) -> str:
+    """The sentence that refuses `what`, an entry of `NOT_THERE`."""
+    if not any(what in some for some in NOT_THERE.values()):
+        raise ValueError(f"{what!r} isn't in NOT_THERE")
+    return f"{what} aren't supported"

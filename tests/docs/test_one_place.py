@@ -1,0 +1,34 @@
+"""Facts that several pages tell stand in one place, and the other pages say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aioserve.unsupported import NOT_THERE, not_there
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "benchmarks" / "README.md"
+
+
+def test_the_readme_shows_the_list_of_what_is_not_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| | there | not there |") :].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    assert {row[0]: tuple(row[-1].split(", ")) for row in rows} == NOT_THERE
+
+
+def test_what_is_refused_as_not_there_is_in_the_list() -> None:
+    assert not_there("LoRA adapters") == "LoRA adapters aren't supported"
+    with pytest.raises(ValueError, match="isn't in NOT_THERE"):
+        not_there("speculation")
+
+
+def test_one_page_says_what_no_card_has_run() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        for paragraph in page.read_text(encoding="utf-8").split("\n\n"):
+            if page == RESULTS or "no card has run" not in paragraph.casefold():
+                continue
+            assert "#what-no-card-has-run" in paragraph, f"{page}: {paragraph}"
