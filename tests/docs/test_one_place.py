@@ -32,3 +32,9 @@ def test_one_page_says_what_no_card_has_run() -> None:
             if page == RESULTS or "no card has run" not in paragraph.casefold():
                 continue
             assert "#what-no-card-has-run" in paragraph, f"{page}: {paragraph}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "examples/deploy/Dockerfile", "tools/torch_index"])
+def test_installs_without_a_card_name_the_index_of_cpu_builds(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert "https://download.pytorch.org/whl/cpu" in text
