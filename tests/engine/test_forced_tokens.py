@@ -71,18 +71,25 @@ params = st.builds(
 requests = st.lists(st.tuples(st.integers(1, 40), params), min_size=1, max_size=5)
 
 
+class _Messages(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 @contextmanager
 def nothing_goes_wrong() -> Iterator[None]:
     """What planning gets over, after a bug in it, is told in the log alone."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = records.append
-    logging.getLogger("aioserve").addHandler(handler)
+    told, logger = _Messages(logging.ERROR), logging.getLogger("aioserve")
+    logger.addHandler(told)
     try:
         yield
     finally:
-        logging.getLogger("aioserve").removeHandler(handler)
-    assert not [record.getMessage() for record in records]
+        logger.removeHandler(told)
+    assert not told.messages
 
 
 async def told(model: str, wanted: list[tuple[int, SamplingParams]], **options: Any) -> Any:
