@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["CLOCKS", "JUMP_SECONDS", "RATE", "distort"]
 
@@ -28,19 +29,19 @@ CLOCKS: dict[str, Callable[[int], int]] = {
 NAMES = ("monotonic", "perf_counter", "time")
 
 
-def distort(kind: str) -> None:
-    """Let the clocks of this process go as `CLOCKS` has it, for whoever asks module `time` from now
-    on. Raises `KeyError` for another kind."""
+def distort(kind: str, module: Any = time) -> None:
+    """Let the clocks of `module` go as `CLOCKS` has it, for whoever asks it from now on. Raises
+    `KeyError` for another kind."""
     shown = CLOCKS[kind]
     for name in NAMES:
-        read = getattr(time, f"{name}_ns")
+        read = getattr(module, f"{name}_ns")
         began = read()
 
         def now_ns(read: Callable[[], int] = read, began: int = began) -> int:
             return began + shown(read() - began)
 
         for place, given in ((f"{name}_ns", now_ns), (name, _in_seconds(now_ns))):
-            setattr(time, place, functools.wraps(getattr(time, place))(given))
+            setattr(module, place, functools.wraps(getattr(module, place))(given))
 
 
 def _in_seconds(now_ns: Callable[[], int]) -> Callable[[], float]:
