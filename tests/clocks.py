@@ -2,7 +2,7 @@
 on a faster one, and on one that does something else now and again.
 
 `AIOSERVE_CLOCK=fast` makes the clocks of a test process go five times faster, `slow` five times
-slower, and `jumps` lets them stand still for a while and then leap. Processor time isn't changed,
+slower, and `jumps` lets them nearly stand still for a while and then leap. Processor time isn't changed,
 and neither are programs that a test starts anew. Tests marked `alone` watch the clock: they are
 left out (`make test-clocks`).
 """
@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CLOCKS", "JUMP_SECONDS", "RATE", "distort"]
+__all__ = ["CLOCKS", "CREEP", "JUMP_SECONDS", "RATE", "distort"]
 
 RATE = 5
 JUMP_SECONDS = 0.4
 JUMP_NS = int(JUMP_SECONDS * 1e9)
+CREEP = 100
+"""So many times slower a clock goes between two jumps."""
 
 CLOCKS: dict[str, Callable[[int], int]] = {
     "fast": lambda passed: passed * RATE,
     "slow": lambda passed: passed // RATE,
-    "jumps": lambda passed: passed // JUMP_NS * JUMP_NS,
+    "jumps": lambda passed: passed // JUMP_NS * JUMP_NS + passed % JUMP_NS // CREEP,
 }
 """Nanoseconds that a clock shows to have passed, by those that have."""
 NAMES = ("monotonic", "perf_counter", "time")

@@ -10,7 +10,7 @@ import pytest
 
 from aioserve import Engine, SamplingParams, Speculation
 from aioserve.testing import FakeModel, run_simulated
-from tests.clocks import CLOCKS, JUMP_SECONDS, NAMES, RATE, distort
+from tests.clocks import CLOCKS, CREEP, JUMP_SECONDS, NAMES, RATE, distort
 from tests.doubles.drafters import FakeModelDrafters, right_up_to
 
 BEGAN_NS = 7_000_000_123
@@ -28,7 +28,7 @@ def clocks_at(passed_ns: list[int]) -> SimpleNamespace:
     [
         ("fast", [0.0, 0.1 * RATE, 0.5 * RATE, 1.0 * RATE]),
         ("slow", [0.0, 0.1 / RATE, 0.5 / RATE, 1.0 / RATE]),
-        ("jumps", [0.0, 0.0, JUMP_SECONDS, 2 * JUMP_SECONDS]),
+        ("jumps", [0.0, 0.1 / CREEP, JUMP_SECONDS + 0.1 / CREEP, 2 * JUMP_SECONDS + 0.2 / CREEP]),
     ],
 )
 def test_a_clock_goes_as_it_says(kind: str, shown_seconds: list[float], name: str) -> None:
