@@ -2,9 +2,9 @@
 on a faster one, and on one that does something else now and again.
 
 `AIOSERVE_CLOCK=fast` makes the clocks of a test process go five times faster, `slow` five times
-slower, and `jumps` lets them nearly stand still for a while and then leap. Processor time isn't changed,
-and neither are programs that a test starts anew. Tests marked `alone` watch the clock: they are
-left out (`make test-clocks`).
+slower, and `jumps` lets them nearly stand still for a while and then leap. Processor time isn't
+changed, and neither are programs that a test starts anew. Tests marked `alone` watch the clock:
+they are left out (`make test-clocks`).
 """
 
 from __future__ import annotations
