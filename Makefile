@@ -8,6 +8,7 @@
 #   pairs   every two features together, on all models, page sizes and seeds
 #   soak    random requests through whole engines for ten minutes
 #   test-optimized  the test suite under `python -O`
+#   test-clocks     the test suite by clocks that go wrong
 #   test-real       downloads a trained model (253 MB) and tests with it
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
@@ -64,7 +65,7 @@ QUICK := -m "not slow and not alone" --hypothesis-profile quick
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-real test-optimized mutants sanitize fuzz pairs soak lint check-install wheels \
+.PHONY: run test test-slow test-real test-optimized test-clocks mutants sanitize fuzz pairs soak lint check-install wheels \
   bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
@@ -90,6 +91,9 @@ test-real: $(FOR_TEST) $(BUILT)
 
 test-optimized: $(FOR_TEST) $(BUILT)
 	$(PYTEST_OPTIMIZED)
+
+test-clocks: $(FOR_CLIENTS) $(BUILT)
+	for clock in fast slow jumps; do AIOSERVE_CLOCK=$$clock $(PYTEST_SHARED) $(QUICK) || exit; done
 
 mutants: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

@@ -17,6 +17,9 @@ spins on what the other needs.
 
 And signals reach what tests start where they were ignored when the tests began, in the background
 of a shell say.
+
+And engines choose the number of guesses by what is known of these alone: how long a step takes on
+this machine decides no test.
 """
 
 from __future__ import annotations
@@ -28,9 +31,14 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # when numpy is
 
+from tests.clocks import distort
+
+if WRONG_CLOCK := os.environ.get("AIOSERVE_CLOCK"):
+    distort(WRONG_CLOCK)  # before anyone takes hold of a clock
+
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
 
@@ -63,6 +71,9 @@ settings.register_profile(
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
 USUAL = "same-every-time" if os.environ.get("CI") else "developer"
+if WRONG_CLOCK:  # by which hypothesis measures how long a draw takes
+    unhurried = settings(settings.get_profile(USUAL), suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(USUAL, unhurried)
 settings.register_profile("quick", settings.get_profile(USUAL), max_examples=40)
 settings.load_profile("fuzz" if os.environ.get("AIOSERVE_FUZZ") else USUAL)
 
@@ -73,12 +84,11 @@ def signals_are_heard() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured of what steps and drafters cost, so that guesses are made as long as they
-    come true: where an engine runs by the clock, there may else be none beside another heavy job.
-    """
-    from aioserve.scheduling.draft_lengths import DraftingCosts, StepCosts
+@pytest.fixture(scope="session", autouse=True)
+def steps_are_unmeasured() -> Iterator[None]:
+    """Before any engine of a module or a session is made."""
+    from tests.doubles.unmeasured import UnmeasuredScheduler
 
-    for costs in (StepCosts, DraftingCosts):
-        monkeypatch.setattr(costs, "took", lambda *args: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aioserve.engine.lifecycle.Scheduler", UnmeasuredScheduler)
+        yield

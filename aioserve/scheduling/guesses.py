@@ -135,18 +135,20 @@ def _wished_forced(state: SchedulerState) -> Wishes:
 
 def _may_have_guesses(sequence: SequenceState) -> bool:
     """Whether its next token is one of the answer, so that no sample is to fork off it, and the
-    last one there is: some that are forced may be known behind it."""
+    last one there is: some that are forced may be known behind it. Nothing is guessed of those that
+    are forced and are yet to be drawn."""
     return (
         sequence.drafts is not None
         and sequence.lease.computed >= sequence.prompt_tokens
         and sequence.remaining == 1
+        and not (sequence.constrained and sequence.forced_ahead)
     )
 
 
 def _is_told(sequence: SequenceState) -> bool:
     """Whether all tokens of a constrained sequence are known, and what may come next: guesses need
-    masks as well, which are made from that."""
-    return not sequence.pending and sequence.masked_to == sequence.num_known
+    masks as well, which are made from that. None of its tokens is forced and yet to be drawn."""
+    return not sequence.pending and sequence.is_masked
 
 
 def _sits_out(sequence: SequenceState) -> bool:

@@ -44,8 +44,7 @@ class PinnedPrefixes:
     def ask_to_pin(self, sequence: SequenceState) -> None:
         """A sequence is about to end, and what it computed is published."""
         lease = sequence.lease
-        most = min(lease.computed, sequence.num_known)
-        tokens = self.policy_calls.pin(sequence.view, most)
+        tokens = self.policy_calls.pin(sequence.view, sequence.num_computed)
         most = self.memory.windows.capacity_tokens(self.max_pages)
         pages = full_pages(min(tokens, most), self.memory.page_size)
         if not pages:

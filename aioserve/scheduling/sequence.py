@@ -221,12 +221,24 @@ class SequenceState:
         return self.num_known + self.pending - self.lease.computed
 
     @property
+    def num_computed(self) -> int:
+        """Known tokens whose KV is in its pages, or will be by launched steps. These compute more:
+        tokens that nobody knows yet, and guesses, of which some may be wrong."""
+        return min(self.lease.computed, self.num_known)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a mask for what comes behind the known tokens. It may be a forced one,
+        and then there are masks for all of these as well."""
+        return self.masked_to >= self.num_known
+
+    @property
     def is_held(self) -> bool:
         """Whether it can't be planned now: its reader is behind, or what may come next isn't known,
         of it or of a sample that is to fork off it."""
         if self.paused or not self.constrained:
             return self.paused
-        return any(one.masked_to < one.num_known for one in self.family)
+        return not all(one.is_masked for one in self.family)
 
     @property
     def forced_ahead(self) -> tuple[int, ...]:

@@ -82,9 +82,9 @@ class RequestView(SchedulingHints, frozen=True, kw_only=True, eq=False, weakref=
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose KV is in the request's pages, launched steps and those found in the cache
-        included; 0 while it waits."""
-        return self._sequence.lease.computed
+        """Known tokens, of prompt and answer, whose KV is in the request's pages, those that
+        launched steps compute and those found in the cache included; 0 while it waits."""
+        return self._sequence.num_computed
 
     @property
     def num_samples(self) -> int:

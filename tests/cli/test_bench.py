@@ -40,7 +40,6 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     assert host["step_milliseconds"] * stats["steps"] < seconds * 1000
 
 
-@pytest.mark.usefixtures("unmeasured_steps")
 def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
     options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
     guesses = ("--speculation", "ngram:min_ngram=1", "--speculation-max-tokens", 3)

@@ -33,7 +33,7 @@ Answers = dict[tuple[int, ...], list[tuple[int, ...]]]
 Guess = Callable[[list[int], int], tuple[list[int], list[list[int]]]]
 """What comes, and how many rows there are -> a chain, and branches."""
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 
 class Branching(Drafter):

@@ -47,7 +47,7 @@ KINDS = ("eagle3", "few", "windows", "mtp", "medusa")
 """`few` is an EAGLE-3 head that knows some of the tokens, `windows` one whose second layer has a
 window."""
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ OTHERS = [
     SamplingParams(temperature=1.3, frequency_penalty=0.7, min_p=0.05, logit_bias={20: 3.0}),
 ]
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture(scope="module")

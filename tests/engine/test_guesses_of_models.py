@@ -63,7 +63,6 @@ async def answers(rounds: int = 1, **options: Any) -> tuple[list[Told], Engine]:
     return found, engine
 
 
-@pytest.mark.usefixtures("unmeasured_steps")
 @pytest.mark.parametrize("drafter", ["ngram:min_ngram=1", "suffix"])
 @pytest.mark.parametrize(
     ("backend", "dtype"), [("native", "float32"), ("native", "bfloat16"), ("reference", "float32")]
@@ -89,7 +88,6 @@ async def test_guesses_of_drafters_that_ship_change_no_token(
             assert one.logprobs == other.logprobs
 
 
-@pytest.mark.usefixtures("unmeasured_steps")
 @pytest.mark.asyncio
 async def test_guesses_change_no_token_where_memory_is_short() -> None:
     plain, _ = await answers()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from aioserve import Engine, EngineStats, SamplingParams, SchedulingPolicy, StepError
-from aioserve.testing import FakeModel, Faults, run_simulated
+from aioserve.testing import FakeModel, Faults, SimLoop, run_simulated
 from aioserve.testing.fake_model import Fault
 from aioserve.text.assembler import TextAssembler
 
@@ -60,29 +59,38 @@ class Stalling(SchedulingPolicy):
 
     def stall(self, method: str) -> None:
         if method in self.methods:
-            time.sleep(STALL_SECONDS)
+            hold_up_the_loop()
+
+
+def hold_up_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    loop.block(STALL_SECONDS)
 
 
 PARTS = {"order": "planning", "step_finished": "commit", "push": "delivery"}
 
 
 @pytest.mark.parametrize("stalls", PARTS)
-@pytest.mark.asyncio
-async def test_time_is_counted_where_it_goes(stalls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_counted_where_it_goes(stalls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     push = TextAssembler.push
 
     def slow_push(self: TextAssembler, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
-        time.sleep(STALL_SECONDS)
+        hold_up_the_loop()
         return push(self, token_id, is_end=is_end)
 
     if stalls == "push":
         monkeypatch.setattr(TextAssembler, "push", slow_push)
-    # Each answer is alone when it begins, and so the policy is asked for an order each time.
-    async with Engine(FakeModel(), policy=Stalling(stalls)) as engine:
-        for _ in range(NUM_TOKENS):
-            await engine.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))
-        stats = engine.stats()
+
+    async def main() -> EngineStats:
+        # Each answer is alone when it begins, and so the policy is asked for an order each time.
+        async with Engine(FakeModel(), policy=Stalling(stalls)) as engine:
+            for _ in range(NUM_TOKENS):
+                await engine.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))
+            return engine.stats()
+
+    stats = run_simulated(main)
     assert stats.steps_total == NUM_TOKENS
     seconds = {name: getattr(stats, f"{name}_seconds_total") for name in PARTS.values()}
-    assert seconds.pop(PARTS[stalls]) >= NUM_TOKENS * STALL_SECONDS
-    assert all(0 < other < NUM_TOKENS * STALL_SECONDS / 2 for other in seconds.values())
+    assert seconds.pop(PARTS[stalls]) == pytest.approx(NUM_TOKENS * STALL_SECONDS)
+    assert [*seconds.values()] == [0, 0]

@@ -22,7 +22,7 @@ from tests.engine.test_draft_model import GREEDY, SAMPLED, SHARED
 
 __all__ = ["models"]
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 
 class MedusaGuess(NamedTuple):

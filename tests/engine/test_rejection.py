@@ -27,7 +27,7 @@ from tests.engine.idle import all_given_back
 from tests.parity import tiny_models
 from tests.sampling.chi_square import deviate_of_two
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 VOCAB = 8
 Counts = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ from aioserve import (
     TokenStream,
     WrongLoopError,
 )
-from aioserve.testing import check_invariants
+from aioserve.testing import check_invariants, run_simulated
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from tests.engine.idle import all_given_back
 from tests.faults.harness import until
@@ -264,13 +264,17 @@ async def test_a_reader_that_takes_nothing_is_told_so_by_name():
         assert stream.finish_reason is FinishReason.ABORT
 
 
-async def test_a_reader_that_is_slow_but_reads_is_left_alone():
+async def read_slowly() -> None:
     async with engine(max_buffered_tokens=16, stall_timeout_seconds=0.1) as it:
         stream = it.stream(PROMPT, SamplingParams(max_tokens=20, seed=0))
         for _ in range(10):
             await anext(stream)
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(0.09)
         assert [token.id async for token in stream] == expected_tokens(PROMPT, 20)[10:]
+
+
+async def test_a_reader_that_is_slow_but_reads_is_left_alone():
+    await asyncio.to_thread(run_simulated, read_slowly)
 
 
 @pytest.mark.parametrize("scarce", [{"max_num_seqs": 1}, {"num_pages": 17, "max_model_len": 256}])

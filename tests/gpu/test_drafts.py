@@ -14,7 +14,7 @@ from tests.execution.gpu.host_device import cuda_is_the_host
 from tests.gpu.answers import OPTIONS, answers, reference, requests
 from tests.gpu.place import Place
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,13 @@ class Wishful(Whimsical):
         return self.some_of(pins)
 
 
+class Unforgiving(Scheduler):
+    """Whatever a policy does, planning doesn't fail: what is retried then would hide it."""
+
+    def _recover(self, planner, error):
+        raise error
+
+
 class StrayingDevice(FakeDevice):
     """Over pages that a failed step should have written anything may be drawn: by rows, here those
     of the last step, that no sequence may hear of."""
@@ -221,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preemption="recompute" if recompute or not host_pages else "swap",
             window=self.window,
         )
-        self.scheduler = Scheduler(
+        self.scheduler = Unforgiving(
             self.memory,
             SchedulingPolicy() if whim is None else (Whimsical, Wishful)[whim % 2](whim),
             max_num_seqs=max_num_seqs,
@@ -684,6 +691,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             for precedence in range(-2, 3):
                 above = [s for s in state.waiting if s.precedence > precedence]
                 assert state.waits_above(precedence) == bool(above)
+
+    @invariant()
+    def all_that_is_computed_may_be_pinned(self):
+        fault = self.scheduler.policy_calls.last_fault if hasattr(self, "scheduler") else None
+        assert fault is None or "pin answered" not in fault or "pin answered -1," in fault
 
     @invariant()
     def state_is_consistent(self):

@@ -293,3 +293,34 @@ def test_no_guess_changes_a_token(
     assert tokens == expected
     counters = bench.scheduler.counters
     assert counters.tokens_generated == sum(map(len, expected.values()))
+
+
+class Keeping(SchedulingPolicy):
+    """Pins all that is computed of a request."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def pin(self, request: RequestView) -> int:
+        self.told.append(request.computed_tokens)
+        return request.computed_tokens
+
+
+@pytest.mark.parametrize("limit", [0, 4])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_is_told_to_be_computed_has_no_token_that_nobody_knows(limit: int, depth: int) -> None:
+    """It may be pinned, all of it, while steps are in flight that compute more."""
+    policy = Keeping()
+    bench = bench_of(right_up_to(9), policy=policy, prefix_caching=True, page_size=2)
+    sequence_id = bench.submit(PROMPT, 30, max_draft_tokens=limit)
+    bench.step()
+    flying = [bench.plan() for _ in range(depth)]
+    sequence = bench.sequences[sequence_id]
+    assert sequence.lease.computed >= len(PROMPT) + depth * (1 + limit)
+    assert bench.view(sequence_id).computed_tokens <= len(PROMPT) + 1
+    bench.scheduler.finish(sequence_id)
+    assert policy.told == [len(PROMPT) + 1]
+    assert bench.scheduler.policy_calls.faults_total == 0
+    assert bench.scheduler.state.pins.num_pages == len(PROMPT) // 2
+    for plan in flying:
+        bench.commit(plan)

@@ -12,26 +12,27 @@ from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.plan import PENDING_TOKEN, StepPlan
+from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, StepPlan
 from aioserve.structured_output import StructuredOutput
 
 
-def scheduler() -> Scheduler:
+def scheduler(max_num_seqs: int = 4) -> Scheduler:
     return Scheduler(
         KVMemory(PagePool(16, 8)),
         SchedulingPolicy(),
-        max_num_seqs=4,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=64,
         output_reserve_tokens=0,
     )
 
 
-def guided(n: int = 1, max_tokens: int = 8) -> Request:
+def guided(n: int = 1, max_tokens: int = 8, max_draft_tokens: int = 0) -> Request:
     return Request(
         request_id="r",
         prompt_ids=np.array([1, 2, 3], np.int32),
         max_length=3 + max_tokens,
         params=SamplingParams(n=n, structured_output=StructuredOutput(json_object=True)),
+        max_draft_tokens=max_draft_tokens,
     )
 
 
@@ -251,3 +252,26 @@ def test_a_step_has_no_more_rows_for_them_than_it_may_have_sequences() -> None:
     one, _ = drawn_ahead(8, 9, 10, 11, 12)
     one.submit(guided())
     assert items(one.plan(0.0)) == [(3, [7, 8, 9])]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_where_seats_are_taken_they_are_drawn_one_by_one_and_guesses_come_behind_them(
+    depth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mask of the token behind them is there, and none is awaited."""
+    one = scheduler(max_num_seqs=1)
+    (sequence_id,) = one.submit(guided(max_tokens=20, max_draft_tokens=4))
+    one.guide(sequence_id)
+    one.commit(*outcome(one.plan(0.0), 7), 0.0)
+    one.guide(sequence_id, (8, 9, 10), drawn=True)
+    flying: list[StepPlan | None] = []
+    for place, token_id in enumerate([8, 9, 10]):
+        while len(flying) < min(depth, 3 - place):
+            flying.append(one.plan(0.0))
+            ahead = place + len(flying) - 1
+            known = [7, 8, 9][ahead] if len(flying) == 1 else PENDING_TOKEN
+            assert items(flying[-1]) == [(3 + ahead, [known])]
+        one.commit(*outcome(flying.pop(0), token_id), 0.0)
+    one.sanity_check()
+    assert items(one.plan(0.0)) == [(6, [10, *[DRAFT_TOKEN] * 4])]
+    assert not caplog.messages  # of a plan that failed and was made anew

@@ -5,19 +5,39 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 from unittest import mock
 
 import pytest
 
 from aioserve.server.outgoing import Outgoing
+from tests.server.serving import until
 
 STALL_SECONDS = 0.5
 
 
+class TimersByHand:
+    """The part of a loop that calls later: when a test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        self.calls.append(call)
+        return mock.Mock(asyncio.TimerHandle)
+
+    def pass_by(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+
 @asynccontextmanager
-async def outgoing() -> AsyncIterator[tuple[Outgoing, socket.socket]]:
+async def outgoing(
+    timers: TimersByHand | None = None,
+) -> AsyncIterator[tuple[Outgoing, socket.socket]]:
     """One over a connection of loopback, and the socket of its peer."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[asyncio.Transport] = loop.create_future()
@@ -32,7 +52,8 @@ async def outgoing() -> AsyncIterator[tuple[Outgoing, socket.socket]]:
     peer.setblocking(False)
     try:
         await loop.sock_connect(peer, server.sockets[0].getsockname())
-        out = Outgoing(await made, loop, stall_seconds=STALL_SECONDS)
+        clock = cast(asyncio.AbstractEventLoop, timers) if timers else loop
+        out = Outgoing(await made, clock, stall_seconds=STALL_SECONDS)
         yield out, peer
         out.lost()
         out.abort()
@@ -47,14 +68,17 @@ async def outgoing() -> AsyncIterator[tuple[Outgoing, socket.socket]]:
 async def test_a_peer_that_reads_little_at_a_time_keeps_its_connection() -> None:
     """Less in each interval than makes the system take more from the buffer, and more than makes
     it tell what was taken."""
-    async with outgoing() as (out, peer):
+    timers, loop = TimersByHand(), asyncio.get_running_loop()
+    async with outgoing(timers) as (out, peer):
         out.write(bytes(64 * 2**20))
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + 5 * STALL_SECONDS
-        while loop.time() < ends:
-            assert await loop.sock_recv(peer, 10_000)
-            await asyncio.sleep(STALL_SECONDS / 20)
-        assert not out.is_closing()
+        for _ in range(5):
+            for _ in range(20):
+                assert await loop.sock_recv(peer, 10_000)
+            # The system tells of it in its time.
+            await until(lambda: out._written_bytes - out._untaken_bytes() > out._taken_bytes)
+            assert len(timers.calls) == 1
+            timers.pass_by()
+            assert not out.is_closing()
 
 
 @pytest.mark.asyncio

@@ -11,7 +11,7 @@ from tests.server.serving import served
 from tests.server.talking import post
 from tests.server.test_metrics import scraped, value
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("unmeasured_steps")]
+pytestmark = pytest.mark.asyncio
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = [{"role": "user", "content": "What does json.dumps do?"}]

@@ -43,11 +43,7 @@ PARAMS = [
     SamplingParams(seed=2, top_k=40, max_tokens=6, ignore_eos=True),
 ]
 
-pytestmark = [
-    pytest.mark.asyncio,
-    pytest.mark.timeout(240),
-    pytest.mark.usefixtures("unmeasured_steps"),
-]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

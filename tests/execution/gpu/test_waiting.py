@@ -148,6 +148,7 @@ def test_spinning_asks_until_there_is_an_answer(answers):
     assert asked == [1234] * len(answers)
 
 
+@pytest.mark.alone
 def test_spinning_gives_up_in_time_and_lets_others_run():
     function = QUERY(lambda event: 600)
     address = ctypes.cast(function, ctypes.c_void_p).value

@@ -1,0 +1,29 @@
+"""The scheduler of the tests' engines, by which guesses are made as long as they come true."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aioserve.scheduling.draft_lengths import DraftLengths
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.testing import SimLoop
+
+__all__ = ["UnmeasuredScheduler"]
+
+
+class _Unmeasured(DraftLengths):
+    """Hears nothing of what steps and drafters cost."""
+
+    def took(self, *args: Any, **options: Any) -> None:
+        return
+
+
+class UnmeasuredScheduler(Scheduler):
+    """As its base; but where the loop's clock is the machine's, nothing is measured for the number
+    of guesses: whether there is one at all would else follow from what else the machine does."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(asyncio.get_running_loop(), SimLoop):
+            self.state.draft_lengths = _Unmeasured()
