@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "brackets": (f"root ::= {'(' * (MAX_DEPTH + 1)}", "nested more than"),
     "repetitions": (f'root ::= "a"{"*" * 30_000}', "more than 8 repeats stand in a row"),
     "rules": ("\n".join(f"r{n} ::= root" for n in range(MAX_RULES + 1)), "more than 1000 rules"),
-    "nothing": (r"root ::= root", "nothing that the tokenizer can write"),
+    "nothing": (r"root ::= root", "no text of the rule .root. ends"),
 }
 
 
