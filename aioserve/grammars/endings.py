@@ -140,21 +140,27 @@ class _Types:
     def _joined(self, schemas: Sequence[Any]) -> list[dict[str, Any]] | None:
         """All that a value must be; None for nothing."""
         found: dict[int, dict[str, Any]] = {}
-        waiting = [*schemas]
-        while waiting:
-            schema = waiting.pop()
-            if schema is False:
-                return None
-            if not isinstance(schema, dict) or id(schema) in found:
-                continue
-            self._looks[0] += 1
-            if self._looks[0] > MAX_LOOKS:
-                raise ValueError("leads to itself in too many ways")
-            found[id(schema)] = schema
-            waiting += _list(schema.get("allOf"))
-            if isinstance(ref := schema.get("$ref"), str):
-                waiting.append(self._target(ref))
-        return list(found.values())
+        if all(self._join(schema, found, set()) for schema in schemas):
+            return list(found.values())
+        return None
+
+    def _join(self, schema: Any, found: dict[int, dict[str, Any]], begun: set[int]) -> bool:
+        """Add a schema, and all that it has beside it; False where that is false, or nothing but
+        itself. `begun` are those that led here."""
+        if not isinstance(schema, dict):
+            return schema is not False
+        if id(schema) in begun:
+            return bool(self._first)
+        if id(schema) in found:
+            return True
+        self._looks[0] += 1
+        if self._looks[0] > MAX_LOOKS:
+            raise ValueError("leads to itself in too many ways")
+        found[id(schema)] = schema
+        beside = _list(schema.get("allOf"))
+        if isinstance(ref := schema.get("$ref"), str):
+            beside = [*beside, self._target(ref)]
+        return all(self._join(one, found, begun | {id(schema)}) for one in beside)
 
     def _has_object(self, parts: _Parts) -> bool:
         required = {name for part in parts for name in map(str, _list(part.get("required")))}

@@ -14,13 +14,14 @@ begin the next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from aioserve.grammars.endings import endless_rule
-from aioserve.grammars.lexing import LAST_CHAR, Node, Ranges, greedy
+from aioserve.grammars.lexing import LAST_CHAR, Looks, Node, Ranges, TooMuchError, greedy
 from aioserve.grammars.schema import MAX_RULES
 
 __all__ = ["is_gbnf", "lark_of"]
@@ -226,7 +227,6 @@ class _Writer:
         names = {name for name in rules if name in recursive or recursive & self._reached(name)}
         self._trees = {name: self._tree(rules[name], names) for name in rules if name in names}
         """Rules that are no terminals, with terminals as leaves."""
-        self._num_parts = 0
         if self._trees:
             self._split()
         self._names = {
@@ -270,19 +270,25 @@ class _Writer:
 
     def _split(self) -> None:
         """Write terminals that would take text of others in smaller parts."""
-        while taking := greedy(self._trees, self._rules, "root"):
-            for terminal in taking:
-                (node,) = terminal.inner
-                if node.kind == "ref":
-                    terminal.inner = [self._rules[node.value]]
-                    continue
-                if node.kind == "text":
-                    node = Node("sequence", inner=[Node("text", char) for char in node.value])
-                terminal.kind, terminal.value, terminal.ranges = node.kind, node.value, node.ranges
-                terminal.inner = [Node("terminal", inner=[one]) for one in node.inner]
-                self._num_parts += len(terminal.inner)
-            if self._num_parts > MAX_RULES:
-                raise ValueError(f"it must be read in more than {MAX_RULES} parts")
+        looks, num_parts = Looks(), 0
+        with contextlib.suppress(TooMuchError):
+            while taking := greedy(self._trees, self._rules, "root", looks):
+                for terminal in taking:
+                    num_parts += self._split_one(terminal)
+                if num_parts > MAX_RULES:
+                    raise ValueError(f"it must be read in more than {MAX_RULES} parts")
+
+    def _split_one(self, terminal: Node) -> int:
+        """Write a terminal in smaller parts; return how many."""
+        (node,) = terminal.inner
+        if node.kind == "ref":
+            terminal.inner = [self._rules[node.value]]
+            return 1
+        if node.kind == "text":
+            node = Node("sequence", inner=[Node("text", char) for char in node.value])
+        terminal.kind, terminal.value, terminal.ranges = node.kind, node.value, node.ranges
+        terminal.inner = [Node("terminal", inner=[one]) for one in node.inner]
+        return len(terminal.inner)
 
     def _text(self, node: Node) -> str:
         """A node, written where it is, of whatever it has."""

@@ -13,14 +13,14 @@ lead to it, and a repeat that is counted like one that isn't.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
-__all__ = ["Node", "greedy"]
+__all__ = ["LAST_CHAR", "Looks", "Node", "Ranges", "TooMuchError", "greedy"]
 
-MAX_LOOKS = 200_000
-"""Most pairs of characters that are looked at. They take some 200 ms of a thread."""
+MAX_LOOKS = 300_000
+"""Most pairs of characters, or of terminals, that are looked at. They take some 300 ms."""
 MAX_COPIED = 1000
 """Characters of a terminal up to which a rule is looked at anew for each place that leads to it."""
 LAST_CHAR = 0x10FFFF
@@ -52,10 +52,27 @@ class _Shape:
 _EMPTY = _Shape(True)
 
 
+class TooMuchError(Exception):
+    """A grammar is too much to look at."""
+
+
+class Looks:
+    """What may still be looked at."""
+
+    def __init__(self) -> None:
+        self._left = MAX_LOOKS
+
+    def spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise TooMuchError
+
+
 class _Follow:
     """Places of a grammar, and which may follow which."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks: Looks) -> None:
+        self.looks: Looks = looks
         self.after: list[set[int]] = []
 
     def add(self) -> int:
@@ -99,17 +116,19 @@ class _Follow:
 
     def _join(self, last: Iterable[int], first: frozenset[int]) -> None:
         for place in last:
+            self.looks.spend(1 + len(first) // 8)
             self.after[place] |= first
 
 
 class _Chars(_Follow):
     """Characters of one terminal."""
 
-    def __init__(self, terminal: Node, rules: Mapping[str, Node]) -> None:
-        super().__init__()
+    def __init__(self, terminal: Node, rules: Mapping[str, Node], looks: Looks) -> None:
+        super().__init__(looks)
         self._rules = rules
         self._refs: dict[str, _Shape] = {}
         self.ranges: list[Ranges] = []
+        self._leads: list[int] = []
         self.shape: _Shape = self.of(terminal.inner[0])
 
     def leaf(self, node: Node) -> _Shape:
@@ -122,24 +141,33 @@ class _Chars(_Follow):
         return self.joined([self._char(((ord(char), ord(char)),)) for char in node.value])
 
     def _char(self, ranges: Ranges) -> _Shape:
+        self.looks.spend(len(ranges))
         self.ranges.append(ranges)
+        self._leads.append(_lead_bits(ranges))
         place = frozenset([self.add()])
         return _Shape(False, place, place)
 
-    def leads(self, places: Iterable[int]) -> list[tuple[int, int]]:
-        """First bytes of the characters at these places, in UTF-8."""
-        return [(_lead(low), _lead(high)) for place in places for low, high in self.ranges[place]]
+    def leads(self, places: Iterable[int]) -> int:
+        """First bytes of the characters at these places, in UTF-8, each as a bit."""
+        bits = 0
+        for place in places:
+            self.looks.spend(1)
+            bits |= self._leads[place]
+        return bits
 
 
 class _Terminals(_Follow):
     """Terminals of a grammar."""
 
-    def __init__(self, trees: Mapping[str, Node], rules: Mapping[str, Node], root: str) -> None:
-        super().__init__()
+    def __init__(
+        self, trees: Mapping[str, Node], rules: Mapping[str, Node], root: str, looks: Looks
+    ) -> None:
+        super().__init__(looks)
         self.nodes: list[Node] = []
         self.chars: list[_Chars] = []
         self._rules = rules
         self._places: dict[int, _Shape] = {}
+        self._following: dict[int, int] = {}
         self._shapes = {name: _Shape(False) for name in trees}
         has_changed = True
         while has_changed:
@@ -155,61 +183,83 @@ class _Terminals(_Follow):
             return self._shapes[node.value]
         if id(node) not in self._places:
             self.nodes.append(node)
-            self.chars.append(_Chars(node, self._rules))
+            self.chars.append(_Chars(node, self._rules, self.looks))
             place = frozenset([self.add()])
             self._places[id(node)] = _Shape(self.chars[-1].shape.is_empty, place, place)
         return self._places[id(node)]
 
-    def following(self, place: int) -> list[tuple[int, int]]:
-        """First bytes of what may follow a terminal."""
-        leads = [self.chars[one].leads(self.chars[one].shape.first) for one in self.after[place]]
-        return list({lead for each in leads for lead in each})
+    def following(self, place: int) -> int:
+        """First bytes of what may follow a terminal, each as a bit."""
+        if place not in self._following:
+            bits = 0
+            for one in self.after[place]:
+                bits |= self.chars[one].leads(self.chars[one].shape.first)
+            self._following[place] = bits
+        return self._following[place]
 
 
-def greedy(trees: Mapping[str, Node], rules: Mapping[str, Node], root: str) -> list[Node]:
+def greedy(
+    trees: Mapping[str, Node], rules: Mapping[str, Node], root: str, looks: Looks
+) -> list[Node]:
     """Terminals among the leaves of `trees`, which are rules that are no terminals, that may take
-    what belongs behind another. `rules` are all rules. Empty where there is too much to look at."""
-    terminals = _Terminals(trees, rules, root)
-    together = {frozenset(after) for after in terminals.after} | {terminals.root.first}
-    pairs = {pair for places in together for pair in product(places, places)}
-    looks = [0]
-    found: dict[int, None] = {}
-    for one, other in sorted(pairs):
-        if other in found:
-            continue
-        following = terminals.following(one)
-        if _goes_on(terminals.chars[one], terminals.chars[other], following, looks):
-            found[other] = None
-        if looks[0] > MAX_LOOKS:
-            return []
-    return [terminals.nodes[place] for place in found]
-
-
-def _goes_on(
-    one: _Chars, other: _Chars, following: Sequence[tuple[int, int]], looks: list[int]
-) -> bool:
-    """Whether `other` goes on behind a text of `one` by a byte that may follow that."""
+    what belongs behind another. `rules` are all rules. Raises `TooMuchError`."""
+    terminals = _Terminals(trees, rules, root, looks)
+    waiting: list[tuple[int, int]] = []
     seen: set[tuple[int, int]] = set()
-    waiting = list(product(one.shape.first, other.shape.first))
+    _add_pairs(terminals.root.first, terminals.root.first, waiting, seen, looks)
+    found: set[int] = set()
     while waiting:
-        looks[0] += 1
-        if looks[0] > MAX_LOOKS:
-            return False
-        pair = waiting.pop()
-        if pair in seen or not _overlap(one.ranges[pair[0]], other.ranges[pair[1]]):
+        one, other = waiting.pop()
+        goes_on, meets = _compared(
+            terminals.chars[one], terminals.chars[other], terminals.following(one), looks
+        )
+        if goes_on:
+            found.add(other)
+        if meets:
+            _add_pairs(terminals.after[one], terminals.after[other], waiting, seen, looks)
+    return [terminals.nodes[place] for place in sorted(found)]
+
+
+def _compared(one: _Chars, other: _Chars, following: int, looks: Looks) -> tuple[bool, bool]:
+    """Whether `other` goes on behind a text of `one` by a byte that may follow that, and whether
+    they have a text in common."""
+    goes_on = meets = False
+    waiting: list[tuple[int, int]] = []
+    seen: set[tuple[int, int]] = set()
+    _add_pairs(one.shape.first, other.shape.first, waiting, seen, looks)
+    while waiting:
+        first, second = waiting.pop()
+        if not _overlap(one.ranges[first], other.ranges[second]):
             continue
-        seen.add(pair)
-        after = other.after[pair[1]]
-        if pair[0] in one.shape.last and _overlap(other.leads(after), following):
-            return True
-        waiting += product(one.after[pair[0]], after)
-    return False
+        after = other.after[second]
+        if first in one.shape.last:
+            meets |= second in other.shape.last
+            goes_on = goes_on or bool(other.leads(after) & following)
+        _add_pairs(one.after[first], after, waiting, seen, looks)
+    return goes_on, meets
+
+
+def _add_pairs(
+    some: Set[int],
+    others: Set[int],
+    waiting: list[tuple[int, int]],
+    seen: set[tuple[int, int]],
+    looks: Looks,
+) -> None:
+    looks.spend(1 + len(some) * len(others))
+    new = {*product(some, others)} - seen
+    seen |= new
+    waiting += new
 
 
 def _overlap(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
     return any(low <= top and bottom <= high for low, high in some for bottom, top in others)
 
 
-def _lead(code: int) -> int:
-    """First byte of a character in UTF-8."""
-    return chr(code).encode(errors="surrogatepass")[0]
+def _lead_bits(ranges: Ranges) -> int:
+    """First bytes of characters in UTF-8, each as a bit."""
+    bits = 0
+    for low, high in ranges:
+        first, last = (chr(code).encode(errors="surrogatepass")[0] for code in (low, high))
+        bits |= (2 << last) - (1 << first)
+    return bits

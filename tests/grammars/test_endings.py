@@ -186,6 +186,14 @@ ENDLESS: dict[str, Any] = {
             {"properties": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#"}}}},
         ],
     },
+    "by nothing but itself": {
+        "items": {"$ref": "#/$defs/a"},
+        "$defs": {"a": {"$ref": "#/$defs/a"}},
+    },
+    "by each other": {
+        "items": {"$ref": "#/$defs/a"},
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
+    },
     "by a long way": {
         "$ref": "#/$defs/a",
         "$defs": {
