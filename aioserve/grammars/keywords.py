@@ -88,6 +88,13 @@ def _branches_on_nothing(schema: Mapping[str, Any]) -> bool:
     return all(_is_any(schema.get(branch, True)) for branch in ("then", "else"))
 
 
+def _is_required(schema: Mapping[str, Any]) -> bool:
+    """Whether as many names as there must be are required anyway."""
+    least, required = schema["minProperties"], schema.get("required", [])
+    number = len(set(map(str, required))) if isinstance(required, list) else 0
+    return _is_number(least) and least <= number
+
+
 def _any_number_contained(schema: Mapping[str, Any]) -> bool:
     least = schema.get("minContains", 1)
     return not isinstance(least, bool) and least == 0 and "maxContains" not in schema
@@ -106,6 +113,7 @@ _SAYS_NOTHING: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "unevaluatedItems": lambda schema: (
         _is_any(schema["unevaluatedItems"]) or isinstance(schema.get("items"), dict | bool)
     ),
+    "minProperties": _is_required,
     "contains": _any_number_contained,
     "minContains": lambda schema: "contains" not in schema,
     "maxContains": lambda schema: "contains" not in schema,
