@@ -22,7 +22,7 @@ from typing import Any
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.call_rules import SPACE, Rules, Style, marked, refused, text_of, words
 from aioserve.grammars.channels import harmony_calls
-from aioserve.grammars.schema import json_rule
+from aioserve.grammars.schema import json_rule, spelled_anew
 from aioserve.grammars.tagged_calls import tagged
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
 from aioserve.text.output_parsers import families
@@ -205,4 +205,4 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
         return _NO_PARAMETERS
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise refused(f"have parameters of type object, as {function['name']!r:.99}")
-    return {"type": "object", **schema}
+    return spelled_anew({"type": "object", **schema})

@@ -42,6 +42,7 @@ __all__ = [
     "referred",
     "sound_lark",
     "sound_schema",
+    "spelled_anew",
 ]
 
 MAX_DEPTH = 64
@@ -212,6 +213,17 @@ def _endless(schema: Any, argument: str) -> str | None:
         return endless_reference(schema, _within, partial(referred, schema))
     except ValueError as error:
         raise _refused(argument, str(error)) from None
+
+
+def spelled_anew(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a schema, without keywords that say nothing."""
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    waiting: list[Any] = [copy]
+    while waiting:
+        if isinstance(one := waiting.pop(), dict):
+            spelled(one)
+            waiting += _within(one)
+    return copy
 
 
 def _move_bounds(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
