@@ -50,6 +50,8 @@ class ToolParser(TextReader):
     """Marks, which may be special tokens; the completion's text has them all the same."""
     opens: ClassVar[tuple[str, ...]] = ()
     """Marks one of which every call begins with; none where a call may begin with a brace."""
+    takes_lists: ClassVar[bool] = False
+    """Whether a call may also begin with the bracket of a list, where none has a mark."""
     takes_typed_marks: ClassVar[bool] = False
     """Whether marks that are special tokens are marks also where the model types them: the family
     of models writes its marks in words."""
