@@ -65,20 +65,13 @@ def form_beside_calls(
 
 def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
     """Raise `InvalidRequestError` where calls, as the parser reads them, have no mark, and there is
-    to be nothing else, or a form that they couldn't be told from."""
+    to be nothing else."""
     if held is not None and held.required and not parser.opens:
         raise InvalidRequestError(
             "required_tools must be empty where the model writes calls as "
             f"{parser.name} reads them, without a mark; a structured_output of calls requires them",
             argument="required_tools",
             value=sorted(held.required),
-        )
-    if held is not None and held.form is not None and not parser.opens:
-        raise InvalidRequestError(
-            "structured_output must be None beside tools that the model may call: it writes calls "
-            f"as {parser.name} reads them, as JSON without a mark, which can't be told from an "
-            "answer of that form",
-            argument="structured_output",
         )
 
 

@@ -15,7 +15,18 @@ import msgspec
 from aioserve.errors import InvalidSamplingError
 from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
 
-__all__ = ["SPACE", "Rules", "Style", "escaped", "marked", "quoted", "refused", "text_of", "words"]
+__all__ = [
+    "SPACE",
+    "Rules",
+    "Style",
+    "bare_or_form",
+    "escaped",
+    "marked",
+    "quoted",
+    "refused",
+    "text_of",
+    "words",
+]
 
 SPACE = (
     r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
@@ -70,6 +81,8 @@ class Rules:
         self.schemas: list[str] = []
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []
+        self.is_spaced: bool = max_whitespace is None
+        """Whether one space may stand behind a comma and a colon of JSON, and none elsewhere."""
         self.gap: str = "" if max_whitespace == 0 else "WS?"
         """White space within the JSON of a call. Around it a model writes some all the same."""
         self.space: str = rf"[ \t\n\r]{{1,{max_whitespace or 1}}}"
@@ -116,13 +129,18 @@ class Rules:
     def calls(self, key: str) -> None:
         """Add `call`: an object with a name, and arguments under that key."""
         gap = self.gap
-        behind = f'{gap} "," {gap} {text_of(quoted(key))} {gap} ":" {gap}'
+        comma, colon = f'{gap} "," {gap}', f'{gap} ":" {gap}'
+        if self.or_form and self.is_spaced:
+            # As the form's, which may come at the same place: a lexer tells them as one.
+            self.add("COMMA: /, ?/", "COLON: /: ?/")
+            gap, comma, colon = "", "COMMA", "COLON"
+        behind = f"{comma} {text_of(quoted(key))} {colon}"
         both = [
             f"{text_of(quoted(name))} {behind} {self.args(index)}"
             for index, name in enumerate(self.names)
         ]
         named = text_of(quoted("name"))
-        self.add(f'call: "{{" {gap} {named} {gap} ":" {gap} ({" | ".join(both)}) {gap} "}}"')
+        self.add(f'call: "{{" {gap} {named} {colon} ({" | ".join(both)}) {gap} "}}"')
 
     def first_starts(self) -> list[str]:
         """Starts that a completion which begins with text doesn't have."""
@@ -209,6 +227,11 @@ def _calls_alone(rules: Rules, mark: str, around: tuple[str, str] | None) -> Non
     form = "form | " if rules.or_form else ""
     rules.add(f"first: {form}{'turn' if rules.one else 'turn (EDGE? turn)*'}")
     rules.add("body: EDGE? first")
+
+
+def bare_or_form(rules: Rules, calls: str) -> None:
+    """`first` and `body`, completions that are `calls`, which no mark begins, or else the form."""
+    rules.add(f"first: form | {calls}", r"EDGE: /[ \t\r\n]{1,2}/", "body: EDGE? first")
 
 
 def words(rules: Rules) -> list[tuple[int, str]]:

@@ -16,17 +16,30 @@ Knows how each style is written. Must not know how tokens spell it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
-from aioserve.grammars.call_rules import SPACE, Rules, Style, marked, refused, text_of, words
+from aioserve.grammars.call_likeness import may_be_call
+from aioserve.grammars.call_rules import (
+    SPACE,
+    Rules,
+    Style,
+    bare_or_form,
+    marked,
+    refused,
+    text_of,
+    words,
+)
 from aioserve.grammars.channels import harmony_calls
-from aioserve.grammars.schema import json_rule
+from aioserve.grammars.schema import json_rule, spelled_anew
 from aioserve.grammars.tagged_calls import tagged
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
 from aioserve.text.output_parsers import families
 from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
+from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.output_parsers.registry import TOOL_PARSERS
 from aioserve.text.output_parsers.tagged import Glm45Parser, Qwen3CoderParser
 from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
 
@@ -65,8 +78,9 @@ def calls_output(
     Arguments of those named in `strict` are what their parameters take, of others any object.
     `one`: there is one call at most. `max_whitespace` is that of `StructuredOutput`, for the JSON
     of calls. `form`, JSON, takes the place of all text: completions are calls, or else of that
-    form; every call of the style begins with a mark. With `required` tools, completions are calls
-    of these, which are strict, and nothing else. Raises `InvalidSamplingError`."""
+    form, in which there is no call where the style has no mark for them. With `required` tools,
+    completions are calls of these, which are strict, and nothing else. Raises
+    `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
     if required:
         functions = [function for function in functions if function["name"] in required]
@@ -76,6 +90,8 @@ def calls_output(
         _parameters(function) if name in strict else _ANY_OBJECT
         for function, name in zip(functions, names, strict=True)
     ]
+    if form is not None:
+        _check_form(form, style)
     rules = Rules(
         style,
         names,
@@ -95,6 +111,21 @@ def calls_output(
     return CallsOutput(
         grammar=grammar, schemas=schemas, max_whitespace_in_calls=max_whitespace, form=form
     )
+
+
+def _check_form(form: StructuredOutput, style: Style) -> None:
+    """Raise `InvalidSamplingError` for a form that a call couldn't be told from."""
+    parser = TOOL_PARSERS[style.tools]
+    if parser.opens or parser is HarmonyParser:
+        return
+    schema = True if form.json_schema is None else json.loads(str(form.json_schema))
+    if may_be_call(schema, schema, lists=parser.takes_lists):
+        raise InvalidSamplingError(
+            f"{form.kind} must be one that takes no object with a name and arguments beside tools: "
+            f"the model writes calls as {parser.name} reads them, as JSON without a mark. Give its "
+            "objects additionalProperties: false",
+            argument=form.kind,
+        )
 
 
 def calls_source(output: CallsOutput) -> str:
@@ -120,6 +151,9 @@ def _llama3(rules: Rules) -> None:
     rules.add("held: WS? calls", "bare: WS? calls")
     rules.add("calls: call" if rules.one else "calls: call (BETWEEN call)*")
     rules.add(f"BETWEEN: /({rules.space})?[;,]?({rules.space})?/")
+    if rules.or_form:
+        bare_or_form(rules, f"({rules.mark(families.LLAMA3_TAG)} WS?)? calls")
+        return
     rules.texts(families.LLAMA3_TAG, "_AFTER", [rf"{SPACE}*[;,]?{SPACE}*\{{"])
     marked(rules, families.LLAMA3_TAG, starts=[rf"{SPACE}*\{{"], after="_AFTER")
 
@@ -160,7 +194,11 @@ def _deepseek(rules: Rules, named: Sequence[str]) -> None:
 
 def _json(rules: Rules) -> None:
     rules.calls("arguments")
-    rules.add(_list_of(rules), "bare: WS? (list | call) ANY")
+    rules.add(_list_of(rules))
+    if rules.or_form:
+        bare_or_form(rules, "list | call")
+        return
+    rules.add("bare: WS? (list | call) ANY")
     start = rf"{SPACE}*(\[{SPACE}*)?\{{"
     for rule, name, more in (("first", "_FIRST", rules.first_starts()), ("body", "_BODY", [])):
         rules.texts(None, name, [*more, start])
@@ -205,4 +243,4 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
         return _NO_PARAMETERS
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise refused(f"have parameters of type object, as {function['name']!r:.99}")
-    return {"type": "object", **schema}
+    return spelled_anew({"type": "object", **schema})

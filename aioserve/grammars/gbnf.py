@@ -4,8 +4,9 @@ r"""From GBNF, the EBNF of llama.cpp, XGrammar and SGLang, to llguidance's form 
     item ::= [0-9]+ | root                   item: T0 | start
 
 A rule that doesn't lead to itself is a terminal, and so are neighbours in a sequence that have no
-such rule: terminals are expressions, which are matched exactly. What is drawn matches the grammar
-in any case; but where two terminals could follow each other in several ways, the longest counts.
+such rule: terminals are expressions. Where one would take text that belongs to what follows it, it
+is written in smaller parts, down to characters: the grammar is matched exactly. In one that has too
+much to find that out, the longest terminal counts.
 
 White space, new lines among it, means nothing between parts: a rule ends where a name and `::=`
 begin the next.
@@ -13,11 +14,14 @@ begin the next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
 
+from aioserve.grammars.endings import endless_rule
+from aioserve.grammars.lexing import LAST_CHAR, Looks, Node, Ranges, TooMuchError, greedy
 from aioserve.grammars.schema import MAX_RULES
 
 __all__ = ["is_gbnf", "lark_of"]
@@ -66,15 +70,6 @@ def _parts(grammar: str) -> Iterator[re.Match[str]]:
             yield part
 
 
-@dataclass(slots=True)
-class _Node:
-    kind: str
-    """ "either", "sequence" and "times" have `inner`; "ref" and "atom" a `value`: a name, and an
-    expression of Lark."""
-    value: str = ""
-    inner: Sequence[_Node] = ()
-
-
 class _Reader:
     """Reads rules. Keeps no part that was read: many objects would have the collector stop the
     process."""
@@ -85,8 +80,8 @@ class _Reader:
         self._part = next(self._parts, None)
         """The part that comes next."""
 
-    def rules(self) -> dict[str, _Node]:
-        found: dict[str, _Node] = {}
+    def rules(self) -> dict[str, Node]:
+        found: dict[str, Node] = {}
         while (part := self._part) is not None:
             name = part.group("name")
             if part.group("rule") is None or name in found:
@@ -103,17 +98,17 @@ class _Reader:
     def _mark(self) -> str | None:
         return None if self._part is None else self._part.group("mark")
 
-    def _either(self, depth: int) -> _Node:
+    def _either(self, depth: int) -> Node:
         if depth > MAX_DEPTH:
             raise ValueError(f"brackets are nested more than {MAX_DEPTH} deep")
         sequences = [self._sequence(depth)]
         while self._mark() == "|":
             self._step()
             sequences.append(self._sequence(depth))
-        return sequences[0] if len(sequences) == 1 else _Node("either", inner=sequences)
+        return sequences[0] if len(sequences) == 1 else Node("either", inner=sequences)
 
-    def _sequence(self, depth: int) -> _Node:
-        nodes: list[_Node] = []
+    def _sequence(self, depth: int) -> Node:
+        nodes: list[Node] = []
         while (part := self._part) is not None:
             if part.group("rule") is not None or part.group("mark") in ("|", ")"):
                 break
@@ -130,22 +125,22 @@ class _Reader:
                 num_times += 1
                 if num_times > MAX_TIMES:
                     raise ValueError(f"more than {MAX_TIMES} repeats stand in a row")
-                node = _Node("times", times, [node])
+                node = Node("times", times, [node], ((_least(times), 0),))
             nodes.append(node)
-        return nodes[0] if len(nodes) == 1 else _Node("sequence", inner=nodes)
+        return nodes[0] if len(nodes) == 1 else Node("sequence", inner=nodes)
 
-    def _one(self, part: re.Match[str], depth: int) -> _Node:
+    def _one(self, part: re.Match[str], depth: int) -> Node:
         if part.group("mark") not in (None, ".", "(") or part.group("times") is not None:
             raise self._unread("a rule's name, a text, a class or a bracket")
         self._step()
         if part.group("ref") is not None:
-            return _Node("ref", part[0])
+            return Node("ref", part[0])
         if part.group("text") is not None:
-            return _Node("atom", json.dumps("".join(_chars(part[0][1:-1]))))
+            return Node("text", "".join(_chars(part[0][1:-1])))
         if part.group("class") is not None:
-            return _Node("atom", _class(part[0][1:-1]))
+            return _class(part[0][1:-1])
         if part[0] == ".":
-            return _Node("atom", "/(?s:.)/")
+            return Node("class", "/(?s:.)/", ranges=((0, LAST_CHAR),))
         node = self._either(depth + 1)
         if self._mark() != ")":
             raise self._unread("a closing bracket")
@@ -175,13 +170,18 @@ def _chars(written: str) -> Iterator[str]:
             yield chr(code)
 
 
-def _class(written: str) -> str:
-    """A class of characters, as an expression."""
+def _least(times: str) -> int:
+    """The least number of a repeat."""
+    return int(times.strip("{}").partition(",")[0]) if times[0] == "{" else int(times == "+")
+
+
+def _class(written: str) -> Node:
+    """A class of characters."""
     negated = written.startswith("^")
     pieces = [match[0] for match in _ESCAPE.finditer(written[negated:])]
     if not pieces:
         raise ValueError("a class of characters must not be empty")
-    ranges: list[str] = []
+    ranges: list[tuple[int, int]] = []
     at = 0
     while at < len(pieces):
         low = high = ord(next(_chars(pieces[at])))
@@ -191,14 +191,27 @@ def _class(written: str) -> str:
             at += 2
         if high < low:
             raise ValueError(f"a range of [{written}] ends before it begins")
-        ranges.append(rf"\x{{{low:x}}}-\x{{{high:x}}}")
-    return f"/[{'^' * negated}{''.join(ranges)}]/"
+        ranges.append((low, high))
+    inner = "".join([rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in ranges])
+    taken = _others(ranges) if negated else tuple(ranges)
+    return Node("class", f"/[{'^' * negated}{inner}]/", ranges=taken)
+
+
+def _others(ranges: Sequence[tuple[int, int]]) -> Ranges:
+    """All code points but these."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for low, high in sorted(ranges):
+        if low > start:
+            found.append((start, low - 1))
+        start = max(start, high + 1)
+    return (*found, (start, LAST_CHAR)) if start <= LAST_CHAR else tuple(found)
 
 
 class _Writer:
     """Writes rules that were read."""
 
-    def __init__(self, rules: Mapping[str, _Node]) -> None:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
         if "root" not in rules:
             raise ValueError("GBNF must have a rule of the name root")
         self._rules = rules
@@ -206,24 +219,28 @@ class _Writer:
         for name in set().union(*self._refs.values()):
             if name not in rules:
                 raise ValueError(f"no rule has the name {name[:99]!r}")
+        if endless := endless_rule({name: list(_parts_of(rules[name])) for name in rules}, "root"):
+            raise ValueError(
+                f"no text of the rule {endless[:99]!r} ends: it always has itself within"
+            )
         recursive = {name for name in rules if name in self._reached(name)}
-        self._rule_names = {
-            name for name in rules if name in recursive or recursive & self._reached(name)
-        }
-        numbers = {name: number for number, name in enumerate(rules)}
+        names = {name for name in rules if name in recursive or recursive & self._reached(name)}
+        self._trees = {name: self._tree(rules[name], names) for name in rules if name in names}
+        """Rules that are no terminals, with terminals as leaves."""
+        if self._trees:
+            self._split()
         self._names = {
-            name: f"rule{number}" if name in self._rule_names else f"RULE{number}"
-            for name, number in numbers.items()
+            name: f"rule{number}" if name in self._trees else f"RULE{number}"
+            for number, name in enumerate(rules)
         }
         self._terminals: list[str] = []
 
     def lark(self) -> str:
         lines = [f"start: {self._names['root']}"]
         for name, node in self._rules.items():
-            is_rule = name in self._rule_names
-            lines.append(
-                f"{self._names[name]}: {self._rule(node) if is_rule else self._text(node)}"
-            )
+            tree = self._trees.get(name)
+            written = self._text(node) if tree is None else self._rule(tree)
+            lines.append(f"{self._names[name]}: {written}")
         return "\n".join([*lines, *self._terminals]) + "\n"
 
     def _reached(self, name: str) -> set[str]:
@@ -236,10 +253,44 @@ class _Writer:
             waiting += new
         return found
 
-    def _is_terminal(self, node: _Node) -> bool:
-        return self._rule_names.isdisjoint(_refs(node))
+    def _tree(self, node: Node, names: Set[str]) -> Node:
+        """A node in which all that has none of the rules `names` is a terminal."""
+        if names.isdisjoint(_refs(node)):
+            return Node("terminal", inner=[node])
+        if node.kind == "ref":
+            return node
+        inner: list[Node] = []
+        for one in node.inner:
+            tree = self._tree(one, names)
+            kinds = [node.kind, tree.kind, *(each.kind for each in inner[-1:])]
+            if kinds == ["sequence", "terminal", "terminal"]:
+                tree = _joined(inner.pop(), tree)
+            inner.append(tree)
+        return Node(node.kind, node.value, inner, node.ranges)
 
-    def _text(self, node: _Node) -> str:
+    def _split(self) -> None:
+        """Write terminals that would take text of others in smaller parts."""
+        looks, num_parts = Looks(), 0
+        with contextlib.suppress(TooMuchError):
+            while taking := greedy(self._trees, self._rules, "root", looks):
+                for terminal in taking:
+                    num_parts += self._split_one(terminal)
+                if num_parts > MAX_RULES:
+                    raise ValueError(f"it must be read in more than {MAX_RULES} parts")
+
+    def _split_one(self, terminal: Node) -> int:
+        """Write a terminal in smaller parts; return how many."""
+        (node,) = terminal.inner
+        if node.kind == "ref":
+            terminal.inner = [self._rules[node.value]]
+            return 1
+        if node.kind == "text":
+            node = Node("sequence", inner=[Node("text", char) for char in node.value])
+        terminal.kind, terminal.value, terminal.ranges = node.kind, node.value, node.ranges
+        terminal.inner = [Node("terminal", inner=[one]) for one in node.inner]
+        return len(terminal.inner)
+
+    def _text(self, node: Node) -> str:
         """A node, written where it is, of whatever it has."""
         match node.kind:
             case "either":
@@ -253,39 +304,54 @@ class _Writer:
                 return f"{inner}{node.value}"
             case "ref":
                 return self._names[node.value]
+            case "text":
+                return json.dumps(node.value)
             case _:
                 return node.value
 
-    def _rule(self, node: _Node) -> str:
+    def _rule(self, node: Node) -> str:
         """A node of a rule, in which what has no rule is a terminal of its own."""
-        if self._is_terminal(node):
-            if node.kind == "sequence" and not node.inner:
-                return '""'
-            self._terminals.append(f"TEXT{len(self._terminals)}: {self._text(node)}")
-            return self._terminals[-1].partition(":")[0]
         match node.kind:
+            case "terminal":
+                (inner,) = node.inner
+                if inner.kind == "sequence" and not inner.inner:
+                    return '""'
+                self._terminals.append(f"TEXT{len(self._terminals)}: {self._text(inner)}")
+                return self._terminals[-1].partition(":")[0]
             case "either":
                 return f"({' | '.join(map(self._rule, node.inner))})"
             case "times":
                 return f"({self._rule(node.inner[0])}){node.value}"
             case "sequence":
-                return _sequence(list(map(self._rule, self._joined(node.inner))))
+                return _sequence(list(map(self._rule, node.inner)))
             case _:
-                return self._text(node)
+                return self._names[node.value]
 
-    def _joined(self, nodes: Sequence[_Node]) -> Iterator[_Node]:
-        """Neighbours without a rule as one."""
-        run: list[_Node] = []
-        for node in nodes:
-            if self._is_terminal(node):
-                run.append(node)
-                continue
-            if run:
-                yield _Node("sequence", inner=run)
-                run = []
-            yield node
-        if run:
-            yield _Node("sequence", inner=run)
+
+def _joined(first: Node, second: Node) -> Node:
+    """Two terminals as one."""
+    parts = [
+        one
+        for each in (first.inner[0], second.inner[0])
+        for one in (each.inner if each.kind == "sequence" else [each])
+    ]
+    return Node("terminal", inner=[Node("sequence", inner=parts)])
+
+
+def _parts_of(node: Node) -> Iterator[tuple[str, Any]]:
+    """A node as `endless_rule` reads it."""
+    if node.kind == "ref":
+        yield "name", node.value
+    if node.kind not in ("either", "sequence", "times"):
+        return
+    yield "open", None
+    for index, one in enumerate(node.inner):
+        if index and node.kind == "either":
+            yield "either", None
+        yield from _parts_of(one)
+    yield "close", None
+    if node.kind == "times":
+        yield "times", node.ranges[0][0]
 
 
 def _sequence(parts: Sequence[str]) -> str:
@@ -294,7 +360,7 @@ def _sequence(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"({' '.join(parts)})"
 
 
-def _refs(node: _Node) -> Iterator[str]:
+def _refs(node: Node) -> Iterator[str]:
     if node.kind == "ref":
         yield node.value
     for inner in node.inner:

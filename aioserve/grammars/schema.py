@@ -6,6 +6,7 @@ What it doesn't support it refuses itself, with a reason. What is refused here i
 - `minProperties` where names may come twice: it counts those that JSON then drops,
 - strings of many patterns at once: to see whether any string has them all takes time and memory
   that double with each, without a limit,
+- values that are always within themselves, so that no text of them ends,
 - references but those that lead by `#/...` to a schema that is checked here as well,
 - grammars of very many rules: it goes from one into the next on the stack, which ends the process.
 
@@ -25,10 +26,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.endings import endless_reference
+from aioserve.grammars.keywords import MAX_BOUND, bounded, spelled
 
 __all__ = [
     "NOT_BARE",
@@ -38,6 +42,7 @@ __all__ = [
     "referred",
     "sound_lark",
     "sound_schema",
+    "spelled_anew",
 ]
 
 MAX_DEPTH = 64
@@ -103,12 +108,17 @@ def sound_schema(text: str, argument: str) -> str:
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise _refused(argument, "has the keyword x-guidance, which is none of JSON Schema")
     checked: list[dict[str, Any]] = []
-    _check_each(schema, argument, 0, checked)
+    is_spelled = _check_each(schema, argument, 0, checked)
     _Joined(schema, argument, checked).of(schema, ())
+    if endless := _endless(schema, argument):
+        raise _refused(
+            argument, f"has no value that ends at {endless[:100]}, which always has itself within"
+        )
     has_one_of = any(len(_list(each, "oneOf")) > 1 for each in checked)
+    moved = [_move_bounds(each, argument, has_one_of) for each in checked]
     narrowed = [_narrow(each, argument, has_one_of) for each in checked]
     if not any(narrowed):
-        return text
+        return json.dumps(schema) if is_spelled or any(moved) else text
     if has_one_of and (name := next(filter(_NOT_PLAIN.search, _names(schema)), None)):
         raise _refused(
             argument,
@@ -172,12 +182,13 @@ def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]
             )
 
 
-def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> None:
-    """Check each schema within, and append it to `checked`."""
+def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> bool:
+    """Check each schema within, and append it to `checked`. Return whether any was spelled anew."""
     if depth > MAX_DEPTH:
         raise _refused(argument, f"is nested more than {MAX_DEPTH} deep", MAX_DEPTH)
     if not isinstance(schema, dict):
-        return
+        return False
+    is_spelled = spelled(schema)
     for keyword in _MOVES:
         if keyword in schema and (depth or keyword not in ("$id", "id")):
             raise _refused(argument, f"has {keyword}, and only the whole schema may have $id")
@@ -192,13 +203,43 @@ def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, 
                 named + 1,
             )
     for inner in _within(schema):
-        _check_each(inner, argument, depth + 1, checked)
+        is_spelled |= _check_each(inner, argument, depth + 1, checked)
     checked.append(schema)
+    return is_spelled
+
+
+def _endless(schema: Any, argument: str) -> str | None:
+    try:
+        return endless_reference(schema, _within, partial(referred, schema))
+    except ValueError as error:
+        raise _refused(argument, str(error)) from None
+
+
+def spelled_anew(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a schema, without keywords that say nothing."""
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    waiting: list[Any] = [copy]
+    while waiting:
+        if isinstance(one := waiting.pop(), dict):
+            spelled(one)
+            waiting += _within(one)
+    return copy
+
+
+def _move_bounds(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
+    """Move bounds inwards that the library can't keep. Return whether there was one."""
+    try:
+        has_moved = bounded(schema)
+    except ValueError as error:
+        raise _refused(argument, str(error), MAX_BOUND) from None
+    if has_moved and has_one_of:
+        raise _refused(argument, "has oneOf, and bounds of many digits", MAX_BOUND)
+    return has_moved
 
 
 def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
-    """Exclude from a schema's further names the names that it knows, written in another way. Return
-    whether that was needed."""
+    """Exclude from a schema's further names the names that it knows, written in another way, and
+    give each required name a schema. Return whether that was needed."""
     patterns, properties = schema.get("patternProperties", {}), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         raise _refused(argument, "has properties or patternProperties that are no object")
@@ -206,8 +247,11 @@ def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
     if patterns and any(map(_CONTROL.search, map(str, names))):
         raise _refused(argument, "has patternProperties beside names with control characters")
     others = schema.get("additionalProperties", True)
-    if others is False or not (names or patterns or "minProperties" in schema):
+    if others is False or not (names or patterns):
         return False
+    for name in map(str, _list(schema, "required")):
+        properties.setdefault(name, others)
+    schema["properties"] = properties
     if others in (True, {}) and not patterns:
         schema["patternProperties"] = {_PLAIN_NAME: True}
     elif has_one_of:

@@ -29,6 +29,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.endings import endless_rule
 from aioserve.grammars.schema import NOT_BARE, referred
 
 __all__ = ["bounded_source", "expression_size", "of_lark"]
@@ -275,6 +276,10 @@ def _lark_size(text: str) -> _Size:
     longest = max([0, *terminals, *[size.longest for size in schemas]])
     forced = max(sizes.values(), default=0)
     if len(sizes) < len(bodies):
+        if endless := endless_rule(bodies, "start"):
+            raise ValueError(
+                f"no text of the rule {endless[:99]!r} ends: it always has itself within"
+            )
         forced = _shortest(bodies) if longest <= MAX_RECURSIVE_BYTES else _MAX_SIZE
     return _Size(forced, longest, max([0, *[size.terminal for size in schemas]]))
 

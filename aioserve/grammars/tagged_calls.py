@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
-from aioserve.grammars.call_rules import Rules, marked, refused, text_of, words
+from aioserve.grammars.call_rules import SPACE, Rules, escaped, marked, refused, text_of, words
+from aioserve.grammars.keywords import NOTES
 from aioserve.text.output_parsers.argument_types import STRING, resolved, types_of
 from aioserve.text.output_parsers.tagged import CLOSES, OPENS, TaggedParser
 from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
 
 __all__ = ["tagged"]
 
-_NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "$comment"])
-"""Keywords that say nothing of what is valid."""
-_OF_OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties", "$schema", "$id"}
+_OF_OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$schema", "$id"}
 _DEFINITIONS = ("$defs", "definitions")
-_OF_STRING = _NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern"}
+_OF_STRING = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern"}
 _NULLABLE = STRING | {"null"}
 _ESCAPES = {"/": r"\/", r"\d": "[0-9]", r"\D": "[^0-9]"}
 _ESCAPES |= {r"\w": "[A-Za-z0-9_]", r"\W": "[^A-Za-z0-9_]"}
@@ -76,9 +75,10 @@ class _Values:
         self._rules = rules
         self._parser = parser
         self._num_texts = 0
-        tag = text_of(parser.value_closes)
+        ways = f"{text_of(parser.value_closes)} | /{parser.cutting(escaped, f'{SPACE}*')}/"
         rules.add(
-            r"KEY: /[^<>\n\r\t ]([^<>\n\r\t]{0,98}[^<>\n\r\t ])?/", f"VALUE: ANY & ~(ANY {tag} ANY)"
+            r"KEY: /[^<>\n\r\t ]([^<>\n\r\t]{0,98}[^<>\n\r\t ])?/",
+            f"VALUE: ANY & ~(ANY ({ways}) ANY)",
         )
 
     def rule(self, key: object, schema: object, root: Mapping[str, Any], function: str) -> str:
@@ -98,13 +98,13 @@ class _Values:
     def _value(self, schema: object, root: Mapping[str, Any], key: object, function: str) -> str:
         """A value, and the tag behind it."""
         bare = resolved(schema, root)
-        if bare is True or bare is None or (isinstance(bare, dict) and not set(bare) - _NOTES):
+        if bare is True or bare is None or (isinstance(bare, dict) and not set(bare) - NOTES):
             return self._text("VALUE")
         types = types_of(schema, root)
         if isinstance(schema, dict) and "string" not in types:
             within = {name: root[name] for name in _DEFINITIONS if name in root}
             return f"{self._rules.json({**schema, **within})} {self._closing()}"
-        if isinstance(schema, dict) and schema is not bare and set(schema) - _NOTES - {"$ref"}:
+        if isinstance(schema, dict) and schema is not bare and set(schema) - NOTES - {"$ref"}:
             bare = None
         text = _string_of(bare, types, root)
         if text is None or set(text) - _OF_STRING:
@@ -116,7 +116,7 @@ class _Values:
     def _string(self, schema: Mapping[str, Any], *, is_null: bool) -> str:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list):
-            if len(set(schema) - _NOTES - {"type"}) > 1:
+            if len(set(schema) - NOTES - {"type"}) > 1:
                 raise refused("have strings of enum or const with nothing else where one is strict")
             return " | ".join([self._exactly(one) for one in values if isinstance(one, str)])
         name = f"VALUE_{self._num_texts}"
@@ -138,8 +138,9 @@ class _Values:
         return rule
 
     def _exactly(self, text: str) -> str:
-        if self._parser.value_closes in text:
-            raise refused(f"have no value with {self._parser.value_closes} where one is strict")
+        cut = re.search(self._parser.cutting(re.escape, r"\s*"), text)
+        if (tag := cut[0] if cut else self._parser.value_closes) in text:
+            raise refused(f"have no value with {tag:.99} where one is strict")
         whole = text_of(text + self._parser.line + self._parser.value_closes)
         special = self._special
         return whole if special is None else f"({whole} | {text_of(text)} <[{special}]>)"
@@ -165,7 +166,7 @@ def _string_of(
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             inner = schema[keyword]
-            if set(schema) - _NOTES - {keyword} or not isinstance(inner, list):
+            if set(schema) - NOTES - {keyword} or not isinstance(inner, list):
                 return None
             texts = [one for one in inner if types_of(one, root) == STRING]
             nulls = [one for one in inner if types_of(one, root) == {"null"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, InvalidRequestError, RequestFailedError, SamplingParams
+from aioserve import Engine, InvalidSamplingError, RequestFailedError, SamplingParams
 from aioserve.structured_output import StructuredOutput
 from aioserve.testing import check_invariants
 from tests.engine.idle import all_given_back
@@ -116,13 +116,33 @@ async def test_one_call_and_white_space_go_with_a_form_beside_tools() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "json"])
-async def test_where_calls_are_json_themselves_a_form_is_refused(name: str) -> None:
+async def test_where_calls_are_json_themselves_either_is_told(name: str) -> None:
     template = TEMPLATE + f"{{# tool_parser: {name} #}}"
+    key = "arguments" if name == "json" else "parameters"
+    form, call = '{"answer": "{}"}', f'{{"name": "weather", "{key}": {{"city": "Oslo"}}}}'
+    texts = (form, call, "Rain.", call.replace("weather", "rain"), '{"name": "weather"}')
+    async with Engine(ScriptedModel(template, *texts), jump_forward=False) as engine:
+        told = [
+            await engine.chat(ASK, seeded(OF_FORM, seed), tools=TOOLS).completion()
+            for seed in range(2)
+        ]
+        for seed in range(2, len(texts)):
+            with pytest.raises(RequestFailedError, match="its mask doesn't allow"):
+                await engine.chat(ASK, seeded(OF_FORM, seed), tools=TOOLS).completion()
+    assert (told[0].content, told[0].tool_calls) == (form, ())
+    assert told[1].content == ""
+    assert [(c.name, c.arguments) for c in told[1].tool_calls] == [("weather", '{"city": "Oslo"}')]
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "json"])
+async def test_a_form_that_takes_a_call_is_refused_where_calls_have_no_mark(name: str) -> None:
+    template = TEMPLATE + f"{{# tool_parser: {name} #}}"
+    any_object = SamplingParams(structured_output=StructuredOutput(json_object=True))
     async with Engine(ScriptedModel(template, '{"answer": ""}')) as engine:
-        with pytest.raises(InvalidRequestError, match=f"as {name} reads them, as JSON") as told:
-            engine.chat(ASK, OF_FORM, tools=TOOLS)
-        assert told.value.argument == "structured_output"
-        answer = await engine.chat(ASK, OF_FORM, tools=TOOLS, tool_parser="none").completion()
+        with pytest.raises(InvalidSamplingError, match=f"as {name} reads them, as JSON") as told:
+            await engine.chat(ASK, any_object, tools=TOOLS).completion()
+        assert told.value.argument == "json_object"
+        answer = await engine.chat(ASK, any_object, tools=TOOLS, tool_parser="none").completion()
     assert (answer.content, answer.tool_calls) == ('{"answer": ""}', ())
 
 
@@ -132,13 +152,9 @@ async def test_a_parser_that_the_engine_names_says_how_calls_are_written(name: A
     form = '{"answer": ""}'
     answers = (form if name == "none" else f"hm</think>{form}",)
     async with Engine(ScriptedModel(thinking, *answers), tool_parser=name) as engine:
-        if name == "llama3_json":
-            with pytest.raises(InvalidRequestError, match="as JSON without a mark"):
-                engine.chat(ASK, OF_FORM, tools=TOOLS)
-        else:
-            answer = await engine.chat(ASK, OF_FORM, tools=TOOLS).completion()
-            assert (answer.content, answer.tool_calls) == (form, ())
-            assert answer.reasoning == ("" if name == "none" else "hm")
+        answer = await engine.chat(ASK, OF_FORM, tools=TOOLS).completion()
+        assert (answer.content, answer.tool_calls) == (form, ())
+        assert answer.reasoning == ("" if name == "none" else "hm")
 
 
 async def test_other_forms_are_about_all_of_the_answer() -> None:

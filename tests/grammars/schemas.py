@@ -17,8 +17,6 @@ UNSUPPORTED: dict[str, Any] = {
     "unevaluatedProperties": False,
     "unevaluatedItems": False,
     "if": {"type": "string"},
-    "then": {"maxLength": 3},
-    "else": {"minLength": 3},
     "$dynamicRef": "#meta",
 }
 """Keywords of Draft 2020-12 that say something of a value, and that no grammar is made of."""
@@ -59,6 +57,8 @@ class SchemaWriter:
         if self._rng.random() < 0.05 and isinstance(root, dict):
             keyword = self._rng.choice(sorted(UNSUPPORTED))
             root[keyword] = UNSUPPORTED[keyword]
+            if keyword == "if":
+                root["then"] = {"maxLength": 3}
         if self._uses_defs and isinstance(root, dict):
             root["$defs"] = {
                 "leaf": self._string(),
@@ -125,11 +125,11 @@ class SchemaWriter:
     def _number(self) -> dict[str, Any]:
         rng = self._rng
         schema: dict[str, Any] = {"type": rng.choice(["integer", "number"])}
-        low = rng.choice([-1000, -3, 0, 0.5, 7, 99.25])
+        low = rng.choice([-1000, -3, 0, 0.5, 7, 99.25, -(2**63), 123456789.12345679])
         if rng.random() < 0.7:
             schema[rng.choice(["minimum", "exclusiveMinimum"])] = low
         if rng.random() < 0.7:
-            top = low + rng.choice([0, 1, 2.5, 10, 10_000])
+            top = low + rng.choice([0, 1, 2.5, 10, 10_000, 2**53, 2**63 - 1, 2**64, 1e300])
             schema[rng.choice(["maximum", "exclusiveMaximum"])] = top
         if rng.random() < 0.25:
             schema["multipleOf"] = rng.choice([2, 3, 10, 0.5, 0.01, 7])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aioserve import InvalidSamplingError, StructuredOutput
@@ -141,6 +141,104 @@ def test_all_that_is_drawn_of_a_grammar_for_json_is_json() -> None:
     assert ended > 3
 
 
+# -- rules that lead to themselves, against a reader that tries every way
+
+Tree = tuple[Any, ...]
+"""("ref", rule), ("either" or "sequence", trees), ("times", tree, least, most) or ("chars", those)
+of one character."""
+NAMES = ("root", "one", "two")
+FEW = "ab-"
+
+
+def _gbnf(tree: Tree) -> str:
+    kind, value, *more = tree
+    if kind == "ref":
+        return value
+    if kind == "chars":
+        return f'"{value}"' if len(value) == 1 else f"[{value.replace('-', chr(92) + '-')}]"
+    if kind == "text":
+        return f'"{value}"'
+    if kind == "times":
+        least, most = more
+        return f"({_gbnf(value)}){{{least},{'' if most is None else most}}}"
+    return f"({(' | ' if kind == 'either' else ' ').join(map(_gbnf, value))})"
+
+
+def _ends(tree: Tree, text: str, start: int, known: dict[tuple[str, int], set[int]]) -> set[int]:
+    """Where a part of the text from `start` on may end, as far as it is known for rules."""
+    kind, value, *more = tree
+    if kind == "ref":
+        return known.setdefault((value, start), set())
+    if kind == "chars":
+        return {start + 1} if text[start : start + 1] in [*value] else set()
+    if kind == "text":
+        return {start + len(value)} if text.startswith(value, start) else set()
+    if kind == "either":
+        return set().union(*(_ends(one, text, start, known) for one in value))
+    found, ends = {start}, {start}
+    if kind == "sequence":
+        for one in value:
+            ends = set().union(*(_ends(one, text, at, known) for at in ends))
+        return ends
+    least, most = more
+    found = set() if least else {start}
+    for count in range(1, (most or least + len(text)) + 1):
+        ends = set().union(*(_ends(value, text, at, known) for at in ends))
+        found |= ends if count >= least else set()
+    return found
+
+
+def _takes(rules: dict[str, Tree], text: str) -> bool:
+    known: dict[tuple[str, int], set[int]] = {("root", 0): set()}
+    before = -1
+    while before != (before := sum(map(len, known.values())) + len(known)):
+        for name, start in list(known):
+            known[name, start] = known[name, start] | _ends(rules[name], text, start, known)
+    return len(text) in known["root", 0]
+
+
+TREES = st.recursive(
+    st.one_of(
+        st.sampled_from(NAMES).map(lambda name: ("ref", name)),
+        st.sampled_from(["a", "b", "ab", "b-", "-"]).map(lambda chars: ("chars", chars)),
+        st.sampled_from(["ab", "aa", "-b", "ab-"]).map(lambda text: ("text", text)),
+    ),
+    lambda inner: st.one_of(
+        st.tuples(st.just("times"), inner, st.integers(0, 1), st.sampled_from([None, 1, 2])),
+        st.tuples(st.just("sequence"), st.lists(inner, max_size=3)),
+        st.tuples(st.just("either"), st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=5,
+)
+
+
+def test_what_leads_to_itself_is_matched_exactly(tmp_path: Path) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    texts = ["".join(chars) for n in range(6) for chars in product(FEW, repeat=n)]
+    num_taken = num_refused = 0
+
+    @settings(max_examples=150)
+    @given(st.tuples(TREES, TREES, TREES), st.sampled_from(["root", "one"]))
+    def check(trees: tuple[Tree, Tree, Tree], inner: str) -> None:
+        nonlocal num_taken, num_refused
+        leads = ("either", [trees[0], ("sequence", [trees[1], ("ref", inner), trees[2]])])
+        rules: dict[str, Tree] = dict(zip(NAMES, (leads, *trees[1:]), strict=True))
+        grammar = "\n".join([f"{name} ::= {_gbnf(tree)}" for name, tree in rules.items()])
+        try:
+            kept = compiled(vocabulary, grammar)
+        except InvalidSamplingError as error:
+            endless = "always has itself within" in str(error)
+            num_refused += 1
+            assume(endless or "nothing that the tokenizer" in str(error))
+            return
+        for text in texts:
+            assert follows(kept, text) == _takes(rules, text), (grammar, text)
+            num_taken += follows(kept, text)
+
+    check()
+    assert num_taken
+
+
 WRONG: dict[str, tuple[str, str]] = {
     "no root": ('a ::= "a"', "a rule of the name root"),
     "an unknown rule": ("root ::= a-b", "no rule has the name 'a-b'"),
@@ -157,7 +255,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "brackets": (f"root ::= {'(' * (MAX_DEPTH + 1)}", "nested more than"),
     "repetitions": (f'root ::= "a"{"*" * 30_000}', "more than 8 repeats stand in a row"),
     "rules": ("\n".join(f"r{n} ::= root" for n in range(MAX_RULES + 1)), "more than 1000 rules"),
-    "nothing": (r"root ::= root", "nothing that the tokenizer can write"),
+    "nothing": (r"root ::= root", "no text of the rule .root. ends"),
 }
 
 

@@ -195,10 +195,8 @@ def doubled_schema(text: str) -> dict[str, Any]:
 
 ENDLESS: dict[str, dict[str, Any]] = {
     "rule that leads to itself": {"grammar": f'start: s\ns: T s | T "."\nT: "{"a" * 8000}"'},
-    "rule that never ends": {"grammar": "start: s\ns: T s\nT: /a{10000}/"},
     "rules that double": {"grammar": doubled("r", 60, '"aa"')},
     "repeats of a rule": {"grammar": 'start: (T{1000}){1000}\nT: "aaa"'},
-    "short texts without an end": {"grammar": 'start: "x" s\ns: T s | T s T\nT: "ab"'},
     "rules that double, in another that leads to itself": {
         "grammar": doubled("r", 60, '"aa"') + '\nmore: "(" more ")" | r0'
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Set
 from functools import cache
 from pathlib import Path
@@ -62,3 +63,31 @@ class Walk:
             token_id = rng.choice(choice)
             assert self.matcher.accept(token_id)
             self.ids.append(token_id)
+
+
+def brought_to_an_end(
+    matcher: GrammarMatcher, ids: list[int], end_ids: Set[int], seed: int, *, most: int = 3000
+) -> None:
+    """Go on from `ids`, tokens of single bytes that are JSON, to an end: by what closes something
+    wherever that may come, and by what opens something where nothing else may. Fails where no end
+    comes."""
+    rng = random.Random(seed)
+    begun = len(ids)
+    closes = [frozenset(b"]}"), frozenset(b'"')]
+    opens, plain = frozenset(b"[{ "), frozenset(b"0123456789x")
+    while not matcher.has_ended:
+        assert len(ids) < begun + most, bytes(ids)
+        allowed = ids_in(matcher.allowed())
+        assert matcher.error is None, matcher.error
+        assert allowed, bytes(ids)
+        is_quoted = len(_QUOTES.sub(b"", bytes(ids)).split(b'"')) % 2 == 0
+        closing = [i for i in allowed if i in closes[is_quoted] or i in end_ids]
+        choice = closing or [i for i in allowed if i not in opens] or allowed
+        if rng.random() < 0.7:  # patterns ask for these
+            choice = [i for i in choice if i in plain] or choice
+        token_id = rng.choice(choice)
+        assert matcher.accept(token_id)
+        ids.append(token_id)
+
+
+_QUOTES = re.compile(rb"\\.", re.DOTALL)

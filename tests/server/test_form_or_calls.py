@@ -133,12 +133,6 @@ async def test_what_a_model_draws_is_calls_or_of_the_form(tmp_path: Path, stream
 @pytest.mark.parametrize(
     ("more", "param", "why"),
     [
-        ({"tool_choice": "required"}, "response_format", "is no call"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "move"}}},
-            "response_format",
-            "is no call",
-        ),
         (
             {"response_format": None, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
@@ -185,13 +179,69 @@ async def test_forms_that_no_answer_beside_tools_can_have_are_refused_by_name(
         (MESSAGES, "output_config.format"),
     ],
 )
-async def test_where_calls_are_json_themselves_a_form_is_refused_by_name(
+async def test_where_calls_are_json_themselves_a_form_that_takes_one_is_refused_by_name(
     path: str, field: str
 ) -> None:
+    open_schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    bodies = {
+        PATH: {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        RESPONSES: {"text": {"format": {"type": "json_schema", "name": "a"}}},
+        MESSAGES: {"output_config": {"format": {"type": "json_schema"}}},
+    }
+    more = bodies[path]
+    inner = next(iter(more.values()))
+    (inner["json_schema"] if path == PATH else inner["format"])["schema"] = open_schema
     async with scripted(QUOTED, template=LLAMA) as (_, client):
-        answer = await client.post(path, json=BODIES[path])
+        answer = await client.post(path, json=BODIES[path] | more)
     assert answer.status_code == 400, answer.text
-    assert f"{field} must be None beside tools" in answer.json()["error"]["message"]
+    assert "as JSON without a mark" in answer.json()["error"]["message"]
+    if path != MESSAGES:
+        assert answer.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_where_calls_are_json_themselves_an_answer_is_a_call_or_of_the_form(
+    path: str,
+) -> None:
+    called = '{"name": "weather", "parameters": {"city": "Oslo"}}'
+    for text, told in ((QUOTED, (QUOTED, [])), (called, ("", [{"city": "Oslo"}]))):
+        async with scripted(text, template=LLAMA, **ONE_BY_ONE) as (_, client):
+            answer = await client.post(path, json=BODIES[path])
+            assert answer.status_code == 200, answer.text
+            assert told_of(answer.json()) == told
+
+
+CHOICES: dict[str, list[Any]] = {
+    PATH: ["required", {"type": "function", "function": {"name": "weather"}}],
+    RESPONSES: ["required", {"type": "function", "name": "weather"}],
+    MESSAGES: [{"type": "any"}, {"type": "tool", "name": "weather"}],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_turn(
+    path: str, stream: bool
+) -> None:
+    """As agents ask: the same form in both turns, and a call in the first."""
+    arguments = '{"city": "Oslo"}'
+    for number, choice in enumerate(CHOICES[path]):
+        listed = f'[{{"name": "weather", "arguments": {arguments}}}]'
+        async with scripted(arguments if number else listed, **ONE_BY_ONE) as (_, client):
+            body = BODIES[path] | {"tool_choice": choice, "stream": stream}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            if stream:
+                assert "weather" in answer.text
+            else:
+                assert told_of(answer.json()) == ("", [{"city": "Oslo"}])
+        async with scripted(QUOTED, **ONE_BY_ONE) as (_, client):
+            kinds = {PATH: ["auto", "none"], RESPONSES: ["auto", "none"]}
+            choices = kinds.get(path, [{"type": "auto"}, {"type": "none"}])
+            for later in choices:
+                answer = await client.post(path, json=BODIES[path] | {"tool_choice": later})
+                assert answer.status_code == 200, answer.text
+                assert told_of(answer.json()) == (QUOTED, [])
 
 
 @pytest.mark.parametrize(

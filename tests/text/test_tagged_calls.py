@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ lures = st.sampled_from(
 )
 closings = st.sampled_from(["</arg_value>", "\n</parameter>", '"]</arg_value>'])
 """Tags that a string can't have, and a value of JSON can."""
-strings = st.lists(words | lures, max_size=3).map("".join)
+CUTTING = re.compile(r"</tool_call>\s*<tool_call>")
+"""Texts of these lures that end a value without its tag."""
+strings = st.lists(words | lures, max_size=3).map("".join).filter(lambda t: not CUTTING.search(t))
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: (
@@ -112,6 +115,55 @@ def test_values_come_back_as_they_were_sent(
     assert read(style, cut, tools) == read(style, list(text), tools) == (content, found)
 
 
+BOUND = re.compile(r"</tool_call>\s*$")
+"""Texts that end a call where nothing else does."""
+
+
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=150)
+@given(
+    value=(strings | values).filter(lambda value: not BOUND.search(str(value))),
+    behind=strings | values,
+    gap=spaces,
+    missing=st.sets(st.sampled_from(["value", "last", "call", "tag"]), min_size=1),
+    number=st.integers(1, 2),
+    data=st.data(),
+)
+def test_tags_that_models_forget_are_in_no_value(
+    style: str,
+    value: Any,
+    behind: Any,
+    gap: str,
+    missing: set[str],
+    number: int,
+    data: st.DataObject,
+) -> None:
+    given_ = {"a": value, "b": behind}
+    tools = [tool("f", {key: {"type": TYPES[type(one)]} for key, one in given_.items()})]
+    members = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in given_.items()]
+    text = written(style, "f", members, gap)
+    opens, closes = ("<arg_key>", "</arg_value>"), ("<parameter=", "\n</parameter>")
+    next_one, tag = opens if style == "glm45" else closes
+    if "value" in missing:
+        line = "\n" if style == "qwen3_coder" else ""
+        text = text.replace(f"{tag}{gap}{next_one}b", f"{line}{next_one}b", 1)
+    if style == "qwen3_coder" and "call" in missing:
+        before, _, after = text.rpartition("</function>")
+        text = before + after
+    if style == "qwen3_coder" and "tag" in missing and "call" not in missing:
+        text = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    if "last" in missing:
+        before, _, after = text.rpartition(tag)
+        text = before + ("\n" if style == "qwen3_coder" else "") + after.lstrip()
+    text = "\n".join([text] * number)
+    at = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    cut = [text[a:b] for a, b in itertools.pairwise([0, *at, len(text)])]
+    content, found = read(style, [text], tools)
+    assert read(style, cut, tools) == read(style, list(text), tools) == (content, found)
+    assert content == ""
+    assert [json.loads(call.arguments) for call in found] == [given_] * number
+
+
 @pytest.mark.parametrize(
     ("schema", "value", "arguments"),
     [
@@ -126,6 +178,28 @@ def test_values_come_back_as_they_were_sent(
         ({"type": "boolean"}, "True", "true"),
         ({"type": "array"}, '["a", 1]', '["a", 1]'),
         ({"type": "array"}, '["a", 1', '"[\\"a\\", 1"'),
+        ({"type": "array"}, "['a', True, None,]", '["a", true, null]'),
+        ({"type": "array"}, "('a', (1, 2))", '["a", [1, 2]]'),
+        (
+            {"type": "object"},
+            "{'a': {'b': [1, -2.5]}, 'c': False}",
+            '{"a": {"b": [1, -2.5]}, "c": false}',
+        ),
+        (
+            {"type": "object"},
+            "{'it\\'s': \"a 'b' (True)\", '\\n\\x41\\u00e9\\d': '\"'}",
+            '{"it\'s": "a \'b\' (True)", "\\nA\u00e9\\\\d": "\\""}',
+        ),
+        ({"type": "object"}, "{'a': 1 + 1}", "\"{'a': 1 + 1}\""),
+        ({"type": "object"}, "{1: 2}", '"{1: 2}"'),
+        ({"type": "object"}, "{1, 2}", '"{1, 2}"'),
+        ({"type": "array"}, "[" * 3000, '"' + "[" * 3000 + '"'),
+        ({"type": "array"}, "['" + "\\'" * 9000, "\"['" + "\\\\'" * 9000 + '"'),
+        ({"type": "null"}, "None", "null"),
+        ({}, "['a', None]", '["a", null]'),
+        ({}, "(see 'above')", "\"(see 'above')\""),
+        ({}, "None of these", '"None of these"'),
+        ({"type": "string"}, "['a']", "\"['a']\""),
         ({"type": ["string", "null"]}, "null", "null"),
         ({"type": ["string", "null"]}, "5", '"5"'),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", "5"),
@@ -183,6 +257,23 @@ def test_a_value_is_what_its_schema_says(
          [("f", '{"a": "\\nx\\n"}')]),
         ("qwen3_coder", "<function=f><parameter=a></function>!", "",
          [("f", '{"a": </function>!')]),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</function>\n</tool_call> ok",
+         " ok", [("f", '{"a": "x"}')]),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</tool_call>", "",
+         [("f", '{"a": "x"}')]),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\nx\n<parameter=b>\n1\n</function>", "",
+         [("f", '{"a": "x", "b": 1}')]),
+        ("qwen3_coder",
+         "<function=f>\n<parameter=a>\nx\n</parameter>\n<function=g>\n</function>", "",
+         [("f", '{"a": "x"}'), ("g", "{}")]),
+        ("qwen3_coder", "<function=f><parameter=a>\nx <parameter=b> </function> y\n</parameter>"
+         "</function>", "", [("f", '{"a": "x <parameter=b> </function> y"}')]),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>x</tool_call>", "",
+         [("f", '{"a": "x"}')]),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>y"
+         "</arg_value></tool_call>", "", [("f", '{"a": 1, "b": "y"}')]),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>\n<tool_call>g"
+         "</tool_call>!", "!", [("f", '{"a": 1}'), ("g", "{}")]),
     ],
 )  # fmt: skip
 def test_what_becomes_of_a_text(

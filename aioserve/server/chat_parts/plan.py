@@ -223,7 +223,6 @@ def _moved(schema: Any, place: str, depth: int = 0) -> Any:
 
 
 NO_FORMS = ("auto", "none")
-NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is no call"
 NOT_BOTH_AS_LIKED = (
     "goes with tools only where tool_choice is none, as it isn't about JSON: where tool_choice is "
     "auto, json_schema and json_object do"
@@ -407,10 +406,11 @@ def _calls_of_some(
 
 
 def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:
-    """The plan of answers that are calls, or else of that form. Raises `ApiError` where they can't
-    be either."""
-    if not calls.reads_calls:
-        raise refuse(field, NOT_BOTH)
+    """The plan of answers that are calls, or else of that form: where a call must be made, there is
+    no other answer, and the form holds those of later turns. Raises `ApiError` where they can't be
+    either."""
+    if calls.required:
+        return calls
     if text.kind not in ("json_schema", "json_object"):
         raise refuse(field, NOT_BOTH_AS_LIKED)
     return msgspec.structs.replace(calls, form=text, max_whitespace=text.whitespace)

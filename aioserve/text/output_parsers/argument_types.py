@@ -7,8 +7,10 @@ schema asks for one, and a string where it asks for that. Knows no family.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["ANY", "STRING", "ArgumentTypes", "resolved", "types_of", "written"]
 
@@ -17,8 +19,18 @@ ANY: frozenset[str] = frozenset(["string", "number", "boolean", "null", "object"
 STRING: frozenset[str] = frozenset(["string"])
 MAX_STEPS = 32
 """Most references and alternatives that are followed into each other."""
-_PYTHONS = {"True": "true", "False": "false", "None": "null"}
-"""Words that models write for those of JSON."""
+_PYTHONS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
+"""Words and brackets that models write for those of JSON."""
+MAX_PYTHON_CHARS = 20_000
+"""Longest value that is looked at for one that is written as Python writes it."""
+_PYTHON_PART = re.compile(
+    r"""(?s: '(?P<single>(?:[^'\\]|\\.)*+)' | "(?P<double>(?:[^"\\]|\\.)*+)" )
+    | (?P<word> \b(?:True|False|None)\b | [()] ) | ,(?P<last> (?=\s*[\])}]) ) | \\.""",
+    re.VERBOSE,
+)
+_PYTHON_ESCAPE = re.compile(r"(?s)\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_PYTHON_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_PYTHON_ESCAPES |= {"0": "\0", "\n": "", "'": "'", '"': '"', "\\": "\\"}
 
 
 class ArgumentTypes:
@@ -73,24 +85,57 @@ def resolved(schema: object, root: Mapping[str, Any]) -> object:
         if not isinstance(schema, dict) or not isinstance(ref := schema.get("$ref"), str):
             return schema
         at: object = root
-        for part in ref.split("/")[1:]:
+        for part in unquote(ref).split("/")[1:]:
             at = _object(at).get(part.replace("~1", "/").replace("~0", "~"))
         schema = at
     return None
 
 
 def written(text: str, types: frozenset[str]) -> str:
-    """JSON of the value that a model wrote as `text`. Where the types have strings, it is one
-    unless it is JSON of another of them; where they have none, unless it is JSON at all."""
+    """JSON of the value that a model wrote as `text`, in JSON or as Python writes it. Where the
+    types have strings, it is one unless it is another of them; where they have none, unless it is
+    neither."""
     bare = text.strip(" \t\r\n")
-    bare = _PYTHONS.get(bare, bare)
-    try:
-        kind = _type_of(json.loads(bare, parse_constant=_no_constant, parse_int=float))
-    except (ValueError, RecursionError):
+    kind = _kind(bare)
+    starts = "[{TFN" if "string" in types else "[{TFN('"
+    if kind is None and len(bare) <= MAX_PYTHON_CHARS and bare.startswith(tuple(starts)):
+        translated = _PYTHON_PART.sub(_translated, bare)
+        if (kind := _kind(translated)) is not None:
+            bare = translated
+    if kind is None:
         return json.dumps(text if "string" in types else bare, ensure_ascii=False)
     if "string" in types and (kind == "string" or kind not in types):
         return json.dumps(text, ensure_ascii=False)
     return bare
+
+
+def _translated(part: re.Match[str]) -> str:
+    """A part of what Python writes, as JSON has it."""
+    if part["word"] is not None:
+        return _PYTHONS[part["word"]]
+    if part["last"] is not None:
+        return ""
+    text = part["single"] if part["double"] is None else part["double"]
+    if text is None:
+        return part[0]
+    return json.dumps(_PYTHON_ESCAPE.sub(_unescaped, text), ensure_ascii=False)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    two, four, eight, char = escape.groups()
+    if char is not None:
+        return _PYTHON_ESCAPES.get(char, escape[0])
+    code = int(two or four or eight, 16)
+    is_char = code <= 0x10FFFF and not 0xD800 <= code < 0xE000
+    return chr(code) if is_char else escape[0]
+
+
+def _kind(text: str) -> str | None:
+    """Type of a value in JSON; None for what is none."""
+    try:
+        return _type_of(json.loads(text, parse_constant=_no_constant, parse_int=float))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _no_constant(name: str) -> None:

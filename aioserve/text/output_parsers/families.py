@@ -298,6 +298,7 @@ class JsonCallsParser(ToolParser):
 
     name = "json"
     marks: ClassVar[tuple[str, ...]] = ()
+    takes_lists: ClassVar[bool] = True
     _ids = staticmethod(short_id)
 
     def _read(self) -> Reading[None]:

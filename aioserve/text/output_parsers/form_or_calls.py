@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aioserve.text.output_parsers.call_object import CallReader
 from aioserve.text.output_parsers.parts import Parts
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
@@ -13,8 +14,9 @@ class FormOrCallsReader:
 
     How the text begins says what all of it is, white space aside: calls where it begins with one of
     the marks that `parser.opens`, and a form otherwise, which is content, whatever marks its
-    strings hold. Beside calls there is no content: what of them wasn't read is a call that was cut
-    off, and no form.
+    strings hold. Where calls have no mark, it is calls from the moment that an object has a name
+    and arguments; the form is one that has no such object. Beside calls there is no content: what
+    of them wasn't read is a call that was cut off, and no form.
     """
 
     def __init__(self, parser: ToolParser) -> None:
@@ -23,24 +25,50 @@ class FormOrCallsReader:
         """The start of the text, as long as it doesn't say what it is."""
         self._is_form: bool | None = None
         """None while that isn't known."""
+        self._object: CallReader | None = None
+        """Reader of the object that the text begins with."""
 
     def push(self, text: str) -> Parts:
         """Take more text; return what became known."""
         if self._is_form is None:
+            new = text
             text = self._held + text
-            self._held, begun = "", text.lstrip()
-            opens = self._parser.opens
-            if begun.startswith(opens):
-                self._is_form = False
-            elif any(mark.startswith(begun) for mark in opens):
-                self._held = text
+            self._is_form = self._look(text) if self._object is None else self._look_on(new)
+            self._held = text if self._is_form is None else ""
+            if self._is_form is None:
                 return Parts()
-            else:
-                self._is_form = True
         if self._is_form:
             return Parts(text)
         return Parts(tool_calls=self._parser.push(text).tool_calls)
 
+    def _look(self, text: str) -> bool | None:
+        """Whether a text from its start is a form; None while that isn't known."""
+        begun = text.lstrip()
+        opens = self._parser.opens or self._parser.marks
+        if begun.startswith(opens):
+            return False
+        if not begun or any(mark.startswith(begun) for mark in opens):
+            return None
+        if self._parser.opens:
+            return True
+        if self._parser.takes_lists and begun.startswith("["):
+            begun = begun[1:].lstrip()
+        if begun.startswith("{"):
+            self._object = CallReader()
+            return self._look_on(begun)
+        return bool(begun) or None
+
+    def _look_on(self, text: str) -> bool | None:
+        """As `_look`, at more of the object."""
+        if self._object is None:
+            return None
+        self._object.read(text, 0)
+        if self._object.has_begun:
+            return False
+        return True if self._object.is_broken or self._object.is_done else None
+
     def finish(self) -> Parts:
         """End the text; return what was held back. Nothing may be pushed afterwards."""
+        if self._is_form is None and not self._parser.opens:
+            return Parts(self._held)
         return Parts() if self._is_form else Parts(tool_calls=self._parser.finish().tool_calls)

@@ -3,6 +3,9 @@
 What is between the tags doesn't say what it is: that a function takes a number there is known by
 its schema (`ArgumentTypes`). Arguments are given out as JSON, as all parsers give them: strings as
 they come, other values once they are whole.
+
+Models forget tags. A value without the tag behind it ends where the next argument begins, and where
+its call ends: at the tags for that, one behind the other, or with another call or nothing behind.
 """
 
 from __future__ import annotations
@@ -35,6 +38,16 @@ class TaggedParser(ToolParser):
     takes_typed_marks: ClassVar[bool] = True
     line: ClassVar[str] = ""
     """What stands on both sides of a value, once, and is no part of it."""
+
+    @classmethod
+    def cutting(cls, escape: Callable[[str], str], spaces: str) -> str:
+        """Expression of the texts within a value that end it without the tag behind it. `escape`
+        escapes a text for it, `spaces` is its expression of white space."""
+        argument = f"{escape(cls.line + cls.key_opens)}[A-Za-z0-9_.-]+{escape(cls.key_closes[0])}"
+        ends, closes = escape(cls.ends), escape(CLOSES)
+        another = f"({ends}|{closes}){spaces}({escape(OPENS)}|{escape(cls.begins)})"
+        whole = "" if cls.ends == CLOSES else f"|{ends}{spaces}{closes}"
+        return f"({argument}|{another}{whole})"
 
     def _read(self) -> Reading[None]:
         begins = (OPENS, self.begins)
@@ -89,7 +102,9 @@ class TaggedParser(ToolParser):
             if not (yield from self._value(function, key)):
                 return ""
             spaces = yield from self._spaces()
-            mark = yield from self._one_of(self.key_opens, self.ends)
+            mark = yield from self._one_of(self.key_opens, self.ends, CLOSES, OPENS, self.begins)
+            if mark in (OPENS, self.begins):
+                self._put_back(mark)
             if not mark:
                 self._give_arguments(spaces)
                 return (yield from self._broken_arguments(self.ends, CLOSES))
@@ -121,19 +136,40 @@ class TaggedParser(ToolParser):
             give = self._give_string
         if self.line:
             yield from self._one_of(self.line)
-        closes = (self.line + self.value_closes, self.value_closes)
+        closes = (self.value_closes, self.ends, CLOSES)
+        closes = (*[f"{self.line}{tag}" for tag in (*closes, self.key_opens)], *closes)
         if "string" not in types:
             yield from self._json(give)
         mark = ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(closes)
             give(text)
+            if mark and not mark.endswith(self.value_closes):
+                behind, ends = yield from self._behind(mark.removeprefix(self.line))
+                self._put_back(mark + behind if ends else behind)
+                if not ends:
+                    give(mark)
+                    mark = ""
         if types == STRING:
             self._give_arguments('"' if mark else "")
         else:
             text = "".join(pieces)
             self._give_arguments(written(text, types) if mark else text)
         return bool(mark)
+
+    def _behind(self, tag: str) -> Reading[tuple[str, bool]]:
+        """Take what is behind a tag that may end a value, as far as it says whether it does; return
+        that, and whether it does."""
+        if tag == self.key_opens:
+            word = yield from self._word()
+            closes = yield from self._one_of(self.key_closes[0])
+            return word + closes, bool(word and closes)
+        behind = yield from self._spaces()
+        closes = ""
+        if tag != CLOSES:
+            closes = yield from self._one_of(CLOSES)
+        behind += closes + (opens := (yield from self._one_of(OPENS, self.begins)))
+        return behind, bool(closes or opens) or not (yield from self._next())
 
     def _json(self, give: Callable[[str], None]) -> Reading[None]:
         """Take an object or a list, in which the tag behind the value may be quoted."""

@@ -50,6 +50,8 @@ class ToolParser(TextReader):
     """Marks, which may be special tokens; the completion's text has them all the same."""
     opens: ClassVar[tuple[str, ...]] = ()
     """Marks one of which every call begins with; none where a call may begin with a brace."""
+    takes_lists: ClassVar[bool] = False
+    """Whether a call may also begin with the bracket of a list, where none has a mark."""
     takes_typed_marks: ClassVar[bool] = False
     """Whether marks that are special tokens are marks also where the model types them: the family
     of models writes its marks in words."""
@@ -123,8 +125,9 @@ class ToolParser(TextReader):
 
     def _call(self, raw: str) -> Reading[CallEnd]:
         """Read a call that is an object; `raw` is what led to it, which is content if it is none.
-        What is taken ends with the object, or before what can't be part of it: where that comes
-        behind the arguments, with these."""
+        Behind a mark, an object with a name and without arguments is a call with none. What is
+        taken ends with the object, or before what can't be part of it: where that comes behind the
+        arguments, with these."""
         call, begun = CallReader(), False
         while not call.is_done and not call.is_broken and (yield from self._next()):
             self._at = call.read(self._text, self._at)
@@ -133,6 +136,10 @@ class ToolParser(TextReader):
                     self._begin_call(call.name)
                 begun = True
                 self._give_arguments(call.take())
+        if not begun and call.is_done and call.name is not None and self.opens:
+            self._begin_call(call.name)
+            self._give_arguments("{}")
+            return CallEnd.WHOLE
         if not begun:
             self._give(raw + call.raw)
             return CallEnd.NO_CALL
