@@ -13,12 +13,22 @@ from aioserve.arguments import shown
 from aioserve.errors import ModelError
 from aioserve.json_file import read_file, read_json_object
 
-__all__ = ["DEFAULT", "TOOL_USE", "NamedSource", "read_source", "read_sources", "read_tokens"]
+__all__ = [
+    "ADDITIONAL",
+    "DEFAULT",
+    "TOOL_USE",
+    "NamedSource",
+    "read_source",
+    "read_sources",
+    "read_tokens",
+]
 
 MAX_FILE_BYTES = 1 << 22
 """Largest size of a file with a chat template or with names of tokens."""
 MAX_NAMED = 64
-"""Most templates in `additional_chat_templates`."""
+"""Most templates in `ADDITIONAL`."""
+ADDITIONAL = "additional_chat_templates"
+"""Directory of named templates, NAME.jinja each."""
 DEFAULT = "default"
 TOOL_USE = "tool_use"
 """Name of the template for prompts with tools."""
@@ -69,7 +79,7 @@ def read_tokens(directory: Path) -> dict[str, str]:
 
 
 def _in_files(directory: Path) -> dict[str, NamedSource]:
-    files = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    files = sorted((directory / ADDITIONAL).glob("*.jinja"))
     if len(files) > MAX_NAMED:
         raise ModelError(
             f"{files[0].parent}: at most {MAX_NAMED} templates are read, got {len(files)}"

@@ -228,9 +228,9 @@ def _to_json(
         each = len(indent) if isinstance(indent, str) else int(indent)
         if each > MAX_INDENT:
             raise ValueError(f"indent of tojson must be at most {MAX_INDENT}, got {each}")
+        size *= max(each, 0) + 1
     if separators is not None:
-        budget.check_room(size * sum(map(len, separators)))
-        size *= 1 + each
+        size *= sum(map(len, separators)) + 1
     budget.check_room(size)
     return budget.made(
         json.dumps(
