@@ -37,6 +37,9 @@ from aioserve.text.template_filters import (
 
 __all__ = ["RefusedError", "Template", "TemplateSyntaxError"]
 
+MAX_CODE_CHARS = 1 << 17
+"""Longest program that a template may become, twice that of the longest published one: Python
+compiles it in one go, and other threads wait."""
 TemplateSyntaxError = jinja2.TemplateSyntaxError
 _LEFT_OUT_METHODS = frozenset(
     """
@@ -191,6 +194,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.tests = {name: budgeted_test(test) for name, test in self.tests.items()}
         del self.globals["lipsum"]
         self.globals |= GLOBALS
+
+    def _compile(self, source: str, filename: str) -> types.CodeType:
+        if len(source) > MAX_CODE_CHARS:
+            raise TemplateSyntaxError(
+                f"it becomes a program of {len(source)} characters, and at most {MAX_CODE_CHARS} "
+                "are compiled",
+                lineno=1,
+            )
+        return super()._compile(source, filename)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _LEFT_OUT_METHODS and super().is_safe_attribute(obj, attr, value)
