@@ -10,6 +10,7 @@
 #   test-optimized  the test suite under `python -O`
 #   test-clocks     the test suite by clocks that go wrong
 #   test-real       downloads a trained model (253 MB) and tests with it
+#   test-templates  downloads published chat templates (124 MB) and renders them
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
 #   wheels  dist/*.whl for CPython 3.11, 3.12 and 3.13, each installed and streamed from
@@ -58,14 +59,15 @@ PYTEST := $(BIN)/python -m pytest
 # Files in the order of their names: those with few tests, which would come last, are the longest.
 PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # 40 examples of each property that doesn't say how many it needs; 100 elsewhere.
-QUICK := -m "not slow and not alone" --hypothesis-profile quick
+QUICK := -m "not slow and not alone and not published" --hypothesis-profile quick
 
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-real test-optimized test-clocks mutants sanitize fuzz pairs soak lint check-install wheels \
+.PHONY: run test test-slow test-real test-templates test-optimized test-clocks mutants sanitize fuzz pairs soak lint \
+  check-install wheels \
   bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
@@ -88,6 +90,12 @@ test-slow: lint $(FOR_CLIENTS)
 test-real: $(FOR_TEST) $(BUILT)
 	$(BIN)/python tools/real_model
 	$(PYTEST) -m real -s tests/real
+
+# Templates in the sources of llama.cpp and vLLM, into ~/.cache/aioserve/templates: see
+# tools/published_templates.
+test-templates: $(FOR_TEST) $(BUILT)
+	$(BIN)/python tools/published_templates
+	$(PYTEST) --numprocesses $(WORKERS) -m published tests/templates
 
 test-optimized: $(FOR_TEST) $(BUILT)
 	$(PYTEST_OPTIMIZED)

@@ -18,9 +18,9 @@ GIVEN = ("torch", "triton", "numpy")
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 WHEELS = (
     # what aioserve needs
-    *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "llguidance", "markdown-it-py"),
-    *("mdurl", "minijinja", "msgspec", "pluggy", "Pygments", "rich", "rich-rst", "safetensors"),
-    *("tokenizers", "typing_extensions"),
+    *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "Jinja2", "llguidance"),
+    *("markdown-it-py", "MarkupSafe", "mdurl", "msgspec", "pluggy", "Pygments", "rich"),
+    *("rich-rst", "safetensors", "tokenizers", "typing_extensions"),
     # to build it
     *("cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit_build_core"),
     # to test it

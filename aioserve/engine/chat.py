@@ -223,8 +223,8 @@ class ChatFormat:
     ) -> ChatFormat:
         """Return the format that is named; for "auto" what the engine's options name, or else that
         of the model's chat template. Raises `InvalidRequestError`."""
-        source = "" if model.chat_template is None else model.chat_template.source
-        is_told = has_tools(tools)
+        template, is_told = model.chat_template, has_tools(tools)
+        source = "" if template is None else template.for_tools(is_told).source
         if tool_parser == "auto" and is_told:
             tool_parser = config.tool_parser
         is_said = reasoning_parser != "auto"

@@ -67,14 +67,14 @@ class EngineFacts:
         characters."""
         name = check(InvalidRequestError, "name", name, text(1, 256))
         template = self._lifecycle.started().model.chat_template
-        return template is not None and template.reads(name)
+        return template is not None and template.for_tools(name == "tools").reads(name)
 
     @property
     def reads_tool_calls(self) -> bool:
         """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
         them, and it or the engine's options tell how the model calls them."""
         template = self._lifecycle.started().model.chat_template
-        if template is None or not template.reads("tools"):
+        if template is None or not (template := template.for_tools(True)).reads("tools"):
             return False
         return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
 
@@ -85,7 +85,7 @@ class EngineFacts:
         template = self._lifecycle.started().model.chat_template
         if template is None or not self.reads_tool_calls:
             return False
-        name, source = self.config.tool_parser, template.source
+        name, source = self.config.tool_parser, template.for_tools(True).source
         return tool_parser_named(name, source, has_tools=True) is HarmonyParser
 
     @property

@@ -27,9 +27,10 @@ INSTALL_HUB = "pip install 'aioserve[hub]'"
 
 _WANTED = ("*.json", "*.jinja", "*.model", "*.safetensors")
 """Patterns of the files of a repository that a model in Hugging Face's layout may be read from."""
-_OTHERS = ("*/*", "consolidated*.safetensors")
+_OTHERS = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors")
 """Patterns of files that match these too, and that no model is read from: other formats have
-folders of their own, and a second copy of the weights a name of its own."""
+folders of their own, and a second copy of the weights a name of its own. Templates are in
+additional_chat_templates."""
 _NO_FILE = "/"
 """A pattern of no file."""
 _NAME = re.compile(

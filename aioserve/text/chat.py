@@ -1,122 +1,148 @@
 """Turns chat messages into a prompt, by the model's own template.
 
-Knows the template files of a model directory and Hugging Face's conventions for them. Renders
-nothing but these: what a caller sends is data for the template, never a template. Rendering may be
-slow (a template is a program, within a `template_budget`), so callers run it in a thread.
-
-Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
-methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
-are namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there
-are `%`-formatting, some methods (`rsplit`, `removeprefix`, `index`), attributes of Python objects
-and `import` of other templates; a template that needs them fails at load (syntax) or when it is
-rendered, with the place named. One quiet difference is known: trimming takes the control characters
-U+001C to U+001F for text.
+Renders nothing but templates of the model or of its operator: what a caller sends is data for the
+template, never a template. Rendering may be slow (a template is a program, within a
+`template_budget`), so callers run it in a thread.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import minijinja
 import msgspec
 
-from aioserve.arguments import shown
-from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError, RequestFailedError
-from aioserve.json_file import read_file, read_json_object
-from aioserve.text import template_budget
+from aioserve.errors import (
+    AioserveError,
+    InvalidPromptError,
+    ModelError,
+    PromptTooLongError,
+    RequestFailedError,
+)
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.escape_special import Escapes
 from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
 from aioserve.text.messages import Message
+from aioserve.text.optional_fields import with_all_fields, with_arguments_as_text
 from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.template_budget import Budget, BudgetSpentError
+from aioserve.text.template_engine import RefusedError, Template, TemplateSyntaxError
+from aioserve.text.template_files import (
+    DEFAULT,
+    TOOL_USE,
+    read_source,
+    read_sources,
+    read_tokens,
+)
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
 
 MAX_ERROR_CHARS = 1000
-MAX_INDENT = 64
-MAX_FILE_BYTES = 1 << 22
-"""Largest size of a file with a chat template or with names of tokens."""
-_TEMPLATE_NAME = "chat_template"
-_TOKEN_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
-# Marks the assistant's part for training; it has no effect on the text.
-_GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+MAX_TEMPLATE_CHARS = 1 << 18
+_PLAIN = (
+    Conversation([{"role": "user", "content": "Hello"}]),
+    Conversation(
+        [{"role": "user", "content": "Hello"}],
+        tools=[
+            {
+                "type": "function",
+                "function": {
+                    "name": "clock",
+                    "description": "Tells the time.",
+                    "parameters": {"type": "object", "properties": {}},
+                },
+            }
+        ],
+    ),
+)
+"""Conversations of which a template renders one, unless it is broken."""
+
+
+class _FailedError(Exception):
+    """A template broke, was stopped or refused; the message says how."""
+
+    def __init__(self, why: str, *, has_refused: bool = False) -> None:
+        super().__init__(why)
+        self.has_refused: bool = has_refused
 
 
 class ChatTemplate:
     """A compiled chat template and the model's special tokens.
 
     `special_tokens` are variables of the template, such as `bos_token`. `origin` names the
-    template in errors. Raises `ModelError` if `source` isn't a valid template. Thread-safe.
+    template in errors. `tool_use` is the template of prompts with tools, where the model has one of
+    its own for these. Raises `ModelError` if `source` isn't a valid template. Thread-safe.
     """
 
     def __init__(
-        self, source: str, *, special_tokens: Mapping[str, str] | None = None, origin: str
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        origin: str,
+        tool_use: ChatTemplate | None = None,
     ) -> None:
         self.origin = origin
         self._file = Path(origin).name
         """Name of the file in errors of requests, whose senders needn't know the path."""
         self.source: str = source
         """Source as it was written, in which names are looked for."""
+        self.tool_use: ChatTemplate | None = tool_use
         self._is_harmony = HarmonyParser.reads(source)
         self._special_tokens = dict(special_tokens or {})
-        self._source = template_budget.asking(_without_generation_marks(source), origin)
-        self._environments: dict[int, minijinja.Environment] = {}
-        """Environments by the instructions that a rendering may take."""
-        self._environment(template_budget.FUEL)
+        self._template = _compiled(source, origin)
+        self._works: bool | None = None
 
     @classmethod
     def from_directory(
         cls, path: Path | str, file: Path | str | None = None
     ) -> ChatTemplate | None:
-        """The template of a model directory, or None if it has none.
-
-        Looks for chat_template.jinja, then for `chat_template` in tokenizer_config.json: a string,
-        or a list of named templates, of which "default" is taken. `file` is a template in their
-        place. Raises `ModelError` naming the file.
-        """
+        """The template of a model directory, with that for tools, or None if it has none:
+        `read_sources` says where they are. `file` is a template in place of all of them. Raises
+        `ModelError` naming the file."""
         directory = Path(path)
-        config_file = directory / "tokenizer_config.json"
-        config = _read_config(config_file)
-        tokens = _special_tokens(_read_config(directory / "special_tokens_map.json"))
-        tokens.update(_special_tokens(config))
-        if file is None and (own := directory / "chat_template.jinja").is_file():
-            file = own
+        tokens = read_tokens(directory)
         if file is not None:
             return cls.from_file(file, special_tokens=tokens)
-        source = _source_in_config(config, config_file)
-        if source is None:
+        sources = read_sources(directory)
+        if (default := sources.get(DEFAULT)) is None:
             return None
-        return cls(source, special_tokens=tokens, origin=str(config_file))
+        tool_use = None
+        if (named := sources.get(TOOL_USE)) is not None:
+            tool_use = cls(named.source, special_tokens=tokens, origin=named.origin)
+        source, origin = default
+        return cls(source, special_tokens=tokens, origin=origin, tool_use=tool_use)
 
     @classmethod
     def from_file(
         cls, file: Path | str, *, special_tokens: Mapping[str, str] | None = None
     ) -> ChatTemplate:
         """The template in `file`, in UTF-8. Raises `ModelError` naming it."""
-        try:
-            source = read_file(Path(file), MAX_FILE_BYTES).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelError(f"{file}: not valid UTF-8: {error}") from error
-        return cls(source, special_tokens=special_tokens, origin=str(file))
+        source, origin = read_source(Path(file))
+        return cls(source, special_tokens=special_tokens, origin=origin)
+
+    def for_tools(self, has_tools: object) -> ChatTemplate:
+        """The template that renders prompts with tools, or those without."""
+        return self.tool_use if has_tools and self.tool_use is not None else self
 
     def reads(self, name: str) -> bool:
-        """Whether a variable of that name is read anywhere in the template."""
+        """True where a variable of that name is read anywhere in the template."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def has_role(self, role: str) -> bool:
-        """Whether messages of that role are looked for in the template, which quotes it then."""
+        """True where messages of that role are looked for in the template, which quotes it then."""
         return re.search(rf"""(["']){re.escape(role)}\1""", self.source) is not None
 
     def check_read(self, conversation: Conversation) -> None:
         """Raise `InvalidPromptError` for tools or arguments that the template doesn't read."""
+        self.for_tools(conversation.tools)._check_read(conversation)
+
+    def _check_read(self, conversation: Conversation) -> None:
         if conversation.tools and not self.reads("tools"):
             raise InvalidPromptError(
                 f"tools are not supported: the chat template {self._file} doesn't read them",
@@ -137,12 +163,12 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`, special tokens written out: encode it without adding any.
 
-        Raises `InvalidPromptError` for malformed messages and where the template itself
-        refuses them (its `raise_exception`) or fails on a content that is None,
-        `RequestFailedError` if the template breaks.
+        Raises `InvalidPromptError` for malformed messages, and where the template refuses them (its
+        `raise_exception`) or fails with them, and `RequestFailedError` if it fails with any.
         `add_generation_prompt` is that of a `Conversation` where it is one.
         """
-        return self._rendered(self._checked(messages, add_generation_prompt))
+        checked = self._checked(messages, add_generation_prompt)
+        return self.for_tools(checked.tools)._rendered(checked)[0]
 
     def encode(
         self,
@@ -162,20 +188,32 @@ class ChatTemplate:
         `PromptTooLongError`.
         """
         checked = self._checked(messages)
+        return self.for_tools(checked.tools)._encode(
+            checked, tokenizer, special_tokens_in_messages, max_chars, max_tokens
+        )
+
+    def _encode(
+        self,
+        checked: Conversation,
+        tokenizer: Tokenizer,
+        special_tokens_in_messages: bool,
+        max_chars: int | None,
+        max_tokens: int | None,
+    ) -> list[int]:
         if special_tokens_in_messages or not (specials := tokenizer.special_tokens).is_needed:
-            text = self._rendered(checked)
+            text, _ = self._rendered(checked)
             _check_chars(len(text), max_chars)
             return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-        escaped, escapes = specials.escaped(checked, apart_from=self._source)
-        text = self._rendered(escaped, escapes)
+        escaped, escapes = specials.escaped(checked, apart_from=self.source)
+        text, escaped = self._rendered(escaped, escapes)
         _check_chars(len(text), max_chars)
         spans = specials.find(text, escapes)
 
         def written(other: Conversation) -> list[int] | None:
             """The special tokens of the prompt with other texts; None if it has none then."""
             try:
-                rendered = self._rendered(other, escapes)
-            except (InvalidPromptError, RequestFailedError):
+                rendered = self._render(other, escapes)
+            except (_FailedError, InvalidPromptError):
                 return None  # the template reads in texts, and what it reads means nothing
             return [span.token_id for span in specials.find(rendered, escapes)]
 
@@ -202,53 +240,51 @@ class ChatTemplate:
         self.check_read(messages)
         return messages.validated()
 
-    def _environment(self, fuel: int) -> minijinja.Environment:
-        if (known := self._environments.get(fuel)) is not None:
-            return known
-        environment = minijinja.Environment(
-            filters={"tojson": _to_json},
-            tests={"callable": callable, "sequence": _is_sequence},
-            globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
-            auto_escape_callback=_never_escape,
-            # The debug report would put the caller's messages into errors and logs.
-            debug=False,
-            fuel=fuel,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            pycompat=True,
+    def _rendered(
+        self, checked: Conversation, escapes: Escapes | None = None
+    ) -> tuple[str, Conversation]:
+        """The prompt, and the conversation that it is of: with all fields where the template fails
+        without them."""
+        try:
+            return self._render(checked, escapes), checked
+        except _FailedError as error:
+            failed = error
+        whole = with_all_fields(checked)
+        if whole != checked:
+            try:
+                return self._render(whole, escapes), whole
+            except _FailedError as error:
+                failed = failed if failed.has_refused else error
+        as_text = with_arguments_as_text(whole)
+        if as_text != whole:
+            try:
+                return self._render(as_text, escapes), as_text
+            except _FailedError:
+                pass
+        raise self._error(failed) from failed
+
+    def _error(self, error: _FailedError) -> AioserveError:
+        """The error of a request: whose fault it is."""
+        if error.has_refused:
+            return InvalidPromptError(f"the model's chat template refused: {error}")
+        if self._works is None:
+            self._works = any(self._works_with(conversation) for conversation in _PLAIN)
+        if not self._works:
+            return RequestFailedError(f"{self._file}: {error}")
+        return InvalidPromptError(
+            f"the model's chat template {self._file} can't render these messages: {error}",
+            argument="messages",
         )
-        try:
-            environment.add_template(_TEMPLATE_NAME, self._source)
-        except minijinja.TemplateError as error:
-            raise ModelError(
-                f"{self.origin}: the chat template can't be read: {_brief(error.message)}"
-            ) from error
-        self._environments[fuel] = environment
-        return environment
 
-    def _rendered(self, checked: Conversation, escapes: Escapes | None = None) -> str:
+    def _works_with(self, conversation: Conversation) -> bool:
         try:
-            return self._render(checked, escapes)
-        except RequestFailedError as error:
-            index = _without_content(checked)
-            if index is None or not self._renders(_with_contents(checked), escapes):
-                raise
-            raise InvalidPromptError(
-                f"messages[{index}].content must be text for this model, got null: its chat "
-                "template fails without one, and doesn't with ''",
-                argument="messages",
-            ) from error
-
-    def _renders(self, checked: Conversation, escapes: Escapes | None) -> bool:
-        try:
-            self._render(checked, escapes)
-        except (InvalidPromptError, RequestFailedError):
-            return False
+            self._render(conversation, None)
+        except _FailedError as error:
+            return error.has_refused
         return True
 
     def _render(self, checked: Conversation, escapes: Escapes | None) -> str:
-        fuel = template_budget.fuel_for(checked.num_items)
-        budget = template_budget.Budget(checked.num_items, checked.num_chars)
+        budget = Budget(checked.num_items, checked.num_chars)
         mark = ""
         if checked.continue_final_message:
             checked, mark = _marked(checked)
@@ -257,47 +293,44 @@ class ChatTemplate:
             messages = with_single_calls(messages)
             if "messages[0]" in self.source:
                 messages = with_joined_instructions(messages)
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **checked.template_kwargs,
+            "messages": [_with_aliases(message) for message in messages],
+            "add_generation_prompt": checked.add_generation_prompt,
+            "tools": checked.tools,
+            "documents": None,
+        }
         try:
-            text = self._environment(fuel).render_template(
-                _TEMPLATE_NAME,
-                **checked.template_kwargs,
-                messages=[_with_aliases(message) for message in messages],
-                add_generation_prompt=checked.add_generation_prompt,
-                tools=checked.tools,
-                documents=None,
-                **{template_budget.SPEND: budget.spend},
-                **self._special_tokens,
-            )
-        except _Refused as error:
-            refusal = _brief(error if escapes is None else escapes.unescape(str(error)))
-            raise InvalidPromptError(f"the model's chat template refused: {refusal}") from error
-        except template_budget.BudgetSpentError as error:
-            raise RequestFailedError(f"{self._file}: rendering was stopped: {error}") from error
-        except BaseException as error:
-            # A panic of the library's is no Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            if getattr(error, "kind", None) == "OutOfFuel":
-                raise RequestFailedError(
-                    f"{self._file}: rendering was stopped: it took more than {fuel} instructions"
-                ) from error
-            raise RequestFailedError(f"{self._file}: rendering failed: {_brief(error)}") from error
+            text = self._template.render(budget, variables)
+        except RefusedError as error:
+            refusal = str(error) if escapes is None else escapes.unescape(str(error))
+            raise _FailedError(_brief(refusal), has_refused=True) from error
+        except BudgetSpentError as error:
+            raise _FailedError(f"rendering was stopped: {error}") from error
+        except Exception as error:
+            line = self._template.line_of(error)
+            where = "" if line is None else f" (in line {line})"
+            why = str(error) if escapes is None else escapes.unescape(str(error))
+            raise _FailedError(
+                f"rendering failed: {_brief(why or type(error).__name__)}{where}"
+            ) from error
         return _cut_at(text, mark) if mark else text
 
 
-def _without_content(conversation: Conversation) -> int | None:
-    """Index of the first message whose content is None."""
-    contents = [message.get("content") for message in conversation.messages]
-    return contents.index(None) if None in contents else None
-
-
-def _with_contents(conversation: Conversation) -> Conversation:
-    """The conversation with empty texts in place of contents that are None."""
-    messages = [
-        message if message.get("content") is not None else message | {"content": ""}
-        for message in conversation.messages
-    ]
-    return msgspec.structs.replace(conversation, messages=messages)
+def _compiled(source: str, origin: str) -> Template:
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ModelError(
+            f"{origin}: the chat template must have at most {MAX_TEMPLATE_CHARS} characters, "
+            f"got {len(source)}"
+        )
+    try:
+        return Template(source)
+    except TemplateSyntaxError as error:
+        why = f"{_brief(error.message)} (in line {error.lineno})"
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = f"it nests too deeply: {_brief(error)}"
+    raise ModelError(f"{origin}: the chat template can't be read: {why}")
 
 
 def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:
@@ -341,93 +374,3 @@ def _check_chars(chars: int, limit: int | None) -> None:
 def _brief(error: object) -> str:
     text = str(error)
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
-
-
-class _Refused(Exception):
-    """Refusal of a template through `raise_exception`."""
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refused(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Sequence[str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Hugging Face's filter writes it: unlike Jinja's own, nothing is escaped for HTML."""
-    if indent is not None and indent > MAX_INDENT:
-        raise ValueError(f"indent of tojson must be at most {MAX_INDENT}, got {indent}")
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=(separators[0], separators[1]) if separators is not None else None,
-        sort_keys=sort_keys,
-    )
-
-
-def _is_sequence(value: Any) -> bool:
-    """Whether Jinja takes it for a sequence: strings and mappings are sequences too."""
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
-
-
-def _never_escape(_name: str) -> bool:
-    return False
-
-
-def _without_generation_marks(source: str) -> str:
-    """Replace generation marks by a block that is always taken: text and white space stay the
-    same."""
-
-    def plain_block(mark: re.Match[str]) -> str:
-        left, end, right = mark.groups()
-        return f"{{%{left} {'endif' if end else 'if true'} {right}%}}"
-
-    return _GENERATION_MARK.sub(plain_block, source)
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    return read_json_object(file, MAX_FILE_BYTES) if file.is_file() else {}
-
-
-def _source_in_config(config: dict[str, Any], file: Path) -> str | None:
-    value = config.get("chat_template")
-    if value is None or isinstance(value, str):
-        return value
-    named: dict[str, str] = {}
-    for entry in value if isinstance(value, list) else [None]:
-        match entry:
-            case {"name": str(name), "template": str(template)}:
-                named[name] = template
-            case _:
-                raise ModelError(
-                    f"{file}: chat_template must be a string or a list of named templates, "
-                    f'{{"name": str, "template": str}} each, got {shown(entry or value)}'
-                )
-    if len(named) == 1:
-        return next(iter(named.values()))
-    if "default" not in named:
-        raise ModelError(
-            f"{file}: chat_template has no entry named 'default', only {shown(sorted(named))}"
-        )
-    return named["default"]
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its kin, each a string or an object with `content`."""
-    tokens = {}
-    for name in _TOKEN_NAMES:
-        value = config.get(f"{name}_token")
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[f"{name}_token"] = value
-    return tokens

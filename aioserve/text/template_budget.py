@@ -1,46 +1,43 @@
 """Bounds on what a chat template may do: it is a program that came with a model.
 
-The library counts instructions (its "fuel"), and nothing else: not what is printed, and no other
-thread runs meanwhile. So every loop, macro and print of a template is made to ask a `Budget` first.
-That bounds steps, text and time, and lets other threads have the interpreter's lock. What a single
-expression does in between is bounded by its length alone: `"x" * 10**9` still takes a gigabyte.
+Each rendering has a `Budget`. The template's loops, calls, filters and operators tell it what they
+do, and it ends the rendering at a limit. Knows values of Python and no template.
+
+The largest value that a template can hold is bounded too. So what a single operation does with one
+(print it, compare it, sort it) takes a bounded time. Size here is the number of values and
+characters inside, each counted as often as it would be printed: `[x, x]` is twice as large as `x`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
-from aioserve.errors import ModelError
+__all__ = ["MAX_WIDTH", "SCOPES", "Budget", "BudgetSpentError"]
 
-__all__ = ["Budget", "BudgetSpentError", "asking", "fuel_for"]
-
-MAX_TEMPLATE_CHARS = 1 << 18
-MAX_TAG_CHARS = 2048
-"""Longest tag, strings aside: the library's parser recurses over operators and kills the process
-where thousands nest."""
-MAX_ELIFS = 500
-STEPS, STEPS_PER_ITEM = 10_000, 100
-"""Most iterations, calls of macros, assignments and prints."""
-CHARS, CHARS_PER_ITEM, CHARS_PER_CHAR = 1 << 20, 1 << 12, 16
-"""Most characters printed and assigned; the last is for each character of the messages."""
-FUEL, FUEL_PER_ITEM = 1 << 20, 1 << 12
+STEPS, STEPS_PER_ITEM = 200_000, 1000
+"""Most iterations, calls, filters, operators and values looked at."""
+CHARS, CHARS_PER_ITEM, CHARS_PER_CHAR = 1 << 20, 1 << 12, 32
+"""Most characters and values that are made or printed; the last is for each of the messages'."""
 MAX_SECONDS = 10.0
 """Most CPU time of the rendering thread."""
-SPEND = "_aioserve_spend"
-_PRINTED = "_aioserve_printed"
-LONG_TEXT_CHARS = 64
-"""Shorter template text isn't counted, but at the start of a loop or a macro."""
-
-_OPENS = re.compile(r"\{[%{#]")
-_IN_TAG = re.compile(
-    r"""(?s)"(?:[^"\\]|\\.?)*+(?:"|\Z)|'(?:[^'\\]|\\.?)*+(?:'|\Z)"""
-    r"""|(?P<end>[-+]?%\})|(?P<ends>[-+]?\}\})|[{}]"""
-)
-_END_RAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}")
-_WORD = re.compile(r"\s*(\w+)")
-_ASSIGNS = re.compile(r"\s*set\s+([\w.]+)\s*=(?!=)")
+MAX_CALLS = 100
+"""Most calls of macros and loops, one inside the other."""
+MAX_INT_BITS = 1 << 12
+MAX_WIDTH = 1 << 12
+"""Widest column, indent or precision."""
+_STEPS_BETWEEN_LOOKS = 32
+_MAX_KEPT = 1 << 17
+_PLAIN = frozenset((bool, float, type(None)))
+_COMMON = frozenset((list, tuple, dict))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_CONTAINERS += (type({}.items()), type({}.keys()), type({}.values()))
+SCOPES = frozenset(("_loop_vars", "_block_vars"))
+"""Arguments of the library's own, beside those of a call."""
+_WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(?:\d{5}|\*)")
+_WIDE_FIELD = re.compile(r"\{[^{}]*(?:\d{5}|\{)")
 
 
 class BudgetSpentError(Exception):
@@ -49,133 +46,223 @@ class BudgetSpentError(Exception):
 
 class Budget:
     """Budget of one rendering of `num_items`, messages and values that come with them, of
-    `num_chars` characters."""
+    `num_chars` characters.
+
+    Methods raise `BudgetSpentError`, and what the operation itself raises.
+    """
+
+    __slots__ = (
+        "_chars",
+        "_depth",
+        "_ends",
+        "_kept",
+        "_look_at",
+        "_max_chars",
+        "_max_steps",
+        "_sizes",
+        "_steps",
+    )
 
     def __init__(self, num_items: int, num_chars: int) -> None:
         self._max_steps = STEPS + STEPS_PER_ITEM * num_items
         self._max_chars = CHARS + CHARS_PER_ITEM * num_items + CHARS_PER_CHAR * num_chars
-        self._steps = self._chars = 0
+        self._steps = self._chars = self._depth = self._kept = 0
+        self._look_at = _STEPS_BETWEEN_LOOKS
         self._ends = time.thread_time() + MAX_SECONDS
+        self._sizes: dict[int, tuple[object, int]] = {}
+        """Sizes of containers by `id`, with the container: so the id stays its own."""
 
-    def spend(self, chars: int) -> None:
-        """Count one step, and text of `chars` characters. Raises `BudgetSpentError`."""
-        self._steps += 1
+    # -- work
+
+    def step(self, steps: int = 1) -> None:
+        """Count work."""
+        self._steps += steps
+        if self._steps >= self._look_at:
+            self._look()
+
+    def wrote(self, chars: int) -> None:
+        """Count characters, or values, that are made or printed."""
         self._chars += chars
-        if self._steps > self._max_steps:
-            raise BudgetSpentError(f"it took more than {self._max_steps} steps")
         if self._chars > self._max_chars:
             raise BudgetSpentError(f"it wrote more than {self._max_chars} characters")
+
+    def enter(self) -> None:
+        """Count a call that may call itself; `leave` ends it."""
+        self._depth += 1
+        if self._depth > MAX_CALLS:
+            raise BudgetSpentError(f"it called macros more than {MAX_CALLS} deep")
+
+    def leave(self) -> None:
+        self._depth -= 1
+
+    def _look(self) -> None:
+        if self._steps > self._max_steps:
+            raise BudgetSpentError(f"it took more than {self._max_steps} steps")
         if time.thread_time() > self._ends:
             raise BudgetSpentError(f"it took more than {MAX_SECONDS:g} s of CPU time")
+        self._look_at = min(self._steps + _STEPS_BETWEEN_LOOKS, self._max_steps + 1)
 
+    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The values, each counted as it is taken."""
+        for value in values:
+            self.step()
+            yield value
 
-def fuel_for(num_items: int) -> int:
-    """Instructions for that many items: a power of two, so that few environments serve all."""
-    return FUEL << (num_items * FUEL_PER_ITEM // FUEL).bit_length()
+    # -- values
 
+    def made(self, value: Any) -> Any:
+        """Count a value that an operation has made, and return it."""
+        kind = type(value)
+        if kind is str:
+            self.wrote(len(value))
+        elif kind is int:
+            self._check_bits(value.bit_length())
+        elif kind in _COMMON:
+            self.wrote(len(value))
+            self._check_size(self.size(value))
+        elif kind in _PLAIN:
+            pass
+        elif isinstance(value, str):
+            self.wrote(len(value))
+        elif isinstance(value, _CONTAINERS):
+            self._check_size(self.size(value))
+        return value
 
-class _Tag(NamedTuple):
-    opens: str
-    """`{%`, `{{` or `{#`."""
-    left: str
-    body: str
-    right: str
-    """Marks beside the braces: "-", "+" or nothing."""
-    code_chars: int
-    """Characters of the body, strings aside."""
-    end: int
+    def passed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count what is passed to a call, which may be kept as one value."""
+        size = 0
+        for value in args:
+            if type(value) not in _PLAIN and isinstance(value, _CONTAINERS):
+                size += self.size(value)
+        for name, value in kwargs.items():
+            if name not in SCOPES and isinstance(value, _CONTAINERS):
+                size += self.size(value)
+        self._check_size(size)
 
+    def size(self, value: Any) -> int:
+        """Size of a value. Takes time in proportion to it, or none where it is known."""
+        kind = type(value)
+        if kind is str:
+            return len(value) + 1
+        if kind in _PLAIN or kind is int:
+            return 1
+        if kind in _COMMON or isinstance(value, _CONTAINERS):
+            known = self._sizes.get(id(value))
+            return self._measured(value) if known is None else known[1]
+        return len(value) + 1 if isinstance(value, str) else 1
 
-def asking(source: str, origin: str) -> str:
-    """The template `source`, asking the variable `SPEND` before it does much; lines stay the same.
-    Raises `ModelError` naming `origin` if the template is too long in one way or another."""
-    if len(source) > MAX_TEMPLATE_CHARS:
-        raise ModelError(
-            f"{origin}: the chat template must have at most {MAX_TEMPLATE_CHARS} characters, "
-            f"got {len(source)}"
-        )
-    pieces: list[str] = []
-    done = elifs = 0
-    while (found := _OPENS.search(source, done)) is not None:
-        tag = _tag_at(source, found.start())
-        if tag is None:  # never closed: the library says so
-            break
-        if tag.code_chars > MAX_TAG_CHARS:
-            line = source.count("\n", 0, found.start()) + 1
-            raise ModelError(
-                f"{origin}: a tag of the chat template must have at most {MAX_TAG_CHARS} "
-                f"characters, strings aside, got {tag.code_chars} in line {line}"
-            )
-        word = _WORD.match(tag.body)
-        name = word[1] if word and tag.opens == "{%" else ""
-        elifs += name == "elif"
-        pieces.append(source[done : found.start()])
-        done = tag.end
-        if name == "raw":
-            end = _END_RAW.search(source, done)
-            done = len(source) if end is None else end.end()
-            raw = source[found.start() + 2 + len(tag.left) : done]
-            pieces.append(f"{{%{tag.left} do {SPEND}({len(raw)}) %}}{{%{raw}")
-            continue
-        following = _OPENS.search(source, done)
-        text_chars = (following.start() if following else len(source)) - done
-        pieces.append(_rewritten(tag, name, text_chars))
-    if elifs > MAX_ELIFS:
-        raise ModelError(
-            f"{origin}: the chat template must have at most {MAX_ELIFS} elif tags, got {elifs}"
-        )
-    return "".join([*pieces, source[done:]])
+    def _measured(self, value: Any) -> int:
+        self.step(len(value) + 1)
+        size = 1
+        for entry in value:
+            size += self.size(entry)
+        if isinstance(value, dict):
+            for entry in value.values():
+                size += self.size(entry)
+            size += len(value)
+        self._check_size(size)
+        return self._known(value, size)
 
+    def _known(self, value: Any, size: int) -> int:
+        self._kept += len(value) + 1
+        if self._kept > _MAX_KEPT:
+            self._sizes.clear()
+            self._kept = 0
+        self._sizes[id(value)] = (value, size)
+        return size
 
-def _rewritten(tag: _Tag, name: str, text_chars: int) -> str:
-    """`tag`, which `text_chars` characters of text follow."""
-    opens, left, body, right = tag.opens, tag.left, tag.body, tag.right
-    closes = {"{%": "%}", "{{": "}}", "{#": "#}"}[opens]
-    cost = str(text_chars) if text_chars > LONG_TEXT_CHARS else ""
-    if name in ("for", "macro", "call", "block"):
-        cost = str(text_chars)
-    elif assigns := _ASSIGNS.match(body) if name == "set" else None:
-        target = assigns[1]
-        cost = f"{text_chars} + ({target}|length if {target} is string else 0)"
-    if opens == "{{" and body.strip():
-        # Printed once it is counted. White space before a print stays where that before a block
-        # goes.
-        left = left or "+"
-        body = (
-            f" set {_PRINTED} = ({body}) %}}"
-            f"{{% do {SPEND}({_PRINTED}|string|length) %}}{{{{ {_PRINTED} "
-        )
-        opens = "{%"
-    if not cost:
-        return f"{opens}{left}{body}{right}{closes}"
-    # A line's end goes after a block, and stays after a print.
-    after = right or ("+" if tag.opens == "{{" else "")
-    return f"{opens}{left}{body}{closes}{{% do {SPEND}({cost}) {after}%}}"
+    def _check_size(self, size: int) -> None:
+        if size > self._max_chars:
+            raise BudgetSpentError(f"it made a value of more than {self._max_chars} characters")
 
+    def _check_bits(self, bits: int) -> None:
+        if bits > MAX_INT_BITS:
+            raise BudgetSpentError(f"it made an int of more than {MAX_INT_BITS} bits")
 
-def _tag_at(source: str, start: int) -> _Tag | None:
-    opens, inside = source[start : start + 2], start + 2
-    left = source[inside : inside + 1]
-    left = left if left in ("-", "+") else ""
-    inside += len(left)
-    if opens == "{#":
-        end = source.find("#}", inside)
-        if end < 0:
-            return None
-        right = source[end - 1] if end > inside and source[end - 1] in "-+" else ""
-        return _Tag(opens, left, source[inside : end - len(right)], right, 0, end + 2)
-    depth, strings, at = 0, 0, inside
-    while (found := _IN_TAG.search(source, at)) is not None:
-        text, at = found[0], found.end()
-        if text[0] in "\"'":
-            strings += len(text)
-        elif text == "{":
-            depth += 1
-        elif found["end" if opens == "{%" else "ends"] and not depth:
-            body = source[inside : found.start()]
-            return _Tag(opens, left, body, text[:-2], len(body) - strings, at)
-        elif "}" in text:
-            # One brace of a literal at a time.
-            depth = max(depth - 1, 0)
-            at = found.start() + text.index("}") + 1
-    return None
+    def check_width(self, width: Any) -> None:
+        """Check a number of columns, of decimals, or of whatever else is filled up."""
+        if isinstance(width, int) and width > MAX_WIDTH:
+            raise BudgetSpentError(f"it asked for a width of more than {MAX_WIDTH}")
+
+    def check_room(self, chars: int) -> None:
+        """Check that so many more characters may be made."""
+        if self._chars + chars > self._max_chars:
+            raise BudgetSpentError(f"it wrote more than {self._max_chars} characters")
+
+    # -- operations of templates
+
+    def text(self, value: Any) -> str:
+        """`value` as it is printed."""
+        if type(value) is str:
+            return value
+        self.step()
+        if isinstance(value, _CONTAINERS):
+            self._check_size(self.size(value))
+        text = str(value)
+        self.wrote(len(text))
+        return text
+
+    def join(self, values: Iterable[Any]) -> str:
+        """What the values print, as one text."""
+        texts = [self.text(value) for value in values]
+        self.step()
+        self.wrote(sum(map(len, texts)))
+        return "".join(texts)
+
+    def cut(self, value: Any, part: slice) -> Any:
+        """`value[part]`."""
+        self.step()
+        made = value[part]
+        if type(made) in _COMMON and (known := self._sizes.get(id(value))) is not None:
+            self._known(made, known[1])  # or less
+        return self.made(made)
+
+    def add(self, left: Any, right: Any) -> Any:
+        self.step()
+        made = left + right
+        if type(made) in _COMMON:
+            self._check_size(size := self.size(left) + self.size(right))
+            self._known(made, size)
+        return self.made(made)
+
+    def multiply(self, left: Any, right: Any) -> Any:
+        self.step()
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, Sequence) and isinstance(other, int):
+                self.check_room(self.size(one) * other)
+        if isinstance(left, int) and isinstance(right, int):
+            self._check_bits(left.bit_length() + right.bit_length())
+        return self.made(left * right)
+
+    def power(self, left: Any, right: Any) -> Any:
+        self.step()
+        if isinstance(left, int) and isinstance(right, int):
+            self._check_bits(left.bit_length() * max(right, 0))
+        return self.made(left**right)
+
+    def remainder(self, left: Any, right: Any) -> Any:
+        """`left % right`, which formats where `left` is text."""
+        self.step()
+        if isinstance(left, str):
+            self.check_format(left, right)
+        return self.made(left % right)
+
+    def check_format(self, text: str, values: Any) -> None:
+        """Check what `text % values` makes."""
+        if _WIDE_FORMAT.search(text):
+            self._refuse_format()
+        times = text.count("%") if isinstance(values, dict) else 1
+        self.check_room(len(text) + times * self.size(values))
+
+    def check_fields(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check what `text.format(*args, **kwargs)` makes."""
+        if _WIDE_FIELD.search(text):
+            self._refuse_format()
+        self.check_room(len(text) + text.count("{") * (self.size(args) + self.size(kwargs)))
+
+    def check_replaced(self, text: str, old: str, new: str) -> None:
+        """Check what `text.replace(old, new)` makes."""
+        self.check_room(len(text) + text.count(old) * len(new))
+
+    def _refuse_format(self) -> NoReturn:
+        raise BudgetSpentError(f"it asked for a width of more than {MAX_WIDTH} in a format")

@@ -45,6 +45,21 @@ def snapshot(cache: Path, hub_id: str) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
+def test_templates_in_their_folder_are_downloaded_too(
+    aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
+) -> None:
+    templates = {
+        "chat_template.jinja": b"{{ messages }}",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    }
+    others = {"assets/model.json": b"{}", "adapters/model.json": b"{}"}
+    with Hub({"made-up/tiny": Repository(files | templates | others)}) as hub:
+        done = aioserve("run", "made-up/tiny", "x", "--max-tokens", 2, HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+    names = {file.name for file in tiny_model.iterdir()}
+    assert snapshot(cache, "made-up/tiny") == names | {*templates}
+
+
 def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
     aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:

@@ -583,6 +583,7 @@ def test_where_no_form_is_known_one_must_be_named(source: str) -> None:
 def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
     assert reasoning_format_named("auto", "{{ x.split('</think>') }}") is REASONING_TAGS["qwen3"]
     assert reasoning_format_named("auto", "[THINK][/THINK]") is REASONING_TAGS["mistral"]
+    assert reasoning_format_named("auto", "{{ 'assistant\n<think>' }}") is REASONING_TAGS["qwen3"]
     assert reasoning_format_named("auto", "plain") is None
     assert reasoning_format_named("deepseek_r1", "plain") is REASONING_TAGS["deepseek_r1"]
     assert reasoning_format_named("none", "</think>") is None

@@ -72,10 +72,16 @@ class GGUFModel(ModelFiles):
         tokens = {} if vocabulary is None else vocabulary.special_tokens
         if file is not None:
             return ChatTemplate.from_file(file, special_tokens=tokens)
-        source = None if vocabulary is None else vocabulary.chat_template
+        if vocabulary is None:
+            return None
+        source, for_tools = vocabulary.chat_template, vocabulary.tool_use_template
+        if source is None:
+            source, for_tools = for_tools, None
         if source is None:
             return None
-        return ChatTemplate(source, special_tokens=tokens, origin=str(self.path))
+        origin = str(self.path)
+        tool_use = for_tools and ChatTemplate(for_tools, special_tokens=tokens, origin=origin)
+        return ChatTemplate(source, special_tokens=tokens, origin=origin, tool_use=tool_use or None)
 
     def weights(self, config: DecoderConfig) -> GGUFWeights:
         return GGUFWeights(self.path, config)

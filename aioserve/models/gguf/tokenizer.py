@@ -31,6 +31,8 @@ MAX_VOCABULARY_CHARS = 1 << 23
 """Most characters of all tokens together. A vocabulary of 262,144 has two million."""
 MAX_MERGES = 1 << 21
 """Most that may follow from the tokens, four times those of such a vocabulary."""
+TEMPLATE_KEYS = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+"""Keys of the template, and of that for prompts with tools."""
 _KEY = "tokenizer.ggml."
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
@@ -78,7 +80,7 @@ class GGUFVocabulary:
         )
         self._source = source
         self._architecture = metadata.get("general.architecture")
-        self._template = metadata.get("tokenizer.chat_template")
+        self._templates = {key: metadata[key] for key in TEMPLATE_KEYS if key in metadata}
         self._kind = self._fields.text("model")
         if self._kind not in ("llama", "gpt2"):
             self._fields.unsupported("model", "known are llama (SentencePiece) and gpt2 (bytes)")
@@ -93,12 +95,18 @@ class GGUFVocabulary:
     @property
     def chat_template(self) -> str | None:
         """Source of the template in Jinja. Raises `ModelError` if it isn't text."""
-        if self._template is not None and not isinstance(self._template, str):
-            raise ModelError(
-                f"{self._source}: tokenizer.chat_template must be a string, got "
-                f"{shown(self._template)}"
-            )
-        return self._template
+        return self._template(TEMPLATE_KEYS[0])
+
+    @property
+    def tool_use_template(self) -> str | None:
+        """Source of the template for prompts with tools. Raises `ModelError` if it isn't text."""
+        return self._template(TEMPLATE_KEYS[1])
+
+    def _template(self, key: str) -> str | None:
+        value = self._templates.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ModelError(f"{self._source}: {key} must be a string, got {shown(value)}")
+        return value
 
     @property
     def special_tokens(self) -> dict[str, str]:

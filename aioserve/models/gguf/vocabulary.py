@@ -23,6 +23,7 @@ from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from aioserve.models.gguf.settings import WRITTEN
 from aioserve.models.gguf.tokenizer import GGUFVocabulary, TokenKind
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.template_files import TOOL_USE
 from aioserve.text.tokenizer import Tokenizer
 from aioserve.text.tokenizer_file import MAX_FILE_BYTES, parse_tokenizer
 
@@ -60,6 +61,9 @@ def vocabulary_of(
         metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
     if template is not None:
         metadata["tokenizer.chat_template"] = template.source
+        if template.tool_use is not None:
+            metadata["tokenizer.chat_templates"] = [TOOL_USE]
+            metadata[f"tokenizer.chat_template.{TOOL_USE}"] = template.tool_use.source
     family = WRITTEN[config.architecture]
     _check(metadata | {"general.architecture": family}, said, config, tokenizer, template)
     return metadata

@@ -32,10 +32,14 @@ from aioserve.models.safetensors_file import SafetensorsFile
 from aioserve.models.safetensors_writer import SHARD_BYTES, SafetensorsWriter, TensorSpec
 from aioserve.models.stored import PLAIN, Plain, StoredTensor
 from aioserve.progress_bar import OnProgress
+from aioserve.text.template_files import ADDITIONAL
 
 __all__ = ["write_quantized_copy"]
 
-COPIED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "*.md")
+COPIED_FILES = (
+    *("*.json", "*.jinja", f"{ADDITIONAL}/*.jinja"),
+    *("*.model", "*.txt", "LICENSE*", "NOTICE*", "*.md"),
+)
 """Patterns of files beside the weights that go along: settings, tokenizer, terms."""
 _REPLACED_FILES = ("config.json", "*.safetensors.index.json", "*.bin.index.json")
 _HEAD = "lm_head"
@@ -194,7 +198,9 @@ def _copy_files(model: Path, directory: Path) -> None:
     for pattern in COPIED_FILES:
         for file in sorted(model.glob(pattern)):
             if file.is_file() and not any(map(file.match, _REPLACED_FILES)):
+                target = directory / file.relative_to(model)
                 try:
-                    shutil.copyfile(file, directory / file.name)
+                    target.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(file, target)
                 except OSError as error:
                     raise ModelError(f"{file} can't be copied: {error.strerror}") from error

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from minijinja import Environment
+from jinja2 import DictLoader, Environment
 
 from aioserve.arguments import counted
 from aioserve.simulation.metrics import Metrics
@@ -151,9 +151,9 @@ def rendered(template: str, **values: Any) -> str:
     escaped."""
     style, script = _part("report.css"), _part("report.js")
     templates = {path.name: _part(path.name) for path in sorted(PARTS.glob("*.html"))}
-    environment = Environment(templates=templates, filters={"csv_link": csv_link})
-    return environment.render_template(
-        template,
+    environment = Environment(loader=DictLoader(templates), autoescape=True)
+    environment.filters["csv_link"] = csv_link
+    return environment.get_template(template).render(
         version=metadata.version("aioserve"),
         symbols=symbols(),
         style=style,

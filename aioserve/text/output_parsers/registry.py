@@ -98,8 +98,9 @@ def reasoning_format_named(name: object, source: str) -> ReasoningFormat | None:
     if name == "auto" and HarmonyParser.reads(source):
         return REASONING_FORMATS["harmony"]
     if name == "auto":
-        written = (one for one in REASONING_TAGS.values() if one.closes in source)
-        return next((one for one in written if not one.is_open), None)
+        # One that opens the tag in the prompt need not have the other.
+        named = (one for one in REASONING_TAGS.values() if any(t in source for t in one.marks))
+        return next((one for one in named if not one.is_open), None)
     return REASONING_FORMATS.get(name)
 
 

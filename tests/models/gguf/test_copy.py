@@ -296,6 +296,8 @@ def test_marks_of_the_model_are_told(tmp_path: Path):
     (directory / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     )
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     ours, theirs = (model_files(path) for path in (copied(directory), directory))
     text = "a<|im_start|>b<tool> c<|im_end|>"
     assert ours.tokenizer().encode(text) == theirs.tokenizer().encode(text)
@@ -304,6 +306,8 @@ def test_marks_of_the_model_are_told(tmp_path: Path):
     assert templates[0] is not None
     assert templates[1] is not None
     assert templates[0].source == templates[1].source
+    assert templates[0].for_tools(True).source == templates[1].for_tools(True).source
+    assert templates[0].for_tools(True).source == "{{ tools }}"
     assert set(ours.config().eos_token_ids) >= set(theirs.config().eos_token_ids)
 
 

@@ -289,6 +289,9 @@ def test_the_chat_template_comes_with_the_names_of_its_tokens() -> None:
     metadata = {**sentencepiece(), "tokenizer.chat_template": "{{ bos_token }}"}
     vocabulary = GGUFVocabulary(metadata, "x")
     assert vocabulary.chat_template == "{{ bos_token }}"
+    assert vocabulary.tool_use_template is None
+    named = metadata | {"tokenizer.chat_template.tool_use": "{{ tools }}"}
+    assert GGUFVocabulary(named, "x").tool_use_template == "{{ tools }}"
     assert vocabulary.special_tokens == {
         "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
     }  # fmt: skip
@@ -321,12 +324,17 @@ def test_the_chat_template_comes_with_the_names_of_its_tokens() -> None:
             {**sentencepiece(), "tokenizer.chat_template": 3},
             "chat_template must be a string, got 3",
         ),
+        (
+            {**sentencepiece(), "tokenizer.chat_template.tool_use": 3},
+            "chat_template.tool_use must be a string, got 3",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_metadata_that_make_no_tokenizer_are_refused(metadata: dict[str, Any], says: str) -> None:
     def used() -> None:
-        GGUFVocabulary(metadata, "x.gguf").chat_template  # noqa: B018
+        vocabulary = GGUFVocabulary(metadata, "x.gguf")
+        assert vocabulary.chat_template is vocabulary.tool_use_template is None
         tokenizer_of(metadata)
 
     with pytest.raises(ModelError) as caught:

@@ -163,13 +163,17 @@ def test_settings_and_tokenizer_go_along_and_other_weights_do_not(tmp_path: Path
         (model / file).write_text(f"{file} itself" if file != "generation_config.json" else "{}")
     (model / "pytorch_model.bin").write_text("a pickle")
     (model / "pytorch_model.bin.index.json").write_text("{}")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     write_quantized_copy(model, tmp_path / "copy", method_named("w4a16", None))
+    tool_use = tmp_path / "copy" / "additional_chat_templates" / "tool_use.jinja"
+    assert tool_use.read_text() == "tools"
     names = {file.name for file in (tmp_path / "copy").iterdir()}
     assert names == {file.name for file in model.iterdir()} - {
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",
     }
-    for name in names - {"config.json", "model.safetensors"}:
+    for name in names - {"config.json", "model.safetensors", "additional_chat_templates"}:
         assert (tmp_path / "copy" / name).read_bytes() == (model / name).read_bytes()
     said = json.loads((tmp_path / "copy/config.json").read_text())
     quantization = said.pop("quantization_config")
