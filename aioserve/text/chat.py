@@ -21,6 +21,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from aioserve.arguments import shown
 from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError, RequestFailedError
 from aioserve.json_file import read_file, read_json_object
 from aioserve.text import template_budget
+from aioserve.text.carried_forms import Form, forms_of, preferred_form, shaped
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.escape_special import Escapes
 from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
@@ -138,8 +140,9 @@ class ChatTemplate:
         """The prompt for `messages`, special tokens written out: encode it without adding any.
 
         Raises `InvalidPromptError` for malformed messages and where the template itself
-        refuses them (its `raise_exception`) or fails on a content that is None,
-        `RequestFailedError` if the template breaks.
+        refuses them (its `raise_exception`), `RequestFailedError` if the template breaks.
+        Contents that are None and arguments of calls come in the first of their `carried_forms`
+        that the template takes.
         `add_generation_prompt` is that of a `Conversation` where it is one.
         """
         return self._rendered(self._checked(messages, add_generation_prompt))
@@ -227,26 +230,22 @@ class ChatTemplate:
         return environment
 
     def _rendered(self, checked: Conversation, escapes: Escapes | None = None) -> str:
-        try:
-            return self._render(checked, escapes)
-        except RequestFailedError as error:
-            index = _without_content(checked)
-            if index is None or not self._renders(_with_contents(checked), escapes):
+        """The text, of the first form of the conversation that the template takes."""
+        refused: InvalidPromptError | RequestFailedError | None = None
+        for form in forms_of(checked, self._form):
+            try:
+                return self._render(shaped(checked, form), escapes)
+            except _StoppedError:
                 raise
-            raise InvalidPromptError(
-                f"messages[{index}].content must be text for this model, got null: its chat "
-                "template fails without one, and doesn't with ''",
-                argument="messages",
-            ) from error
+            except (InvalidPromptError, RequestFailedError) as error:
+                refused = refused or error
+        raise refused or RequestFailedError(f"{self._file}: nothing was rendered")
 
-    def _renders(self, checked: Conversation, escapes: Escapes | None) -> bool:
-        try:
-            self._render(checked, escapes)
-        except (InvalidPromptError, RequestFailedError):
-            return False
-        return True
+    @cached_property
+    def _form(self) -> Form:
+        return preferred_form(self._render, reads_tools=self.reads("tools"))
 
-    def _render(self, checked: Conversation, escapes: Escapes | None) -> str:
+    def _render(self, checked: Conversation, escapes: Escapes | None = None) -> str:
         fuel = template_budget.fuel_for(checked.num_items)
         budget = template_budget.Budget(checked.num_items, checked.num_chars)
         mark = ""
@@ -272,32 +271,17 @@ class ChatTemplate:
             refusal = _brief(error if escapes is None else escapes.unescape(str(error)))
             raise InvalidPromptError(f"the model's chat template refused: {refusal}") from error
         except template_budget.BudgetSpentError as error:
-            raise RequestFailedError(f"{self._file}: rendering was stopped: {error}") from error
+            raise _StoppedError(f"{self._file}: rendering was stopped: {error}") from error
         except BaseException as error:
             # A panic of the library's is no Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             if getattr(error, "kind", None) == "OutOfFuel":
-                raise RequestFailedError(
+                raise _StoppedError(
                     f"{self._file}: rendering was stopped: it took more than {fuel} instructions"
                 ) from error
             raise RequestFailedError(f"{self._file}: rendering failed: {_brief(error)}") from error
         return _cut_at(text, mark) if mark else text
-
-
-def _without_content(conversation: Conversation) -> int | None:
-    """Index of the first message whose content is None."""
-    contents = [message.get("content") for message in conversation.messages]
-    return contents.index(None) if None in contents else None
-
-
-def _with_contents(conversation: Conversation) -> Conversation:
-    """The conversation with empty texts in place of contents that are None."""
-    messages = [
-        message if message.get("content") is not None else message | {"content": ""}
-        for message in conversation.messages
-    ]
-    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:
@@ -341,6 +325,10 @@ def _check_chars(chars: int, limit: int | None) -> None:
 def _brief(error: object) -> str:
     text = str(error)
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
+
+
+class _StoppedError(RequestFailedError):
+    """A rendering took too much; another form would as well."""
 
 
 class _Refused(Exception):

@@ -213,29 +213,6 @@ def test_a_template_that_breaks_fails_the_request_without_quoting_the_messages()
     assert "secret" not in str(caught.value)
 
 
-CALLED = [
-    {"role": "user", "content": "a secret"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
-    },
-]
-
-
-@pytest.mark.parametrize("use", ["content + 'x'", "content.split('a')[0]"])
-def test_a_template_that_fails_on_a_null_content_refuses_the_prompt(use: str) -> None:
-    source = (
-        f"{{% for m in messages %}}{{% set content = m.content %}}{{{{ {use} }}}}{{% endfor %}}"
-    )
-    with pytest.raises(InvalidPromptError, match=r"messages\[1\].content must be text") as caught:
-        template(source + "{{ messages[1].tool_calls }}{{ tools }}").render(CALLED)
-    assert caught.value.argument == "messages"
-    assert "secret" not in str(caught.value)
-    with pytest.raises(RequestFailedError, match="rendering failed"):
-        template(source + "{{ messages[1].tool_calls }}{{ no_such_function() }}").render(CALLED)
-
-
 def test_a_malformed_template_is_a_model_error() -> None:
     with pytest.raises(ModelError, match=r"here: .* \(in chat_template:2\)$"):
         template("text\n{% if %}")
