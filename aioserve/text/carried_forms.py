@@ -104,7 +104,11 @@ _TOOL: dict[str, Any] = {
     "function": {
         "name": "look_up",
         "description": "Looks a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "The word."}},
+            "required": ["word"],
+        },
     },
 }
 
