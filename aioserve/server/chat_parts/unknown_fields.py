@@ -79,12 +79,16 @@ class KnownFields:
     """The fields that a type of msgspec has: a struct, or a union or list of them."""
 
     def __init__(
-        self, kind: Any, place: Place, unread: Sequence[str] = (), places: Mapping[str, Place] = {}
+        self,
+        kind: Any,
+        place: Place,
+        unread: Mapping[type, Sequence[str]] = {},
+        places: Mapping[str, Place] = {},
     ) -> None:
-        """`unread`: names of fields that structs have and that aren't read, so that nothing in
-        them is refused. `places`: where what has a field of that name is, which is elsewhere
+        """`unread`: names of fields that these structs have and that aren't read, so that nothing
+        in them is refused. `places`: where what has a field of that name is, which is elsewhere
         `place`."""
-        self._unread = frozenset(unread)
+        self._unread = unread
         self._places = places
         self._place: Place = place
         self._kind = inspect.type_info(kind)
@@ -105,9 +109,10 @@ class KnownFields:
         if (fields := self._fields.get(struct.cls)) is None:
             fields = {field.encode_name: field.type for field in struct.fields}
             self._fields[struct.cls] = fields
+        unread = self._unread.get(struct.cls, ())
         kept: dict[str, Any] = {}
         for name, entry in value.items():
-            if name in self._unread:
+            if name in unread:
                 if entry:
                     unknown.drop(place, name, entry)
             elif name in fields:

@@ -37,12 +37,12 @@ from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
 __all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
-"""The last are of the API, and nothing here reads them: it would be missed."""
+"""The last two are of the API, and nothing here reads them: it would be missed."""
 
 
 def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
-    """Without fields that say nothing or are unknown, and with the role `system` for `developer`
-    where the model's template doesn't know that."""
+    """Without fields that say nothing or are unknown, with a refusal as the content that it is, and
+    with the role `system` for `developer` where the model's template doesn't know that."""
     as_system = not call.engine.template_reads("developer")
     unknown = UnknownFields()
     plain = [_message(message, unknown, as_system=as_system) for message in messages]
@@ -85,14 +85,18 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
             plain[field] = value
     if as_system and plain.get("role") == "developer":
         plain["role"] = "system"
+    is_answer = plain.get("role") == "assistant"
     if isinstance(content := plain.get("content"), list):
-        plain["content"] = [_part(part, unknown) for part in content]
+        plain["content"] = [_part(part, unknown, is_answer=is_answer) for part in content]
+    if is_answer and isinstance(refusal := plain.get("refusal"), str):
+        plain["content"] = _with_refusal(plain.get("content"), refusal)
+        del plain["refusal"]
     if isinstance(calls := plain.get("tool_calls"), list):
         plain["tool_calls"] = [_tool_call(call, unknown) for call in calls]
     reasoning = plain.get("reasoning_content")
     if reasoning is not None and plain.get("reasoning") == reasoning:
         del plain["reasoning"]  # some servers tell it by both names
-    if plain.get("role") == "assistant" and plain.get("content") in (None, []):
+    if is_answer and plain.get("content") in (None, []):
         if "tool_calls" in plain:
             plain["content"] = None
         elif reasoning is not None:
@@ -100,10 +104,24 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
     return plain
 
 
-def _part(part: Any, unknown: UnknownFields) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
+def _part(part: Any, unknown: UnknownFields, *, is_answer: bool) -> Any:
+    """A part of text. A refusal, which only an answer has, is text of the assistant's too."""
+    if not isinstance(part, Mapping):
+        return part
+    if is_answer and part.get("type") == "refusal":
+        plain = unknown.known(part, ("type", "refusal"), "part")
+        return {"type": "text", "text": plain.get("refusal")}
+    if part.get("type") != "text":
         return part
     return unknown.known(part, ("type", "text"), "part")
+
+
+def _with_refusal(content: Any, refusal: str) -> Any:
+    """The content of a message that has a refusal as well."""
+    if content in (None, "", []):
+        return refusal
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [*parts, {"type": "text", "text": refusal}]
 
 
 def _tool_call(call: Any, unknown: UnknownFields) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from aioserve.errors import PromptTooLongError
 from aioserve.hints import MAX_TENANT_CHARS
@@ -29,13 +30,13 @@ from aioserve.server.chat_parts.sampling import (
     check_metadata,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import Turns, is_cut_off
+from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.fields import NO_OPS, AnswerFields
 from aioserve.server.openai.responses_api.items import (
-    FunctionCall,
     Item,
+    ItemReference,
     Message,
     Placed,
     add_item,
@@ -218,7 +219,7 @@ def missing(response_id: str, previous: str = "") -> ApiError:
     )
 
 
-def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
+async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
     """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
@@ -234,12 +235,42 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
         return before, [kept(Message(role="user", content=body.input))]
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
+    return before, await _given_items(call, body.input)
+
+
+async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item]:
+    """The items of a request, with stored ones in place of references. Raises `ApiError`."""
     unknown = UnknownFields()
-    items = [
-        kept(item_of(given, f"input[{index}]", unknown)) for index, given in enumerate(body.input)
-    ]
+    found: dict[str, dict[str, Item]] = {}
+    items: list[Item] = []
+    for index, each in enumerate(given):
+        place = f"input[{index}]"
+        item = item_of(each, place, unknown)
+        if isinstance(item, ItemReference):
+            item = await _referred(call, item.id, place, found)
+        items.append(kept(item))
     unknown.tell(call.call_log)
-    return before, items
+    return items
+
+
+async def _referred(
+    call: Call, item_id: str, place: str, found: dict[str, dict[str, Item]]
+) -> Item:
+    """The stored item of that id. `found` has the items of responses that were read for others.
+    Raises `ApiError`."""
+    responses = call.app_state.responses
+    response_id = responses.with_item(call.tenant, item_id)
+    stored = None if response_id is None else responses.get(call.tenant, response_id)
+    if response_id is None or stored is None:
+        message = f"{place}: no item {item_id!r:.300} is stored: send it whole"
+        raise ApiError(404, message, param=place, code="item_not_found")
+    if response_id not in found:
+        await checkpoint()  # others have a turn, as each response takes time to read
+        given = msgspec.json.decode(stored.before, type=list[msgspec.Raw])[-stored.num_given :]
+        items = [msgspec.json.decode(one, type=Item) for one in given]
+        items += msgspec.json.decode(stored.body, type=_Earlier).output
+        found[response_id] = {item.id: item for item in items if item.id is not None}
+    return without_logprobs(found[response_id][item_id])
 
 
 class _Earlier(msgspec.Struct):
@@ -250,20 +281,11 @@ class _Earlier(msgspec.Struct):
 
 
 def _check_whole(earlier: _Earlier, response_id: str) -> None:
-    """Raises `ApiError` for a response that nothing can follow."""
-    broken = "failed" if earlier.status == "failed" else None
-    for item in earlier.output:
-        if not isinstance(item, FunctionCall):
-            continue
-        try:
-            msgspec.json.decode(item.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            if not is_cut_off(item.arguments):
-                broken = f"has a call of {item.name!r:.300} whose arguments are no JSON object"
-    if broken is not None:
+    """Raises `ApiError` for a response that has failed: nothing can follow it."""
+    if earlier.status == "failed":
         raise ApiError(
             400,
-            f"previous_response_id: the response {response_id!r:.300} {broken}, so nothing can "
+            f"previous_response_id: the response {response_id!r:.300} failed, so nothing can "
             "follow it: go on from the one before it",
             param="previous_response_id",
         )
