@@ -344,7 +344,7 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (tuple(BODIES), "mm_processor_kwargs", [None], [{"a": 1}]),
     (tuple(BODIES), "odd", [None], [0, "", False, {}]),
     (ANSWERS, "skip_special_tokens", [True], [False, 1]),
-    (ANSWERS, "service_tier", ["auto", "default"], ["flex"]),
+    (ANSWERS, "service_tier", ["auto", "default", "flex"], ["mine", 1]),
     ((RESPONSES,), "length_penalty", [1, 1.0], [0.5]),
     ((RESPONSES,), "use_beam_search", [False], [True]),
     ((CHAT, RESPONSES), "add_special_tokens", [False], [True]),
@@ -381,7 +381,9 @@ async def test_an_unknown_null_hides_nothing_that_comes_after_it() -> None:
         for wrong, named in (
             ({"odd": 1}, "odd"),
             ({"temperature": "x"}, "temperature"),
-            ({"tools": [{"type": "function", "function": {"name": "f", "x": None}}]}, "tools"),
+            ({"tools": [{"type": "function", "function": {"name": "f", "x": 0}}]}, "tools"),
+            ({"tools": [{"type": "function", "function": {"name": None}}]}, "tools"),
+            ({"metadata": {"a": None, "b": 5}}, "metadata"),
         ):
             body = {"null": None, "model": "scripted", **BODIES[CHAT], **wrong}
             answer = await client.post(CHAT, json=body)

@@ -42,6 +42,14 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import (
+    OF_JSON_FORMATS,
+    OF_MESSAGE_TOOLS,
+    OF_MESSAGES,
+    OF_THINKING,
+    Hints,
+)
 
 __all__ = [
     "Conversation",
@@ -192,6 +200,8 @@ NAMES = {
 
 
 class AnthropicTool(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_MESSAGE_TOOLS
+
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -251,6 +261,8 @@ class ThinkingDisabled(_Thinking, frozen=True, kw_only=True, tag="disabled"):
 class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
     """Switched on, where the model's template has a switch."""
 
+    hints: ClassVar[Hints] = OF_THINKING
+
     budget_tokens: int
     """Most tokens of reasoning; fewer than of the whole answer."""
 
@@ -258,8 +270,12 @@ class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
 class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
     """As the model likes, which it does anyway."""
 
+    hints: ClassVar[Hints] = OF_THINKING
+
 
 class JsonFormat(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_JSON_FORMATS
+
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
@@ -273,6 +289,7 @@ class OutputConfig(Strict, frozen=True, kw_only=True):
 class Conversation(Strict, frozen=True, kw_only=True):
     """What is answered, and what is counted."""
 
+    hints: ClassVar[Hints] = OF_MESSAGES
     limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
 
     model: str
@@ -342,7 +359,7 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
         "stop": body.stop_sequences,
         "max_tokens": body.max_tokens,
         "structured_output": plan.form,
-        "thinking_token_budget": _budget_of(body),
+        "thinking_token_budget": _budget_of(call, body),
     }
     with as_named(names, turns.placed):
         params = sampling_params(call.engine.default_params, given)
@@ -362,13 +379,16 @@ def _check_no_thread(body: MessageRequest) -> None:
         )
 
 
-def _budget_of(body: MessageRequest) -> int | None:
+def _budget_of(call: Call, body: MessageRequest) -> int | None:
     if not isinstance(body.thinking, ThinkingEnabled):
         return None
     budget, most = body.thinking.budget_tokens, body.max_tokens
     if budget >= most:
         why = f"must be below max_tokens = {most}, got {budget}"
         raise refuse("thinking.budget_tokens", why)
+    if not call.engine.reasons:
+        let_through(call.call_log, "thinking.budget_tokens")
+        return None
     return budget
 
 
@@ -380,9 +400,11 @@ def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
         place = f"messages[{len(body.messages) - 1}]"
         raise ApiError(400, f"{place}: only text can be gone on with", param=place)
     effort = None if body.output_config is None else body.output_config.effort
-    variables = variables_of(call.engine, effort, "output_config.effort")
-    has_switch = call.engine.template_reads("enable_thinking")
-    if has_switch and isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled):
+    variables = variables_of(call, effort, "output_config.effort", usual="high")
+    is_asked = isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled)
+    if is_asked and not call.engine.template_reads("enable_thinking"):
+        let_through(call.call_log, "thinking")
+    elif is_asked:
         variables = variables | {"enable_thinking": isinstance(body.thinking, ThinkingEnabled)}
     return {
         "chat_template_kwargs": variables or None,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from aioserve.engine.chat import MESSAGE_FIELDS
-from aioserve.engine.engine import Engine
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
@@ -32,7 +31,9 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import is_cut_off, without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
-from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import OF_CHAT, Hints
+from aioserve.server.openai.fields import ChunkFields
 
 __all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
@@ -156,22 +157,7 @@ class Prediction(Strict, frozen=True, kw_only=True):
 class ChatFields(ChunkFields, frozen=True, kw_only=True):
     """Fields of a request about messages, beside these."""
 
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **CHUNK_NO_OPS,
-        # The template frames messages.
-        "add_special_tokens": (False,),
-        "stream_reasoning": (True,),
-        "suffix": ("",),
-        "best_of": (1,),
-        "store": (False,),
-        "modalities": (["text"],),
-        "verbosity": ("medium",),
-        "prompt_cache_retention": ("in_memory",),
-        "audio": (),
-        "web_search_options": (),
-        "functions": (),
-        "function_call": (),
-    }
+    hints: ClassVar[Hints] = OF_CHAT
     limits: ClassVar[Mapping[str, str]] = {
         **ChunkFields.limits,
         "top_logprobs": "max_top_logprobs",
@@ -202,22 +188,11 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     """For scheduling policies to see; it doesn't come back."""
-    suffix: Any = None
-    stream_reasoning: Any = None
-    best_of: Any = None
-    store: Any = None
-    modalities: Any = None
-    verbosity: Any = None
-    prompt_cache_retention: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
 
     def check(self, call: Call) -> None:
         super().check(call)
         check_metadata(self.metadata, call.settings)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "goes with logprobs=true alone")
         if (self.top_logprobs or 0) < 0:
             raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
@@ -230,11 +205,11 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
                 f"{self.max_completion_tokens}",
             )
 
-    def variables(self, engine: Engine) -> dict[str, Any] | None:
+    def variables(self, call: Call) -> dict[str, Any] | None:
         """Variables of the template. Raises `ApiError` for an effort that it reads nothing of, or
         that contradicts them."""
         given = self.chat_template_kwargs
-        return variables_of(engine, self.reasoning_effort, "reasoning_effort", given) or None
+        return variables_of(call, self.reasoning_effort, "reasoning_effort", given) or None
 
     @property
     def most_tokens(self) -> int | None:
@@ -277,10 +252,19 @@ class ChatRequest(ChatFields, frozen=True, kw_only=True):
 def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
     """How the template frames messages, as options of the engine. Raises `ApiError`."""
     return {
-        "chat_template_kwargs": body.variables(call.engine),
+        "chat_template_kwargs": body.variables(call),
         "add_generation_prompt": body.add_generation_prompt is not False,
         "continue_final_message": bool(body.continue_final_message),
     }
+
+
+def _predicted(call: Call, body: ChatRequest) -> str | None:
+    """The text that guesses go by; None where nothing is guessed."""
+    text = None if body.prediction is None else body.prediction.text or None
+    if text is not None and call.engine.config.speculation is None:
+        let_through(call.call_log, "prediction")
+        return None
+    return text
 
 
 def asked_of(call: Call, body: ChatRequest) -> Asked:
@@ -302,7 +286,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             structured_output=plan.form,
-            prediction=None if body.prediction is None else body.prediction.text or None,
+            prediction=_predicted(call, body),
         )
         messages = messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))

@@ -33,7 +33,15 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
-from aioserve.server.openai.fields import NO_OPS, AnswerFields
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import (
+    OF_REASONING,
+    OF_RESPONSE_OPTIONS,
+    OF_RESPONSE_TOOLS,
+    OF_RESPONSES,
+    Hints,
+)
+from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
 from aioserve.server.openai.responses_api.items import (
     Item,
     ItemReference,
@@ -87,13 +95,32 @@ are neither such tools nor images, and reasoning is told whole, as text that may
 
 
 class ReasoningConfig(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_REASONING
+
     effort: Effort | None = None
     """As far as the model's template reads one."""
-    summary: Literal["auto"] | None = None
-    """Reasoning is told whole: there is no summary of it to choose."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Reasoning is told whole: there is no summary of it to choose, but "auto"."""
+
+    def check(self, call: Call) -> None:
+        """Raise `ApiError` for a summary of reasoning that there may be."""
+        if self.summary in (None, "auto"):
+            return
+        if call.engine.reasons:
+            why = 'isn\'t supported by a model that reasons; only "auto" is'
+            raise refuse("reasoning.summary", why, "unsupported_parameter")
+        let_through(call.call_log, "reasoning.summary")
+
+
+class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
+    """Options of a stream, none of which changes it."""
+
+    hints: ClassVar[Hints] = OF_RESPONSE_OPTIONS
 
 
 class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    hints: ClassVar[Hints] = OF_RESPONSE_TOOLS
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -130,27 +157,12 @@ TextFormat = PlainFormat | ObjectFormat | SchemaFormat
 
 class TextConfig(Strict, frozen=True, kw_only=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-    """Others aren't supported; this is the default."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no model here is told of."""
 
 
 class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **NO_OPS,
-        "add_special_tokens": (False,),
-        "background": (False,),
-        "conversation": (),
-        "max_tool_calls": (),
-        "prompt": (),
-        "prompt_cache_retention": ("in_memory",),
-        "stream_options": (
-            {},
-            {"include_obfuscation": False},
-            {"include_usage": True},
-            {"include_usage": True, "include_obfuscation": False},
-        ),
-        "n": (1,),
-    }
+    hints: ClassVar[Hints] = OF_RESPONSES
     limits: ClassVar[Mapping[str, str]] = {
         **AnswerFields.limits,
         "tools": "max_tools",
@@ -178,11 +190,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
-    background: Any = None
-    conversation: Any = None
-    max_tool_calls: Any = None
-    prompt: Any = None
-    prompt_cache_retention: Any = None
+    stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = None
     """How many of the most likely tokens are told at each place of a message's text."""
 
@@ -191,6 +199,11 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         for field in ("user", "safety_identifier", "prompt_cache_key"):
             check_chars(field, getattr(self, field) or "", MAX_NAME_CHARS)
         check_metadata(self.metadata, call.settings)
+        refuse_unsupported(self, {"n": (1,)})
+        if self.reasoning is not None:
+            self.reasoning.check(call)
+        if self.text is not None and self.text.verbosity is not None:
+            let_through(call.call_log, "text.verbosity")
         if (self.top_logprobs or 0) < 0:
             raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
         if self.top_logprobs and not self.tells_logprobs:
@@ -299,7 +312,7 @@ async def asked_of(
     plan = fitted(call.engine, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
     given_ones = body.chat_template_kwargs
-    variables = variables_of(call.engine, effort, "reasoning.effort", given_ones) or None
+    variables = variables_of(call, effort, "reasoning.effort", given_ones) or None
     is_text = isinstance(body.input, str)
     items: list[Placed] = [
         *[("previous_response_id", item) for item in before],
