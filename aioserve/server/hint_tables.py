@@ -95,9 +95,6 @@ _OF_SAMPLERS = _always(
     n_indent=(0,),
     t_max_predict_ms=(0, -1),
     logits_processors=([],),
-    use_beam_search=(False,),
-    length_penalty=(1,),
-    best_of=(1,),
 )
 _OF_CACHES = _always(
     # Prompts are cached, and found again, whatever is said.
@@ -159,7 +156,7 @@ OF_ANSWERS: Hints = {
     **_OF_THOUGHTS,
     **_always(verbosity=("low", "medium", "high")),
 }
-"""Of every API of the OpenAI kind that answers."""
+"""Fields of every API of the OpenAI kind that answers."""
 
 OF_COMPLETIONS: Hints = {
     **OF_ANSWERS,
@@ -175,6 +172,7 @@ OF_CHAT: Hints = {
         store=(bool,),
         modalities=([], ["text"]),
         functions=([],),
+        best_of=(1,),
         function_call=("none", "auto"),
     ),
     "stream_reasoning": Hint((True,), (False,)),
@@ -185,6 +183,9 @@ OF_RESPONSES: Hints = {
     **_always(
         add_special_tokens=(False,),
         background=(False,),
+        use_beam_search=(False,),
+        length_penalty=(1,),
+        best_of=(1,),
         # Calls of tools that the server runs: there are none.
         max_tool_calls=(int,),
         context_management=([],),
@@ -193,14 +194,14 @@ OF_RESPONSES: Hints = {
 OF_EMBEDDINGS: Hints = {**OF_CALLS, **_always(stream=(False,))}
 
 OF_CHUNK_OPTIONS: Hints = _always(include_obfuscation=(bool,))
-"""Of `stream_options` where an answer is in choices."""
+"""Fields of `stream_options` where an answer is in choices."""
 OF_RESPONSE_OPTIONS: Hints = _always(
     include_obfuscation=(bool,),
     # The last event always has the counts.
     include_usage=(bool,),
 )
 OF_TOOLS: Hints = _always(cache_control=(dict,), strict=(False,))
-"""Of a tool of chat, beside its function."""
+"""Fields of a tool of chat, beside its function."""
 OF_RESPONSE_TOOLS: Hints = _always(
     defer_loading=(False,), allowed_callers=(["direct"],), cache_control=(dict,)
 )
@@ -209,7 +210,7 @@ OF_REASONING: Hints = {
     "generate_summary": Hint(("auto",), (str,)),
     "mode": Hint(("standard",), (str,)),
 }
-"""Of `reasoning` of responses."""
+"""Fields of `reasoning` of responses."""
 OF_JSON_FORMATS: Hints = _always(strict=(bool,))
 
 OF_MESSAGES: Hints = _always(
@@ -226,7 +227,7 @@ OF_MESSAGE_TOOLS: Hints = _always(
     defer_loading=(False,), allowed_callers=(["direct"],), input_examples=([],)
 )
 OF_THINKING: Hints = {"display": Hint(("summarized",), ("omitted",))}
-"""Of `thinking` that is enabled or adaptive."""
+"""Fields of `thinking` that is enabled or adaptive."""
 
 OF_OLLAMA: Hints = _always(
     # A prompt or an answer that is too long for the context is told from others either way.

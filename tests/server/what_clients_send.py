@@ -200,6 +200,38 @@ CLIENTS: list[Row] = [
     ),
     (
         "ollama",
+        OLLAMA,
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"function": {"name": "f", "arguments": None}}],
+                },
+                {"role": "tool", "content": "x"},
+            ],
+        },
+        set(),
+    ),
+    (
+        "openai",
+        RESPONSES,
+        {
+            "input": [
+                {"role": "user", "content": "hi", "id": None},
+                {"type": "reasoning", "summary": None, "content": None},
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "x", "annotations": None}],
+                },
+            ],
+        },
+        set(),
+    ),
+    (
+        "ollama",
         GENERATE,
         {"suffix": "", "images": [], "context": None, "template": "", "raw": False, "shift": True},
         {"shift"},
