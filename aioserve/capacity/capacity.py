@@ -3,8 +3,9 @@
     memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
-page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are
-assumed to share nothing and to be as long as the context; a cached prefix only makes room for more.
+page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with
+a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are assumed to share
+nothing and to be as long as the context; a cached prefix only makes room for more.
 """
 
 from __future__ import annotations

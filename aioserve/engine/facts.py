@@ -14,10 +14,17 @@ from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
 from aioserve.text.fill_in import fill_in_of, filled_in
 from aioserve.text.output_parsers.harmony import HarmonyParser
-from aioserve.text.output_parsers.registry import tells_tool_parser, tool_parser_named
+from aioserve.text.output_parsers.registry import (
+    reasoning_format_named,
+    tells_tool_parser,
+    tool_parser_named,
+)
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["EngineFacts"]
+
+DIALS = ("enable_thinking", "reasoning_effort")
+"""Variables of chat templates that say how much a model reasons."""
 
 
 class EngineFacts:
@@ -77,6 +84,16 @@ class EngineFacts:
         if template is None or not (template := template.for_tools(True)).reads("tools"):
             return False
         return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may reason before it answers: its chat template or the engine's options
+        tell how it writes that, or the template has a switch or an effort of it."""
+        template = self._lifecycle.started().model.chat_template
+        source = "" if template is None else template.source
+        if reasoning_format_named(self.config.reasoning_parser, source) is not None:
+            return True
+        return any(map(self.template_reads, DIALS))
 
     @property
     def calls_in_channels(self) -> bool:

@@ -1,7 +1,7 @@
 """From the bytes of a body to a checked value: strict, and within limits.
 
 Every field that an API's type doesn't have is refused by its name, unless it is null, which is the
-same as not to be there.
+same as not to be there, or asks for nothing (`hint_fields`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope
 
 from aioserve.server.errors import ApiError
+from aioserve.server.hint_fields import HintReader
+from aioserve.server.hint_tables import NO_HINTS, Hints
 
 __all__ = [
     "ClientGone",
@@ -31,6 +33,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+GOT_NULL = re.compile(r"got `null`")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 OF_BROWSERS = frozenset([b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"])
 """Headers of which a browser sends one at least with every body."""
@@ -44,6 +47,9 @@ ENUM = re.compile(r"Invalid enum value (?P<value>.*) - at `", re.DOTALL)
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a body."""
+
+    hints: ClassVar[Hints] = NO_HINTS
+    """Fields that it doesn't have, and values of them by which nothing is asked."""
 
 
 class ClientGone(Exception):
@@ -101,11 +107,13 @@ def check_no_body(scope: Scope) -> None:
         raise ApiError(400, "this path takes no body")
 
 
-def parse(body: bytes, kind: type[T]) -> T:
-    """`body`, JSON, as a `kind`. Raises `ApiError` that names the field."""
+def parse(body: bytes, kind: type[T], hints: HintReader | None = None) -> T:
+    """`body`, JSON, as a `kind`, without what `hints` finds. Raises `ApiError` that names the
+    field."""
+    hints = HintReader(lambda: True) if hints is None else hints
     try:
         with _without_collections():
-            return _decoded(body, kind)
+            return _decoded(body, kind, hints)
     except msgspec.ValidationError as error:
         raise _refused(_with_choices(str(error), kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -114,8 +122,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
-    decoded = _as_kind(body, kind)
+def _decoded(body: bytes, kind: type[T], hints: HintReader) -> T:
+    decoded = _as_kind(body, kind, hints)
     _check_fields_differ(body)
     return decoded
 
@@ -139,24 +147,13 @@ def _check_fields_differ(body: bytes) -> None:
     msgspec.json.decode(body, type=dict[_Field, msgspec.Raw], dec_hook=note)
 
 
-def _as_kind(body: bytes, kind: type[T]) -> T:
+def _as_kind(body: bytes, kind: type[T], hints: HintReader) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        message = str(error)
-        if not UNKNOWN_FIELD.search(message) or PLACE.search(message):
+        if not (UNKNOWN_FIELD.search(str(error)) or GOT_NULL.search(str(error))):
             raise
-    return msgspec.json.decode(_without_unknown_nulls(body, kind), type=kind)
-
-
-def _without_unknown_nulls(body: bytes, kind: Any) -> bytes:
-    """Values stay as they are written: there may be much in them."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    given = {
-        name: value for name, value in fields.items() if name in known or bytes(value) != b"null"
-    }
-    return msgspec.json.encode(given)
+    return msgspec.json.decode(hints.without_hints(body, kind), type=kind)
 
 
 @contextmanager

@@ -87,6 +87,8 @@ class CallLog:
     """How its answer is to be drawn, by attributes of OpenTelemetry."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Unknown fields of its messages, by where they were."""
+    hints: dict[str, int] = field(default_factory=dict)
+    """Fields of its body that were let through and change nothing, by their names."""
     span: Any = None
     """Span of the tracer, where there is one."""
     streams: list[Counted] = field(default_factory=list)

@@ -31,6 +31,7 @@ from aioserve.server.bodies import (
 )
 from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, aborted, api_error_of, called
+from aioserve.server.hint_fields import HintReader, let_through
 
 __all__ = [
     "EVENT_STREAM",
@@ -241,7 +242,11 @@ class EndpointApp(Generic[B]):
                 max_bytes=call.settings.max_body_bytes,
                 any_content_type=self._endpoint.any_content_type,
             )
-            return parse(body, kind)
+            hints = HintReader(lambda: call.engine.reasons)
+            parsed = parse(body, kind, hints)
+            for field, count in hints.found.items():
+                let_through(call.call_log, field, count)
+            return parsed
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any
 
 from aioserve.errors import (
     AioserveError,
@@ -52,6 +53,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_seconds: float | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status: int = status
@@ -62,6 +64,8 @@ class ApiError(Exception):
         self.code: str | None = code
         """For programs."""
         self.retry_after_seconds: float | None = retry_after_seconds
+        self.details: Mapping[str, Any] | None = details
+        """What clients of an API read to go on without what was refused."""
 
     @property
     def is_fault(self) -> bool:

@@ -193,6 +193,12 @@ class Metrics(Listener, Observer):
         )
         for place in PLACES:
             self._dropped.labels(place)
+        self._hints = Counter(
+            "aioserve_let_through_fields",
+            "Fields of bodies that were let through and change nothing here, by their names",
+            ["field"],
+            registry=registry,
+        )
         self._tenants = frozenset(tenants)
         self._ended = Counter(
             "aioserve_requests",
@@ -221,6 +227,8 @@ class Metrics(Listener, Observer):
         self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
         for place, count in call_log.dropped.items():
             self._dropped.labels(place).inc(count)
+        for field, count in call_log.hints.items():
+            self._hints.labels(field).inc(count)
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
         for request in requests:

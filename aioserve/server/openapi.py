@@ -11,6 +11,7 @@ import msgspec
 
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
+from aioserve.server.hint_tables import NO_HINTS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.settings import ServerSettings
 
@@ -53,6 +54,9 @@ def document(endpoints: Sequence[Endpoint[Any]], settings: ServerSettings) -> di
         for field, setting in getattr(kind, "limits", {}).items():
             schema = components[getattr(kind, "__name__", "")]["properties"][field]
             _limit(schema, getattr(settings, setting))
+        for field, hint in getattr(kind, "hints", NO_HINTS).items():
+            properties = components[getattr(kind, "__name__", "")]["properties"]
+            properties[field] = {"anyOf": [_shape(one) for one in (*hint.always, None)]}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.shown_path, {})[endpoint.method.lower()] = _operation(
@@ -68,6 +72,15 @@ def document(endpoints: Sequence[Endpoint[Any]], settings: ServerSettings) -> di
         written["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         written["security"] = [{"key": []}]
     return written
+
+
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+TYPES |= {dict: "object", list: "array"}
+
+
+def _shape(value: Any) -> dict[str, Any]:
+    """Return the schema of a value, or of a type of values, that is let through."""
+    return {"type": TYPES[value]} if isinstance(value, type) else {"const": value}
 
 
 KEYWORDS = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"}

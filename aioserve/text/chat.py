@@ -11,6 +11,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from aioserve.errors import (
     PromptTooLongError,
     RequestFailedError,
 )
+from aioserve.text.carried_forms import Form, forms_of, preferred_form, shaped
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.escape_special import Escapes
 from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
 from aioserve.text.messages import Message
-from aioserve.text.optional_fields import with_all_fields, with_arguments_as_text
+from aioserve.text.optional_fields import with_all_fields
 from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.template_budget import Budget, BudgetSpentError
 from aioserve.text.template_engine import RefusedError, Template, TemplateSyntaxError
@@ -66,9 +68,11 @@ _PLAIN = (
 class _FailedError(Exception):
     """A template broke, was stopped or refused; the message says how."""
 
-    def __init__(self, why: str, *, has_refused: bool = False) -> None:
+    def __init__(self, why: str, *, has_refused: bool = False, was_stopped: bool = False) -> None:
         super().__init__(why)
         self.has_refused: bool = has_refused
+        self.was_stopped: bool = was_stopped
+        """It took too much; another form would as well."""
 
 
 class ChatTemplate:
@@ -243,25 +247,31 @@ class ChatTemplate:
     def _rendered(
         self, checked: Conversation, escapes: Escapes | None = None
     ) -> tuple[str, Conversation]:
-        """The prompt, and the conversation that it is of: with all fields where the template fails
-        without them."""
-        try:
-            return self._render(checked, escapes), checked
-        except _FailedError as error:
-            failed = error
+        """The prompt, and the conversation that it is of: the first of its `carried_forms` that the
+        template takes, with all fields where it takes none without them."""
+        failed: _FailedError | None = None
         whole = with_all_fields(checked)
-        if whole != checked:
-            try:
-                return self._render(whole, escapes), whole
-            except _FailedError as error:
-                failed = failed if failed.has_refused else error
-        as_text = with_arguments_as_text(whole)
-        if as_text != whole:
-            try:
-                return self._render(as_text, escapes), as_text
-            except _FailedError:
-                pass
-        raise self._error(failed) from failed
+        for conversation in (checked, whole) if whole != checked else (checked,):
+            for form in forms_of(conversation, self._form):
+                tried = shaped(conversation, form)
+                try:
+                    return self._render(tried, escapes), tried
+                except _FailedError as error:
+                    failed = _likelier(failed, error)
+                    if error.was_stopped:
+                        raise self._error(error) from error
+        raise self._error(failed or _FailedError("nothing was rendered")) from failed
+
+    @cached_property
+    def _form(self) -> Form:
+        return preferred_form(self._text_of, reads_tools=self.reads("tools"))
+
+    def _text_of(self, conversation: Conversation) -> str | None:
+        """The prompt; None where the template takes no such conversation."""
+        try:
+            return self._render(conversation, None)
+        except _FailedError:
+            return None
 
     def _error(self, error: _FailedError) -> AioserveError:
         """The error of a request: whose fault it is."""
@@ -307,7 +317,7 @@ class ChatTemplate:
             refusal = str(error) if escapes is None else escapes.unescape(str(error))
             raise _FailedError(_brief(refusal), has_refused=True) from error
         except BudgetSpentError as error:
-            raise _FailedError(f"rendering was stopped: {error}") from error
+            raise _FailedError(f"rendering was stopped: {error}", was_stopped=True) from error
         except Exception as error:
             line = self._template.line_of(error)
             where = "" if line is None else f" (in line {line})"
@@ -316,6 +326,11 @@ class ChatTemplate:
                 f"rendering failed: {_brief(why or type(error).__name__)}{where}"
             ) from error
         return _cut_at(text, mark) if mark else text
+
+
+def _likelier(first: _FailedError | None, then: _FailedError) -> _FailedError:
+    """The failure to tell of two forms: a refusal, or else that of the later, fuller form."""
+    return first if first is not None and first.has_refused else then
 
 
 def _compiled(source: str, origin: str) -> Template:

@@ -15,8 +15,8 @@ import msgspec
 from aioserve.arguments import boolean, check
 from aioserve.errors import AioserveError, InvalidPromptError, InvalidRequestError
 from aioserve.isolation import shown
-from aioserve.text.json_values import Reader
-from aioserve.text.messages import MAX_NAME_CHARS, check_strings, read_messages, validated
+from aioserve.text.json_values import Reader, check_texts
+from aioserve.text.messages import MAX_NAME_CHARS, read_messages, validated
 
 __all__ = ["MAX_TEMPLATE_KWARGS", "MAX_TOOLS", "Conversation", "conversation_of"]
 
@@ -72,8 +72,8 @@ class Conversation(msgspec.Struct, frozen=True):
     def validated(self) -> Conversation:
         """Conversation fit to be rendered: see `messages.validated`. Takes time in proportion to
         its text."""
-        check_strings("tools", "tools", self.tools)
-        check_strings("chat_template_kwargs", "chat_template_kwargs", self.template_kwargs)
+        check_texts("tools", "tools", self.tools)
+        check_texts("chat_template_kwargs", "chat_template_kwargs", self.template_kwargs)
         reader = Reader("messages")
         messages = validated(self.messages, reader)
         num_values = self.num_values + reader.num_values

@@ -16,7 +16,7 @@ from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
 from aioserve.text.cut_off import closed
 
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_utf8", "parsed_object"]
+__all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_texts", "check_utf8", "parsed_arguments"]
 
 MAX_DEPTH = 32
 """Deepest nesting of lists and objects."""
@@ -170,27 +170,52 @@ class Reader:
             )
 
 
-def parsed_object(text: str, reader: Reader) -> dict[str, Any]:
+def parsed_arguments(text: str, reader: Reader) -> dict[str, Any] | str:
     """Parse a text that is a JSON object, or the beginning of one, and read what is there of it as
-    `Reader.value` does. Takes time in proportion to the text: a long one is for a thread."""
-    if len(text) > MAX_JSON_CHARS:
-        raise reader.error(
-            f"must have at most {MAX_JSON_CHARS} characters, got {len(text)}",
-            value=len(text),
-            limit=MAX_JSON_CHARS,
-        )
+    `Reader.value` does. Nothing, or null, is an object without members. Any other text stays as it
+    is, as does one of more than `MAX_JSON_CHARS`, and an object that no template is given: a model
+    may write anything. Raises `InvalidPromptError` for too many values. Takes time in proportion to
+    the text: a long one is for a thread."""
+    if not text.strip():
+        return {}
     try:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            if (whole := closed(text)) is None:
-                raise
-            value = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise reader.error(f"must be JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise reader.error(f"must be a JSON object, got {type(value).__name__}")
-    return reader.value(value)
+        value = _read_json(text)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            return text
+        plain = reader.value(value)
+        check_texts("prompt", reader.where, plain)
+    except (ValueError, RecursionError):  # `InvalidPromptError` is a ValueError
+        if reader.num_values > MAX_VALUES:
+            raise
+        return text
+    return plain
+
+
+def _read_json(text: str) -> Any:
+    """Raises `ValueError` and `RecursionError`."""
+    if len(text) > MAX_JSON_CHARS:
+        raise ValueError(f"more than {MAX_JSON_CHARS} characters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        if (whole := closed(text)) is None:
+            raise
+        return json.loads(whole)
+
+
+def check_texts(argument: str, where: str, value: Any) -> None:
+    """Do `check_utf8` for every str in a plain value of JSON, keys included."""
+    if isinstance(value, str):
+        check_utf8(argument, where, value)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            check_utf8(argument, f"a key of {where}", key)
+            check_texts(argument, f"{where}[{key!r}]", entry)
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            check_texts(argument, f"{where}[{index}]", entry)
 
 
 def check_utf8(argument: str, where: str, text: str) -> None:

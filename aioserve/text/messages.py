@@ -13,7 +13,7 @@ from typing import Any
 
 from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
-from aioserve.text.json_values import Reader, check_utf8, parsed_object
+from aioserve.text.json_values import Reader, check_texts, parsed_arguments
 
 __all__ = [
     "FIELDS",
@@ -23,7 +23,6 @@ __all__ = [
     "MAX_NAME_CHARS",
     "MAX_ROLE_CHARS",
     "Message",
-    "check_strings",
     "read_messages",
     "validated",
 ]
@@ -51,9 +50,10 @@ _MAX_FIELDS = 6
 
 def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
     """Copy what `read_messages` returned, with arguments of tool calls that come as JSON parsed:
-    all are objects then, with what is there of one that was cut off. `reader` counts what is
-    parsed. Raises `InvalidPromptError` for what can't be encoded as UTF-8, or isn't JSON. Takes as
-    long as the messages are, so long ones are for a thread."""
+    they are objects then, with what is there of one that was cut off, and stay text where they
+    are no JSON of an object. `reader` counts what is parsed. Raises `InvalidPromptError` for what
+    can't be encoded as UTF-8, or has too many values. Takes as long as the messages are, so long
+    ones are for a thread."""
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
         if "tool_calls" in message:
@@ -63,22 +63,9 @@ def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any
                 ]
             message = message | {"tool_calls": calls}
         for field, value in message.items():
-            check_strings("prompt", f"messages[{index}][{field!r}]", value)
+            check_texts("prompt", f"messages[{index}][{field!r}]", value)
         checked.append(message)
     return checked
-
-
-def check_strings(argument: str, where: str, value: Any) -> None:
-    """Do `check_utf8` for every str in a plain value of JSON, keys included."""
-    if isinstance(value, str):
-        check_utf8(argument, where, value)
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            check_utf8(argument, f"a key of {where}", key)
-            check_strings(argument, f"{where}[{key!r}]", entry)
-    elif isinstance(value, list):
-        for index, entry in enumerate(value):
-            check_strings(argument, f"{where}[{index}]", entry)
 
 
 def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
@@ -238,5 +225,5 @@ def _parsed(reader: Reader, index: int, call: dict[str, Any]) -> dict[str, Any]:
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):
         with reader.at(index), reader.at("function"), reader.at("arguments"):
-            arguments = parsed_object(arguments, reader) if arguments.strip() else {}
+            arguments = parsed_arguments(arguments, reader)
     return call | {"function": call["function"] | {"arguments": arguments}}

@@ -5,14 +5,13 @@ Knows conversations in plain values of JSON. Must not know templates.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
 from aioserve.text.conversation import Conversation
 
-__all__ = ["with_all_fields", "with_arguments_as_text"]
+__all__ = ["with_all_fields"]
 
 _Object = dict[str, Any]
 
@@ -28,24 +27,6 @@ def with_all_fields(conversation: Conversation) -> Conversation:
         messages=_whole_messages(conversation.messages),
         tools=None if tools is None else [_whole_tool(tool) for tool in tools],
     )
-
-
-def with_arguments_as_text(conversation: Conversation) -> Conversation:
-    """The conversation with the arguments of calls as JSON, which is how the OpenAI API has them:
-    templates that were written for it print them as they are."""
-    messages = [
-        message | {"tool_calls": [_call_with_text(call) for call in calls]}
-        if (calls := message.get("tool_calls"))
-        else message
-        for message in conversation.messages
-    ]
-    return msgspec.structs.replace(conversation, messages=messages)
-
-
-def _call_with_text(call: _Object) -> _Object:
-    function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return call | {"function": function | {"arguments": text}}
 
 
 def _whole_messages(messages: list[_Object]) -> list[_Object]:

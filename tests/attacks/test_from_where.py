@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.template_reads": lambda e, s: e.template_reads("tools"),
     "Engine.reads_tool_calls": lambda e, s: e.reads_tool_calls,
+    "Engine.reasons": lambda e, s: e.reasons,
     "Engine.calls_in_channels": lambda e, s: e.calls_in_channels,
     "Engine.drain": lambda e, s: e.drain(0),
     "Engine.dump": lambda e, s: e.dump(),

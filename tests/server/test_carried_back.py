@@ -50,6 +50,10 @@ def blocks(role: str, *content: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": list(content)}
 
 
+TEXT_SOURCE = {"type": "text", "media_type": "text/plain", "data": "x"}
+PLAIN_TEXT = {"type": "document", "source": TEXT_SOURCE}
+CITING = {**PLAIN_TEXT, "citations": {"enabled": True}}
+PDF = {"type": "document", "source": {"type": "base64", "data": "x"}}
 CITED = [{"type": "url_citation", "url": "x"}]
 ODD = {"function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
 IN_CHAT: list[tuple[list[Any], list[Any], dict[str, int]]] = [
@@ -62,6 +66,14 @@ IN_CHAT: list[tuple[list[Any], list[Any], dict[str, int]]] = [
         {"tool_call": 2},
     ),
     ([USER, said(parsed=None, audio=None, function_call=None)], [USER, said()], {}),
+    ([USER, {"role": "assistant", "refusal": "It is 3."}], [USER, said()], {}),
+    ([USER, said(content=None, refusal="It is 3.", tool_calls=None)], [USER, said()], {}),
+    ([USER, said(content="No.", refusal="And no.")], [USER, said(content="No.\nAnd no.")], {}),
+    (
+        [USER, said(content=[{"type": "refusal", "refusal": "It is 3.", "x": 1}])],
+        [USER, said()],
+        {"part": 1},
+    ),
     ([USER, said(annotations=CITED)], [USER, said()], {"message": 1}),
     # litellm
     (
@@ -110,6 +122,11 @@ IN_RESPONSES: list[tuple[list[Any], list[Any], dict[str, int]]] = [
         {"message": 1},
     ),
     (
+        [ITEM_USER, item(content=[{"type": "refusal", "refusal": "It is 3."}])],
+        [ITEM_USER, item()],
+        {},
+    ),
+    (
         [ITEM_USER, {"type": "reasoning", "summary": [], "encrypted_content": "x"}, item()],
         [ITEM_USER, item()],
         {"message": 1},
@@ -120,6 +137,37 @@ IN_MESSAGES: list[tuple[list[Any], list[Any], dict[str, int]]] = [
         [USER, blocks("assistant", *text(citations=CITED, parsed_output={})), USER],
         [USER, said(), USER],
         {"part": 2},
+    ),
+    (
+        [
+            USER,
+            blocks("assistant", {"type": "redacted_thinking", "data": "x"}, *text()),
+            USER,
+        ],
+        [USER, said(), USER],
+        {"part": 1},
+    ),
+    (
+        [
+            blocks(
+                "user",
+                {
+                    "type": "document",
+                    "source": {"type": "text", "media_type": "text/plain", "data": "What is 1"},
+                    "citations": {"enabled": False},
+                },
+                {
+                    "type": "document",
+                    "source": {"type": "content", "content": text(x=1)},
+                    "title": "A sum",
+                    "context": None,
+                    "citations": None,
+                    "cache_control": {"type": "ephemeral"},
+                },
+            ),
+        ],
+        [blocks("user", *text(text="What is 1\nA sum\nIt is 3."))],
+        {"part": 1},
     ),
     (
         [USER, said(id="m", model="x", usage={}, stop_reason=None), USER],
@@ -245,11 +293,24 @@ async def test_a_name_of_a_message_reaches_the_template_whatever_its_role() -> N
         (CHAT, "messages", [{"role": "user", "content": [{"type": "image_url"}]}], "type"),
         (CHAT, "messages", [{"role": "user", "content": [{"type": "text", "text": 5}]}], "text"),
         (CHAT, "messages", [USER, {"role": "assistant", "content": None}], "content"),
-        (RESPONSES, "input", [{"type": "item_reference", "id": "x"}], "input[0].type"),
+        (RESPONSES, "input", [{"type": "item_reference", "id": 5}], "input[0].id"),
+        (RESPONSES, "input", [{"type": "web_search_call", "id": "x"}], "input[0].type"),
+        (CHAT, "messages", [{**USER, "refusal": "No."}], "refusal"),
+        (CHAT, "messages", [{**USER, "content": [{"type": "refusal", "refusal": "x"}]}], "type"),
+        (CHAT, "messages", [USER, said(refusal=5)], "refusal"),
         (RESPONSES, "input", [{**ITEM_USER, "content": [{"type": "input_image"}]}], "type"),
         (RESPONSES, "input", [item(id=5)], "input[0].id"),
         (MESSAGES, "messages", [blocks("user", {"type": "image"})], "messages[0].content[0].type"),
         (MESSAGES, "messages", [blocks("user", {"type": "text", "text": 5})], "text"),
+        (MESSAGES, "messages", [blocks("user", CITING)], "citations.enabled"),
+        (MESSAGES, "messages", [blocks("user", PDF)], "source.type"),
+        (MESSAGES, "messages", [USER, blocks("assistant", PLAIN_TEXT)], "can't have document"),
+        (
+            MESSAGES,
+            "messages",
+            [blocks("user", {"type": "redacted_thinking", "data": "x"})],
+            "can't have redacted_thinking",
+        ),
         (MESSAGES, "messages", [{"role": "user"}], "content"),
         (
             MESSAGES,
@@ -283,7 +344,7 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (tuple(BODIES), "mm_processor_kwargs", [None], [{"a": 1}]),
     (tuple(BODIES), "odd", [None], [0, "", False, {}]),
     (ANSWERS, "skip_special_tokens", [True], [False, 1]),
-    (ANSWERS, "service_tier", ["auto", "default"], ["flex"]),
+    (ANSWERS, "service_tier", ["auto", "default", "flex"], ["mine", 1]),
     ((RESPONSES,), "length_penalty", [1, 1.0], [0.5]),
     ((RESPONSES,), "use_beam_search", [False], [True]),
     ((CHAT, RESPONSES), "add_special_tokens", [False], [True]),
@@ -320,7 +381,9 @@ async def test_an_unknown_null_hides_nothing_that_comes_after_it() -> None:
         for wrong, named in (
             ({"odd": 1}, "odd"),
             ({"temperature": "x"}, "temperature"),
-            ({"tools": [{"type": "function", "function": {"name": "f", "x": None}}]}, "tools"),
+            ({"tools": [{"type": "function", "function": {"name": "f", "x": 0}}]}, "tools"),
+            ({"tools": [{"type": "function", "function": {"name": None}}]}, "tools"),
+            ({"metadata": {"a": None, "b": 5}}, "metadata"),
         ):
             body = {"null": None, "model": "scripted", **BODIES[CHAT], **wrong}
             answer = await client.post(CHAT, json=body)

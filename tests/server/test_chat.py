@@ -317,17 +317,16 @@ DEEP: dict[str, Any] = {}
 for _ in range(70):
     DEEP = {"properties": {"a": DEEP}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"store": True}, "store"),
     ({"store": 0}, "store"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"service_tier": "mine"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"web_search_options": {}}, "web_search_options"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"unheard_of": 1}, "unheard_of"),
     ({"best_of": 2}, "best_of"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]}}, "prediction"),
     (
         {"prediction": {"type": "content", "content": [{"type": "image"}]}},
         "prediction.content[0].type",

@@ -223,8 +223,8 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
             "messages[0].content[0].type: invalid value 'image'",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
-            "messages[0].content[0].type: invalid value 'document'",
+            {"messages": [{"role": "user", "content": [{"type": "video", "source": {}}]}]},
+            "messages[0].content[0].type: invalid value 'video'",
         ),
         (
             {

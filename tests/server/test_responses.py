@@ -174,15 +174,18 @@ async def test_a_response_that_was_cut_off_within_a_call_can_be_gone_on_from() -
     assert city not in seen.prompts[-1]
 
 
-async def test_a_response_with_a_call_that_is_no_json_cannot_be_gone_on_from() -> None:
+async def test_a_response_with_a_call_that_is_no_json_can_be_gone_on_from() -> None:
     wrong = CALLS.replace('{"city": ', '{"city"; ')
-    async with scripted(wrong, PLAIN) as (_, _, client):
+    async with scripted(wrong, PLAIN) as (seen, _, client):
         told = (await client.post("/v1/responses", json=BODY | {"tools": TOOLS})).json()
-        more = BODY | {"input": "And now?", "previous_response_id": told["id"], "seed": 1}
+        result = {"type": "function_call_output", "output": "That is no JSON."}
+        calls = [item["call_id"] for item in told["output"] if item["type"] == "function_call"]
+        given = [result | {"call_id": call_id} for call_id in calls]
+        more = BODY | {"input": given, "previous_response_id": told["id"], "seed": 1}
         answer = await client.post("/v1/responses", json=more)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "previous_response_id")
-    assert "go on from the one before it" in error["message"]
+    assert answer.status_code == 200, answer.text
+    assert calls
+    assert '{\\"city\\"; ' in seen.prompts[-1]
 
 
 BEGUN = "<|im_start|>assistant\n"
@@ -288,7 +291,8 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",
@@ -297,16 +301,6 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         (
             {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
             "input[0]",
-        ),
-        (
-            {
-                "input": [
-                    {"role": "assistant", "content": "a"},
-                    {"type": "function_call", "call_id": "x", "name": "f", "arguments": "["},
-                    {"type": "function_call_output", "call_id": "x", "output": ""},
-                ]
-            },
-            "input[1].arguments",
         ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),

@@ -8,11 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aioserve.server.openai.responses_api.store import ResponseStore, Stored
+from aioserve.server.openai.responses_api.store import ID_BYTES, ResponseStore, Stored
 
-MAX_ENTRIES, MAX_BYTES, SECONDS = 3, 10, 100
+MAX_ENTRIES, MAX_BYTES, SECONDS = 3, 4 * ID_BYTES, 100
 tenants = st.sampled_from([None, "a", "b"])
 names = st.sampled_from([f"resp_{number}" for number in range(6)])
+items = st.sampled_from(["msg_0", "msg_1", "fc_0"])
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -27,6 +28,7 @@ class StoreMachine(RuleBasedStateMachine):
             seconds=SECONDS,
             clock=lambda: self.now,
         )
+        self.puts: list[tuple[Any, str]] = []
         self.model: dict[Any, list[tuple[str, Stored, int]]] = {}
 
     def mine(self, tenant: Any) -> list[tuple[str, Stored, int]]:
@@ -34,17 +36,31 @@ class StoreMachine(RuleBasedStateMachine):
         self.model[tenant] = kept
         return kept
 
-    @rule(tenant=tenants, name=names, size=st.integers(0, MAX_BYTES + 1))
-    def put(self, tenant: Any, name: str, size: int) -> None:
-        stored = Stored(b"x" * (size // 2), b"y" * (size - size // 2), 1)
+    @rule(
+        tenant=tenants,
+        name=names,
+        size=st.integers(0, MAX_BYTES + 1),
+        ids=st.lists(items, max_size=2, unique=True),
+    )
+    def put(self, tenant: Any, name: str, size: int, ids: list[str]) -> None:
+        stored = Stored(b"x" * (size // 2), b"y" * (size - size // 2), 1, tuple(ids))
         mine = self.mine(tenant)
         mine[:] = [entry for entry in mine if entry[0] != name]
-        fits = size <= MAX_BYTES
+        fits = stored.num_bytes <= MAX_BYTES
         if fits:
             mine.append((name, stored, self.now + SECONDS))
         while len(mine) > MAX_ENTRIES or sum(each.num_bytes for _, each, _ in mine) > MAX_BYTES:
             mine.pop(0)
         assert self.store.put(tenant, name, stored) == fits
+        if fits:
+            self.puts.append((tenant, name))
+
+    @rule(tenant=tenants, item=items)
+    def find(self, tenant: Any, item: str) -> None:
+        """An item is found in the response that was stored last of those that have it."""
+        having = {name for name, stored, _ in self.mine(tenant) if item in stored.ids}
+        last = [name for of, name in reversed(self.puts) if of == tenant and name in having]
+        assert self.store.with_item(tenant, item) == (last[0] if last else None)
 
     @rule(tenant=tenants, name=names)
     def get(self, tenant: Any, name: str) -> None:
@@ -72,6 +88,13 @@ class StoreMachine(RuleBasedStateMachine):
         for tenant in (None, "a", "b"):
             expected = sum(stored.num_bytes for _, stored, _ in self.mine(tenant))
             assert self.store.num_bytes(tenant) == expected
+
+    @invariant()
+    def no_item_is_known_of_what_is_gone(self) -> None:
+        kept = {(of, name) for of in self.model for name, _, _ in self.mine(of)}
+        for (of, item), having in self.store._of_items.items():
+            assert having
+            assert all((of, name) in kept for name in having), item
 
 
 StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -14,10 +14,11 @@ from transformers.utils import chat_template_utils
 
 from aioserve.errors import InvalidPromptError, RequestFailedError
 from aioserve.text import template_filters
+from aioserve.text.carried_forms import Form, forms_of, shaped
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
-from aioserve.text.optional_fields import with_all_fields, with_arguments_as_text
+from aioserve.text.optional_fields import with_all_fields
 from aioserve.text.output_parsers.harmony import HarmonyParser
 
 __all__ = ["NOW", "SPECIAL", "assert_same", "conversations", "reference", "stop_the_clock"]
@@ -188,21 +189,34 @@ def _theirs(source: str, conversation: Conversation) -> str | Exception:
         return error
 
 
+def _expected(
+    source: str, ours: ChatTemplate, conversation: Conversation
+) -> tuple[str | Exception, str]:
+    """What transformers makes of the first form that it takes, and "printed" where that is the
+    conversation as it is, or else "filled"; a refusal, or else the last failure, where it takes
+    none."""
+    first: Form = ours.for_tools(conversation.tools)._form
+    failures: list[Exception] = []
+    for whole in (conversation, with_all_fields(conversation)):
+        for form in forms_of(whole, first):
+            other = shaped(whole, form)
+            result = _theirs(source, other)
+            if isinstance(result, str) or _ESCAPED in str(result):
+                return result, "printed" if other == conversation else "filled"
+            failures.append(result)
+    refusals = [one for one in failures if type(one) is jinja2.TemplateError]
+    return (*refusals, failures[-1])[0], "failed"
+
+
 def assert_same(source: str, ours: ChatTemplate, conversation: Conversation) -> str:
     """Assert that both print or refuse the same; return which: "printed", "refused", "filled",
-    "continued", "failed" or "broken". A template that fails without a field may print with it, and
-    ours goes on with a content that is escaped. A broken one fails with any messages."""
+    "continued", "failed" or "broken". A template that fails on a form of calls, or without a field,
+    may print another, and ours goes on with a content that is escaped. A broken one fails with any
+    messages."""
     if not ours.reads("tools"):
         conversation = msgspec.structs.replace(conversation, tools=None)
-    found, expected = _ours(ours, conversation), _theirs(source, conversation)
-    outcome = "printed"
-    if isinstance(expected, Exception) and not isinstance(expected, InvalidPromptError):
-        whole = with_all_fields(conversation)
-        for other in (whole, with_arguments_as_text(whole)):
-            printed = _theirs(source, other)
-            if isinstance(printed, str) or _ESCAPED in str(printed):
-                expected, outcome = printed, "filled"
-                break
+    found = _ours(ours, conversation)
+    expected, outcome = _expected(source, ours, conversation)
     if isinstance(expected, str):
         assert not isinstance(found, Exception), f"{found}; expected {expected[-300:]!r}"
         assert found == expected

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve import Engine, InvalidPromptError, SamplingParams
+from aioserve import Engine, SamplingParams
 from aioserve.server.chat_parts.turns import is_cut_off
 from aioserve.text.cut_off import closed
 from tests.engine.scripted import ScriptedModel
@@ -133,8 +133,8 @@ async def test_an_answer_that_was_cut_off_can_be_gone_on_from_wherever_that_was(
                 begun = prompt.rpartition("[")[2].rpartition("]")[0]
                 assert is_part(json.loads(begun), {"city": "Oslo"})
         wrong = [*ask, cut.message | {"tool_calls": [_call('{"city"; 5')]}]
-        with pytest.raises(InvalidPromptError, match=r"\['arguments'\] must be JSON"):
-            await engine.encode(wrong, tools=[TOOL])
+        prompt = engine.tokenizer.decode(await engine.encode(wrong, tools=[TOOL]))
+        assert json.dumps('{"city"; 5') in prompt
 
 
 def _call(arguments: str) -> dict[str, Any]:

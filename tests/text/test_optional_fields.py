@@ -64,7 +64,7 @@ def test_a_result_of_no_call_is_refused_by_the_field_that_it_lacks() -> None:
 def test_what_a_template_prints_without_a_field_stays_as_it_is() -> None:
     source = "{{ m.name }}{{ m.content }}{{ m.tool_calls }};"
     assert "f" not in rendered(source, called(call("g", "1")), result("1")).split(";")[2]
-    assert rendered(source, called(call("g", "1"))).startswith("a secret;None[")
+    assert rendered(source, called(call("g", "1"))).startswith("a secret;[")
 
 
 @pytest.mark.parametrize("use", ["m.content + ''", "m.content.strip()", "m.content | length"])

@@ -47,9 +47,11 @@ __all__ = [
 ]
 
 
-class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
+    details: dict[str, Any] | None = None
+    """What clients read to go on without what was refused."""
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -60,8 +62,9 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="err
 def _error_body(error: ApiError, request_id: str) -> AnthropicErrorBody:
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     types = TYPES | {413: "request_too_large", 504: "timeout_error"}
+    details = None if error.details is None else dict(error.details)
     return AnthropicErrorBody(
-        AnthropicErrorDetail(types.get(error.status, kind), error.message), request_id
+        AnthropicErrorDetail(types.get(error.status, kind), error.message, details), request_id
     )
 
 

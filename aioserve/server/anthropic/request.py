@@ -1,7 +1,8 @@
 """The body of a request for a message, its blocks of content, and what it asks of an engine.
 
-Blocks of other types, such as images and documents, are refused by their names. Unknown fields of
-those that are here are dropped, as clients carry back what they, or another server, added.
+Blocks of other types, such as images and documents that aren't text, are refused by their names.
+Unknown fields of those that are here are dropped, as clients carry back what they, or another
+server, added.
 """
 
 from __future__ import annotations
@@ -11,6 +12,15 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from aioserve.server.anthropic.blocks import (
+    Block,
+    CacheControl,
+    CachedBlock,
+    InputDocument,
+    InputRedactedThinking,
+    InputText,
+    text_of,
+)
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict, converted
 from aioserve.server.chat_parts.answering import Asked
@@ -32,9 +42,16 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import (
+    OF_JSON_FORMATS,
+    OF_MESSAGE_TOOLS,
+    OF_MESSAGES,
+    OF_THINKING,
+    Hints,
+)
 
 __all__ = [
-    "CacheControl",
     "Conversation",
     "InputMessage",
     "MessageRequest",
@@ -49,34 +66,10 @@ __all__ = [
     "message_of",
     "plan_of",
     "system_text_of",
-    "text_of",
 ]
 
 
-class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompts are cached with it or without."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class _Block(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True
-):
-    pass
-
-
-class _InputBlock(_Block, frozen=True, kw_only=True):
-    cache_control: CacheControl | None = None
-
-
-class InputText(_InputBlock, frozen=True, kw_only=True, tag="text"):
-    text: str
-    citations: Any = None
-    """Citations of another server are dropped: what counts is the text."""
-
-
-class InputThinking(_Block, frozen=True, kw_only=True, tag="thinking"):
+class InputThinking(Block, frozen=True, kw_only=True, tag="thinking"):
     thinking: str
     signature: str | None = None
     """A signature of another server is dropped: what counts is the text."""
@@ -86,45 +79,55 @@ class DirectCaller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["direct"]
 
 
-class InputToolUse(_InputBlock, frozen=True, kw_only=True, tag="tool_use"):
+class InputToolUse(CachedBlock, frozen=True, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
     caller: DirectCaller | None = None
 
 
-class InputToolResult(_InputBlock, frozen=True, kw_only=True, tag="tool_result"):
+class InputToolResult(CachedBlock, frozen=True, kw_only=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[InputText] | None = None
+    content: str | list[InputText | InputDocument] | None = None
     is_error: bool | None = None
 
 
 SystemText = str | list[InputText]
+InputBlock = (
+    InputText
+    | InputThinking
+    | InputRedactedThinking
+    | InputDocument
+    | InputToolUse
+    | InputToolResult
+)
 
 
 class InputMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[InputText | InputThinking | InputToolUse | InputToolResult]
+    content: str | list[InputBlock]
 
 
-class TextBlock(_Block, frozen=True, kw_only=True, tag="text"):
+class TextBlock(Block, frozen=True, kw_only=True, tag="text"):
     text: str
     citations: None = None
 
 
-class ThinkingBlock(_Block, frozen=True, kw_only=True, tag="thinking"):
+class ThinkingBlock(Block, frozen=True, kw_only=True, tag="thinking"):
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(_Block, frozen=True, kw_only=True, tag="tool_use"):
+class ToolUseBlock(Block, frozen=True, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
 
 
-_MESSAGE = KnownFields(InputMessage, "message", unread=("citations",), places={"content": "part"})
-_SYSTEM = KnownFields(SystemText, "part", unread=("citations",))
+_MESSAGE = KnownFields(
+    InputMessage, "message", unread={InputText: ("citations",)}, places={"content": "part"}
+)
+_SYSTEM = KnownFields(SystemText, "part", unread={InputText: ("citations",)})
 
 
 def message_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> InputMessage:
@@ -139,15 +142,9 @@ def system_text_of(given: str | list[Any] | None, unknown: UnknownFields) -> str
     return text_of(converted(_SYSTEM.of(given, unknown), list[InputText], "system"))
 
 
-def text_of(content: str | list[InputText] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join([block.text for block in content])
-
-
-def add_message(turns: Turns, message: InputMessage, place: str) -> None:
+def add_message(turns: Turns, message: InputMessage, place: str, unknown: UnknownFields) -> None:
     """Let `message`, from `place` in a body, be part of the conversation: turns of one side that
-    follow each other are one. Raises `ApiError`."""
+    follow each other are one. What no model here reads is `unknown`. Raises `ApiError`."""
     role = message.role
     if isinstance(message.content, str):
         _add_text(turns, role, message.content, place)
@@ -157,6 +154,10 @@ def add_message(turns: Turns, message: InputMessage, place: str) -> None:
         match block:
             case InputText():
                 _add_text(turns, role, block.text, where)
+            case InputDocument() if role == "user":
+                _add_text(turns, role, block.text, where)
+            case InputRedactedThinking() if role == "assistant":
+                unknown.drop("part", "redacted_thinking", block)
             case InputThinking() if role == "assistant":
                 turns.reasoning(block.thinking, where)
             case InputToolUse() if role == "assistant":
@@ -199,6 +200,8 @@ NAMES = {
 
 
 class AnthropicTool(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_MESSAGE_TOOLS
+
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -258,6 +261,8 @@ class ThinkingDisabled(_Thinking, frozen=True, kw_only=True, tag="disabled"):
 class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
     """Switched on, where the model's template has a switch."""
 
+    hints: ClassVar[Hints] = OF_THINKING
+
     budget_tokens: int
     """Most tokens of reasoning; fewer than of the whole answer."""
 
@@ -265,8 +270,12 @@ class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
 class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
     """As the model likes, which it does anyway."""
 
+    hints: ClassVar[Hints] = OF_THINKING
+
 
 class JsonFormat(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_JSON_FORMATS
+
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
@@ -280,6 +289,7 @@ class OutputConfig(Strict, frozen=True, kw_only=True):
 class Conversation(Strict, frozen=True, kw_only=True):
     """What is answered, and what is counted."""
 
+    hints: ClassVar[Hints] = OF_MESSAGES
     limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
 
     model: str
@@ -305,6 +315,8 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     """There is one tier."""
     stream: bool | None = None
+    thread: Any = None
+    """No conversation is held here: clients that hear so send all of it."""
 
 
 def conversation_of(call: Call, body: Conversation) -> Turns:
@@ -321,7 +333,7 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
         turns.system(system, "system")
     for index, given in enumerate(body.messages):
         place = f"messages[{index}]"
-        add_message(turns, message_of(given, place, unknown), place)
+        add_message(turns, message_of(given, place, unknown), place, unknown)
     unknown.tell(call.call_log)
     if not turns.messages:
         raise ApiError(400, "messages must have a block, got none", param="messages")
@@ -330,6 +342,7 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
 
 def asked_of(call: Call, body: MessageRequest) -> Asked:
     """Raises `ApiError`."""
+    _check_no_thread(body)
     turns = conversation_of(call, body)
     turns.check_results()
     user_id = None if body.metadata is None else body.metadata.user_id
@@ -346,7 +359,7 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
         "stop": body.stop_sequences,
         "max_tokens": body.max_tokens,
         "structured_output": plan.form,
-        "thinking_token_budget": _budget_of(body),
+        "thinking_token_budget": _budget_of(call, body),
     }
     with as_named(names, turns.placed):
         params = sampling_params(call.engine.default_params, given)
@@ -354,13 +367,28 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     return Asked(turns.messages, params, plan, options, names, turns.placed)
 
 
-def _budget_of(body: MessageRequest) -> int | None:
+def _check_no_thread(body: MessageRequest) -> None:
+    if body.thread is not None:
+        raise ApiError(
+            400,
+            "thread isn't supported: no conversation is held here. Send all of its messages, "
+            "without thread",
+            param="thread",
+            code="unsupported_parameter",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )
+
+
+def _budget_of(call: Call, body: MessageRequest) -> int | None:
     if not isinstance(body.thinking, ThinkingEnabled):
         return None
     budget, most = body.thinking.budget_tokens, body.max_tokens
     if budget >= most:
         why = f"must be below max_tokens = {most}, got {budget}"
         raise refuse("thinking.budget_tokens", why)
+    if not call.engine.reasons:
+        let_through(call.call_log, "thinking.budget_tokens")
+        return None
     return budget
 
 
@@ -372,9 +400,11 @@ def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
         place = f"messages[{len(body.messages) - 1}]"
         raise ApiError(400, f"{place}: only text can be gone on with", param=place)
     effort = None if body.output_config is None else body.output_config.effort
-    variables = variables_of(call.engine, effort, "output_config.effort")
-    has_switch = call.engine.template_reads("enable_thinking")
-    if has_switch and isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled):
+    variables = variables_of(call, effort, "output_config.effort", usual="high")
+    is_asked = isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled)
+    if is_asked and not call.engine.template_reads("enable_thinking"):
+        let_through(call.call_log, "thinking")
+    elif is_asked:
         variables = variables | {"enable_thinking": isinstance(body.thinking, ThinkingEnabled)}
     return {
         "chat_template_kwargs": variables or None,

@@ -13,7 +13,7 @@ same of what they have. They mean the same in all APIs; only their names differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,7 @@ from aioserve.engine.engine import Engine
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import AskedForm, check_schema
 from aioserve.server.errors import ApiError, refuse
+from aioserve.server.hint_tables import OF_TOOLS, Hints
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
@@ -54,6 +55,8 @@ class Function(Strict, frozen=True, kw_only=True):
 
 
 class Tool(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_TOOLS
+
     type: Literal["function"]
     function: Function
 

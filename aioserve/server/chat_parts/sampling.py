@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 import msgspec
 
 from aioserve.engine.chat import MAX_MESSAGES
-from aioserve.engine.engine import Engine
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
+from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
+from aioserve.server.hint_fields import let_through
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_metadata",
     "check_schema",
     "sampling_params",
+    "template_variables",
     "variables_of",
 ]
 
@@ -165,24 +167,52 @@ def check_schema(field: str, schema: Any, settings: ServerSettings) -> None:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+_OF_REASONING = ("enable_thinking", "reasoning_effort", "thinking", "thinking_budget")
+"""Variables by which templates are told how much a model reasons."""
+
+
 def variables_of(
-    engine: Engine, effort: str | None, field: str, given: Mapping[str, Any] | None = None
+    call: Call,
+    effort: str | None,
+    field: str,
+    given: Mapping[str, Any] | None = None,
+    *,
+    usual: str = "medium",
 ) -> dict[str, Any]:
     """Variables of the template that say so, with those that are `given`. Raises `ApiError` about
-    the `field` of an effort that nothing would come of, or that these contradict."""
-    said = _said(engine, effort, field)
+    the `field` of an effort that nothing would come of, or that these contradict; the `usual` one
+    asks for nothing, and neither does any of a model that doesn't reason."""
+    variables = template_variables(call, given) or {}
+    said = _said(call, effort, field, usual)
     for name, value in said.items():
-        if given is not None and given.get(name, value) != value:
+        if variables.get(name, value) != value:
             raise refuse(field, f"and chat_template_kwargs.{name} contradict")
-    return {**(given or {}), **said}
+    return {**variables, **said}
 
 
-def _said(engine: Engine, effort: str | None, field: str) -> dict[str, Any]:
+def template_variables(call: Call, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """`given`, without nulls and what a model that doesn't reason has no use for; None for none."""
+    if given is None:
+        return None
+    engine = call.engine
+    kept = {name: value for name, value in given.items() if value is not None}
+    for name in _OF_REASONING:
+        if name in kept and not engine.template_reads(name) and not engine.reasons:
+            let_through(call.call_log, f"chat_template_kwargs.{name}")
+            del kept[name]
+    return kept or None
+
+
+def _said(call: Call, effort: str | None, field: str, usual: str) -> dict[str, Any]:
     if effort is None:
         return {}
+    engine, is_known = call.engine, effort in get_args(Effort)
     if engine.template_reads("reasoning_effort"):
         return {"reasoning_effort": effort}
-    if engine.template_reads("enable_thinking") and effort in get_args(Effort):
+    if engine.template_reads("enable_thinking") and is_known:
         return {"enable_thinking": effort != "none"}
+    if is_known and (effort == usual or not engine.reasons):
+        let_through(call.call_log, field)
+        return {}
     why = "isn't supported: the model's chat template reads neither reasoning_effort nor "
     raise refuse(field, why + "enable_thinking", "unsupported_parameter")

@@ -79,16 +79,20 @@ class KnownFields:
     """The fields that a type of msgspec has: a struct, or a union or list of them."""
 
     def __init__(
-        self, kind: Any, place: Place, unread: Sequence[str] = (), places: Mapping[str, Place] = {}
+        self,
+        kind: Any,
+        place: Place,
+        unread: Mapping[type, Sequence[str]] = {},
+        places: Mapping[str, Place] = {},
     ) -> None:
-        """`unread`: names of fields that structs have and that aren't read, so that nothing in
-        them is refused. `places`: where what has a field of that name is, which is elsewhere
+        """`unread`: names of fields that these structs have and that aren't read, so that nothing
+        in them is refused. `places`: where what has a field of that name is, which is elsewhere
         `place`."""
-        self._unread = frozenset(unread)
+        self._unread = unread
         self._places = places
         self._place: Place = place
         self._kind = inspect.type_info(kind)
-        self._fields: dict[type, dict[str, inspect.Type]] = {}
+        self._fields: dict[type, dict[str, inspect.Field]] = {}
 
     def of(self, value: Any, unknown: UnknownFields) -> Any:
         """`value` without others, at any depth. What has another shape stays as it is, and is
@@ -103,20 +107,30 @@ class KnownFields:
         if struct is None:
             return value
         if (fields := self._fields.get(struct.cls)) is None:
-            fields = {field.encode_name: field.type for field in struct.fields}
+            fields = {field.encode_name: field for field in struct.fields}
             self._fields[struct.cls] = fields
+        unread = self._unread.get(struct.cls, ())
         kept: dict[str, Any] = {}
         for name, entry in value.items():
-            if name in self._unread:
+            if name in unread:
                 if entry:
                     unknown.drop(place, name, entry)
             elif name in fields:
-                kept[name] = self._of(entry, fields[name], self._places.get(name, place), unknown)
+                if entry is None and not fields[name].required and not _takes_null(fields[name]):
+                    continue
+                inner = self._places.get(name, place)
+                kept[name] = self._of(entry, fields[name].type, inner, unknown)
             elif name == struct.tag_field:
                 kept[name] = entry
             else:
                 unknown.drop(place, name, entry)
         return kept
+
+
+def _takes_null(field: inspect.Field) -> bool:
+    return any(
+        isinstance(one, inspect.NoneType | inspect.AnyType) for one in _alternatives(field.type)
+    )
 
 
 def _list_in(kind: inspect.Type) -> inspect.Type | None:

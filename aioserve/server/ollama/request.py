@@ -34,6 +34,8 @@ from aioserve.server.chat_parts.sampling import (
 )
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.errors import as_named, refuse
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import OF_OLLAMA, OF_OLLAMA_OPTIONS, Hints
 
 __all__ = [
     "NAMES",
@@ -48,6 +50,9 @@ __all__ = [
 
 LATEST = ":latest"
 """What clients put behind names without a tag."""
+REPEAT_LAST_N = (-1, 64)
+"""Values of `repeat_last_n` by which nothing else is asked than is done."""
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NO_LIMIT = (-1, -2)
 """Values of `num_predict`: without an end, and as many as the context holds."""
 
@@ -55,11 +60,12 @@ NO_LIMIT = (-1, -2)
 class ModelOptions(Strict, frozen=True, kw_only=True):
     """How to draw an answer. What isn't given is as the model's makers say."""
 
+    hints: ClassVar[Hints] = OF_OLLAMA_OPTIONS
     limits: ClassVar[Mapping[str, str]] = {"stop": "max_stops"}
 
     num_predict: int | None = None
     num_ctx: int | None = None
-    """The context is the model's: a value asks that it isn't smaller."""
+    """The context is the model's, whatever is said."""
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -69,12 +75,14 @@ class ModelOptions(Strict, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    """-1: all of the context, over which penalties always go."""
+    """0: no penalties. -1, or 64 as where nothing is said: of all of the context."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
 
 class _Body(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_OLLAMA
+
     model: str
     format: str | dict[str, Any] | None = None
     options: ModelOptions | None = None
@@ -158,15 +166,17 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
     """How to draw the answer. Raises `ApiError`."""
     given = body.options or ModelOptions()
     check_limits(given, call.settings)
-    most = call.engine.limits.max_model_len
-    if (given.num_ctx or 0) > most:
-        raise refuse("options.num_ctx", f"must be at most {most}, the context of the model here")
-    if given.repeat_last_n not in (None, -1):
+    if (given.num_ctx or 0) > call.engine.limits.max_model_len:
+        let_through(call.call_log, "options.num_ctx")
+    if given.repeat_last_n not in (None, *REPEAT_LAST_N, 0):
         raise refuse(
             "options.repeat_last_n",
-            "must be -1: penalties go over all of the context",
+            "must be -1, as penalties go over all of the context, 64, which is the usual value, "
+            f"or 0 for none of them, got {given.repeat_last_n}",
             "unsupported_parameter",
         )
+    if given.repeat_last_n in REPEAT_LAST_N:
+        let_through(call.call_log, "options.repeat_last_n")
     if body.logprobs or body.top_logprobs:
         raise refuse("logprobs", "isn't supported here; it is in /v1", "unsupported_parameter")
     drawn = {name: getattr(given, name) for name in NAMES if hasattr(given, name)}
@@ -176,6 +186,7 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
             **drawn,
             "seed": None if given.seed == -1 else given.seed,
             "repetition_penalty": given.repeat_penalty,
+            **(NO_PENALTIES if given.repeat_last_n == 0 else {}),
             "max_tokens": None if given.num_predict in NO_LIMIT else given.num_predict,
             "structured_output": plan.form,
         },
@@ -238,8 +249,11 @@ def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
     if think is None:
         return None
     if isinstance(think, str):
-        return variables_of(call.engine, think, "think")
-    return {"enable_thinking": think} if call.engine.template_reads("enable_thinking") else None
+        return variables_of(call, think, "think")
+    if call.engine.template_reads("enable_thinking"):
+        return {"enable_thinking": think}
+    let_through(call.call_log, "think")
+    return None
 
 
 def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from aioserve.engine.chat import MESSAGE_FIELDS
-from aioserve.engine.engine import Engine
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
@@ -32,17 +31,19 @@ from aioserve.server.chat_parts.sampling import (
 from aioserve.server.chat_parts.turns import is_cut_off, without_result
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import as_named, refuse
-from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import OF_CHAT, Hints
+from aioserve.server.openai.fields import ChunkFields
 
 __all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
-"""The last are of the API, and nothing here reads them: it would be missed."""
+"""The last two are of the API, and nothing here reads them: it would be missed."""
 
 
 def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
-    """Without fields that say nothing or are unknown, and with the role `system` for `developer`
-    where the model's template doesn't know that."""
+    """Without fields that say nothing or are unknown, with a refusal as the content that it is, and
+    with the role `system` for `developer` where the model's template doesn't know that."""
     as_system = not call.engine.template_reads("developer")
     unknown = UnknownFields()
     plain = [_message(message, unknown, as_system=as_system) for message in messages]
@@ -85,14 +86,18 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
             plain[field] = value
     if as_system and plain.get("role") == "developer":
         plain["role"] = "system"
+    is_answer = plain.get("role") == "assistant"
     if isinstance(content := plain.get("content"), list):
-        plain["content"] = [_part(part, unknown) for part in content]
+        plain["content"] = [_part(part, unknown, is_answer=is_answer) for part in content]
+    if is_answer and isinstance(refusal := plain.get("refusal"), str):
+        plain["content"] = _with_refusal(plain.get("content"), refusal)
+        del plain["refusal"]
     if isinstance(calls := plain.get("tool_calls"), list):
         plain["tool_calls"] = [_tool_call(call, unknown) for call in calls]
     reasoning = plain.get("reasoning_content")
     if reasoning is not None and plain.get("reasoning") == reasoning:
         del plain["reasoning"]  # some servers tell it by both names
-    if plain.get("role") == "assistant" and plain.get("content") in (None, []):
+    if is_answer and plain.get("content") in (None, []):
         if "tool_calls" in plain:
             plain["content"] = None
         elif reasoning is not None:
@@ -100,10 +105,24 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
     return plain
 
 
-def _part(part: Any, unknown: UnknownFields) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
+def _part(part: Any, unknown: UnknownFields, *, is_answer: bool) -> Any:
+    """A part of text. A refusal, which only an answer has, is text of the assistant's too."""
+    if not isinstance(part, Mapping):
+        return part
+    if is_answer and part.get("type") == "refusal":
+        plain = unknown.known(part, ("type", "refusal"), "part")
+        return {"type": "text", "text": plain.get("refusal")}
+    if part.get("type") != "text":
         return part
     return unknown.known(part, ("type", "text"), "part")
+
+
+def _with_refusal(content: Any, refusal: str) -> Any:
+    """The content of a message that has a refusal as well."""
+    if content in (None, "", []):
+        return refusal
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [*parts, {"type": "text", "text": refusal}]
 
 
 def _tool_call(call: Any, unknown: UnknownFields) -> Any:
@@ -138,22 +157,7 @@ class Prediction(Strict, frozen=True, kw_only=True):
 class ChatFields(ChunkFields, frozen=True, kw_only=True):
     """Fields of a request about messages, beside these."""
 
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **CHUNK_NO_OPS,
-        # The template frames messages.
-        "add_special_tokens": (False,),
-        "stream_reasoning": (True,),
-        "suffix": ("",),
-        "best_of": (1,),
-        "store": (False,),
-        "modalities": (["text"],),
-        "verbosity": ("medium",),
-        "prompt_cache_retention": ("in_memory",),
-        "audio": (),
-        "web_search_options": (),
-        "functions": (),
-        "function_call": (),
-    }
+    hints: ClassVar[Hints] = OF_CHAT
     limits: ClassVar[Mapping[str, str]] = {
         **ChunkFields.limits,
         "top_logprobs": "max_top_logprobs",
@@ -184,22 +188,11 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     """For scheduling policies to see; it doesn't come back."""
-    suffix: Any = None
-    stream_reasoning: Any = None
-    best_of: Any = None
-    store: Any = None
-    modalities: Any = None
-    verbosity: Any = None
-    prompt_cache_retention: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
 
     def check(self, call: Call) -> None:
         super().check(call)
         check_metadata(self.metadata, call.settings)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "goes with logprobs=true alone")
         if (self.top_logprobs or 0) < 0:
             raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
@@ -212,11 +205,11 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
                 f"{self.max_completion_tokens}",
             )
 
-    def variables(self, engine: Engine) -> dict[str, Any] | None:
+    def variables(self, call: Call) -> dict[str, Any] | None:
         """Variables of the template. Raises `ApiError` for an effort that it reads nothing of, or
         that contradicts them."""
         given = self.chat_template_kwargs
-        return variables_of(engine, self.reasoning_effort, "reasoning_effort", given) or None
+        return variables_of(call, self.reasoning_effort, "reasoning_effort", given) or None
 
     @property
     def most_tokens(self) -> int | None:
@@ -259,10 +252,19 @@ class ChatRequest(ChatFields, frozen=True, kw_only=True):
 def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
     """How the template frames messages, as options of the engine. Raises `ApiError`."""
     return {
-        "chat_template_kwargs": body.variables(call.engine),
+        "chat_template_kwargs": body.variables(call),
         "add_generation_prompt": body.add_generation_prompt is not False,
         "continue_final_message": bool(body.continue_final_message),
     }
+
+
+def _predicted(call: Call, body: ChatRequest) -> str | None:
+    """The text that guesses go by; None where nothing is guessed."""
+    text = None if body.prediction is None else body.prediction.text or None
+    if text is not None and call.engine.config.speculation is None:
+        let_through(call.call_log, "prediction")
+        return None
+    return text
 
 
 def asked_of(call: Call, body: ChatRequest) -> Asked:
@@ -284,7 +286,7 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             structured_output=plan.form,
-            prediction=None if body.prediction is None else body.prediction.text or None,
+            prediction=_predicted(call, body),
         )
         messages = messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))

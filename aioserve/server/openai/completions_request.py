@@ -11,17 +11,15 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
 from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
-from aioserve.server.openai.fields import CHUNK_NO_OPS, ChunkFields
+from aioserve.server.hint_tables import OF_COMPLETIONS, Hints
+from aioserve.server.openai.fields import ChunkFields
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["CompletionRequest", "gap_of", "prompts_of"]
 
 
 class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **CHUNK_NO_OPS,
-        "add_special_tokens": (True,),
-    }
+    hints: ClassVar[Hints] = OF_COMPLETIONS
     limits: ClassVar[Mapping[str, str]] = {
         **ChunkFields.limits,
         "best_of": "max_n",

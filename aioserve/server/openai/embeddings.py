@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -16,8 +15,10 @@ from aioserve.engine.prompt_only import Pooling
 from aioserve.engine.truncation import TruncationSide
 from aioserve.request import Usage
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import template_variables
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
+from aioserve.server.hint_tables import OF_EMBEDDINGS, Hints
 from aioserve.server.openai.chat_request import messages_of
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -41,7 +42,7 @@ _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
 class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {**CallFields.no_ops, "stream": (False,)}
+    hints: ClassVar[Hints] = OF_EMBEDDINGS
     default_side: ClassVar[TruncationSide] = "right"
 
     input: str | list[str | int | list[int]] | None = None
@@ -60,7 +61,6 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     """Whether vectors are scaled to the Euclidean length 1."""
     prompt_name: str | None = None
     """Name of the prompt of the model's that goes before each text; "": none."""
-    stream: Any = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
     with as_named({"prompt": "messages"}):
         ids = await call.engine.encode(
             messages_of(body.messages, call),
-            chat_template_kwargs=body.chat_template_kwargs,
+            chat_template_kwargs=template_variables(call, body.chat_template_kwargs),
             add_generation_prompt=bool(body.add_generation_prompt),
             **body.truncation_options,
         )

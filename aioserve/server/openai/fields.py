@@ -1,9 +1,6 @@
 """Fields of bodies that endpoints of the OpenAI API share, and fields of what they answer: token
 counts, and the chunks of a stream.
 
-Some fields of that API ask for things that aren't here. A value by which nothing is asked is let
-through; any other is refused by the name of the field.
-
 A body's cache salt never stands for itself: a client that knows another's salt doesn't come to
 share its cached prefixes.
 
@@ -33,12 +30,11 @@ from aioserve.server.chat_parts.sampling import (
     sampling_params,
 )
 from aioserve.server.errors import refuse
+from aioserve.server.hint_tables import OF_CALLS, OF_CHUNK_OPTIONS, Hints
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
 __all__ = [
-    "CHUNK_NO_OPS",
     "DONE",
-    "NO_OPS",
     "AnswerFields",
     "CallFields",
     "ChunkFields",
@@ -51,8 +47,10 @@ __all__ = [
 ]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(Strict, frozen=True, kw_only=True):
     """Options of a streamed answer."""
+
+    hints: ClassVar[Hints] = OF_CHUNK_OPTIONS
 
     include_usage: bool | None = None
     """A last chunk without choices tells the counts."""
@@ -152,29 +150,10 @@ def combined_salt(own: str | None, asked: str | None) -> str | None:
     return digest.hexdigest()
 
 
-NO_OPS: dict[str, tuple[Any, ...]] = {
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "service_tier": ("auto", "default"),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-}
-"""What clients of other servers ask for, and have here anyway, in every API of completions."""
-CHUNK_NO_OPS: dict[str, tuple[Any, ...]] = {
-    field: values
-    for field, values in NO_OPS.items()
-    if field not in ("use_beam_search", "length_penalty")
-}
-"""The same of `ChunkFields`."""
-
-
 class CallFields(Strict, frozen=True, kw_only=True):
     """Fields of every request, beside what is asked."""
 
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
-    """Values, beside none, by which these fields ask for nothing that isn't done anyway."""
+    hints: ClassVar[Hints] = OF_CALLS
     limits: ClassVar[Mapping[str, str]] = {}
     """Settings that limit fields, by the names of the fields."""
     default_side: ClassVar[TruncationSide] = "left"
@@ -198,7 +177,6 @@ class CallFields(Strict, frozen=True, kw_only=True):
     """A longer prompt is cut to so many tokens; -1 leaves room for the answer."""
     truncation_side: TruncationSide | None = None
     """Where its tokens are dropped, if not where the endpoint does."""
-    add_special_tokens: Any = None
 
     def check(self, call: Call) -> None:
         """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
@@ -206,7 +184,6 @@ class CallFields(Strict, frozen=True, kw_only=True):
         call.app_state.check_model(self.model)
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise refuse("truncation_side", "goes with truncate_prompt_tokens alone")
-        refuse_unsupported(self, self.no_ops)
         check_limits(self, call.settings)
         for field in ("request_id", "rid"):
             if (given := getattr(self, field)) is None:
@@ -284,14 +261,6 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
     stream: bool | None = None
-    stream_options: Any = None
-    skip_special_tokens: Any = None
-    spaces_between_special_tokens: Any = None
-    service_tier: Any = None
-    include_reasoning: Any = None
-    separate_reasoning: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -358,7 +327,9 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        if self.stream_options is not None and not self.stream:
+        options = self.stream_options
+        asks = options is not None and (options.include_usage or options.continuous_usage_stats)
+        if asks and not self.stream:
             raise refuse("stream_options", "goes with stream=true alone")
         if not self.use_beam_search and self.length_penalty not in (None, 1):
             raise refuse("length_penalty", "goes with use_beam_search alone")

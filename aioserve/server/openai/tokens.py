@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import check_at_most, check_limits
+from aioserve.server.chat_parts.sampling import check_at_most, check_limits, template_variables
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.chat_request import Tool, messages_of
@@ -80,6 +80,8 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
         check_limits(body, call.settings)
         if body.tools is not None:
             given["tools"] = [tool.as_dict for tool in body.tools]
+        if body.chat_template_kwargs is not None:
+            given["chat_template_kwargs"] = template_variables(call, body.chat_template_kwargs)
         with as_named({"prompt": "messages"}):
             messages = messages_of(body.messages, call)
             if not messages:

@@ -241,9 +241,9 @@ class ResponseWriter(Writer[list[Piece]]):
         if not response.store:
             return response
         before, given = self._context
-        stored = Stored(
-            msgspec.json.encode(response), msgspec.json.encode([*before, *given]), len(given)
-        )
+        ids = tuple({item.id: None for item in (*given, *response.output) if item.id is not None})
+        before = msgspec.json.encode([*before, *given])
+        stored = Stored(msgspec.json.encode(response), before, len(given), ids)
         if self._call.app_state.responses.put(self._call.tenant, response.id, stored):
             return response
         return msgspec.structs.replace(response, store=False)
@@ -259,7 +259,7 @@ class ResponseWriter(Writer[list[Piece]]):
 )
 async def responses(call: Call, body: ResponseRequest) -> object:
     body.check(call)
-    before, given = context_of(call, body)
+    before, given = await context_of(call, body)
     asked = await asked_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)
     response = Response(

@@ -1,4 +1,5 @@
-"""Items of the Responses API: what goes in and what comes out, which may go in again.
+"""Items of the Responses API: what goes in and what comes out, which may go in again, whole or by
+its id.
 
 Items and parts of other types are refused by their names. Unknown fields of those that are here are
 dropped, as clients carry back what they, or another server, added.
@@ -31,6 +32,7 @@ __all__ = [
     "FunctionCallOutput",
     "InputText",
     "Item",
+    "ItemReference",
     "Message",
     "OutputText",
     "Placed",
@@ -65,6 +67,16 @@ class OutputText(_Part, frozen=True, kw_only=True, tag="output_text"):
     logprobs: list[TokenLogprob] | None = []
 
 
+class Refusal(_Part, frozen=True, kw_only=True, tag="refusal"):
+    """Text by which a model of another server refused."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class SummaryText(_Part, frozen=True, kw_only=True, tag="summary_text"):
     text: str
 
@@ -77,7 +89,7 @@ class Message(_Part, frozen=True, kw_only=True, tag="message"):
     id: str | None = None
     status: Status | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText]
+    content: str | list[InputText | OutputText | Refusal]
 
 
 class FunctionCall(_Part, frozen=True, kw_only=True, tag="function_call"):
@@ -94,6 +106,12 @@ class FunctionCallOutput(_Part, frozen=True, kw_only=True, tag="function_call_ou
     status: Status | None = None
     call_id: str
     output: str | list[InputText]
+
+
+class ItemReference(_Part, frozen=True, kw_only=True, tag="item_reference"):
+    """An item that is stored."""
+
+    id: str
 
 
 class ReasoningItem(_Part, frozen=True, kw_only=True, tag="reasoning"):
@@ -141,12 +159,15 @@ def without_logprobs(item: Item) -> Item:
     return msgspec.structs.replace(item, content=content)
 
 
-def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item:
+def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item | ItemReference:
     """What `given` at `place` in a body is, without `unknown` fields; a message needn't say its
-    type. Raises `ApiError`."""
+    type, nor a reference. Raises `ApiError`."""
     kind = given.get("type")
     if kind is None and "role" in given:
         given = {**given, "type": "message"}
+    elif kind == "item_reference" or (kind is None and "id" in given):
+        given = {"type": "item_reference", "id": given.get("id")}
+        return converted(given, ItemReference, place)
     elif not isinstance(kind, str) or kind not in _KINDS:
         why = f"must be one of {', '.join(_KINDS)}, got {kind!r:.100}"
         raise refuse(f"{place}.type", why, "unsupported_parameter")
@@ -157,10 +178,10 @@ _KNOWN = KnownFields(
     Item,
     "message",
     # What answers of other servers cite, weigh or have encrypted is nothing to this model.
-    unread=("annotations", "logprobs", "encrypted_content"),
+    unread={OutputText: ("annotations", "logprobs"), ReasoningItem: ("encrypted_content",)},
     places=dict.fromkeys(("content", "output", "summary"), "part"),
 )
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
 
 def add_item(turns: Turns, item: Item, place: str) -> None:
@@ -191,7 +212,7 @@ def add_item(turns: Turns, item: Item, place: str) -> None:
                 turns.reasoning("\n".join([part.text for part in texts]), place)
 
 
-def _text_of(content: str | list[InputText | OutputText] | list[InputText]) -> str:
+def _text_of(content: str | list[InputText | OutputText | Refusal] | list[InputText]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join([part.text for part in content])

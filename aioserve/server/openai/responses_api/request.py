@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from aioserve.errors import PromptTooLongError
 from aioserve.hints import MAX_TENANT_CHARS
@@ -31,13 +32,21 @@ from aioserve.server.chat_parts.sampling import (
     check_metadata,
     variables_of,
 )
-from aioserve.server.chat_parts.turns import Turns, is_cut_off
+from aioserve.server.chat_parts.turns import Turns
 from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError, as_named, refuse
-from aioserve.server.openai.fields import NO_OPS, AnswerFields
+from aioserve.server.hint_fields import let_through
+from aioserve.server.hint_tables import (
+    OF_REASONING,
+    OF_RESPONSE_OPTIONS,
+    OF_RESPONSE_TOOLS,
+    OF_RESPONSES,
+    Hints,
+)
+from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
 from aioserve.server.openai.responses_api.items import (
-    FunctionCall,
     Item,
+    ItemReference,
     Message,
     Placed,
     add_item,
@@ -88,13 +97,32 @@ are neither such tools nor images, and reasoning is told whole, as text that may
 
 
 class ReasoningConfig(Strict, frozen=True, kw_only=True):
+    hints: ClassVar[Hints] = OF_REASONING
+
     effort: Effort | None = None
     """As far as the model's template reads one."""
-    summary: Literal["auto"] | None = None
-    """Reasoning is told whole: there is no summary of it to choose."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Reasoning is told whole: there is no summary of it to choose, but "auto"."""
+
+    def check(self, call: Call) -> None:
+        """Raise `ApiError` for a summary of reasoning that there may be."""
+        if self.summary in (None, "auto"):
+            return
+        if call.engine.reasons:
+            why = 'isn\'t supported by a model that reasons; only "auto" is'
+            raise refuse("reasoning.summary", why, "unsupported_parameter")
+        let_through(call.call_log, "reasoning.summary")
+
+
+class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
+    """Options of a stream, none of which changes it."""
+
+    hints: ClassVar[Hints] = OF_RESPONSE_OPTIONS
 
 
 class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    hints: ClassVar[Hints] = OF_RESPONSE_TOOLS
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -148,27 +176,12 @@ TextFormat = PlainFormat | ObjectFormat | SchemaFormat
 
 class TextConfig(Strict, frozen=True, kw_only=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-    """Others aren't supported; this is the default."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no model here is told of."""
 
 
 class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
-    no_ops: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **NO_OPS,
-        "add_special_tokens": (False,),
-        "background": (False,),
-        "conversation": (),
-        "max_tool_calls": (),
-        "prompt": (),
-        "prompt_cache_retention": ("in_memory",),
-        "stream_options": (
-            {},
-            {"include_obfuscation": False},
-            {"include_usage": True},
-            {"include_usage": True, "include_obfuscation": False},
-        ),
-        "n": (1,),
-    }
+    hints: ClassVar[Hints] = OF_RESPONSES
     limits: ClassVar[Mapping[str, str]] = {
         **AnswerFields.limits,
         "tools": "max_tools",
@@ -196,11 +209,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
-    background: Any = None
-    conversation: Any = None
-    max_tool_calls: Any = None
-    prompt: Any = None
-    prompt_cache_retention: Any = None
+    stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = None
     """How many of the most likely tokens are told at each place of a message's text."""
 
@@ -209,6 +218,11 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
         for field in ("user", "safety_identifier", "prompt_cache_key"):
             check_chars(field, getattr(self, field) or "", MAX_NAME_CHARS)
         check_metadata(self.metadata, call.settings)
+        refuse_unsupported(self, {"n": (1,)})
+        if self.reasoning is not None:
+            self.reasoning.check(call)
+        if self.text is not None and self.text.verbosity is not None:
+            let_through(call.call_log, "text.verbosity")
         if (self.top_logprobs or 0) < 0:
             raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
         if self.top_logprobs and not self.tells_logprobs:
@@ -237,7 +251,7 @@ def missing(response_id: str, previous: str = "") -> ApiError:
     )
 
 
-def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
+async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
     """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
@@ -253,12 +267,42 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
         return before, [kept(Message(role="user", content=body.input))]
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
+    return before, await _given_items(call, body.input)
+
+
+async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item]:
+    """The items of a request, with stored ones in place of references. Raises `ApiError`."""
     unknown = UnknownFields()
-    items = [
-        kept(item_of(given, f"input[{index}]", unknown)) for index, given in enumerate(body.input)
-    ]
+    found: dict[str, dict[str, Item]] = {}
+    items: list[Item] = []
+    for index, each in enumerate(given):
+        place = f"input[{index}]"
+        item = item_of(each, place, unknown)
+        if isinstance(item, ItemReference):
+            item = await _referred(call, item.id, place, found)
+        items.append(kept(item))
     unknown.tell(call.call_log)
-    return before, items
+    return items
+
+
+async def _referred(
+    call: Call, item_id: str, place: str, found: dict[str, dict[str, Item]]
+) -> Item:
+    """The stored item of that id. `found` has the items of responses that were read for others.
+    Raises `ApiError`."""
+    responses = call.app_state.responses
+    response_id = responses.with_item(call.tenant, item_id)
+    stored = None if response_id is None else responses.get(call.tenant, response_id)
+    if response_id is None or stored is None:
+        message = f"{place}: no item {item_id!r:.300} is stored: send it whole"
+        raise ApiError(404, message, param=place, code="item_not_found")
+    if response_id not in found:
+        await checkpoint()  # others have a turn, as each response takes time to read
+        given = msgspec.json.decode(stored.before, type=list[msgspec.Raw])[-stored.num_given :]
+        items = [msgspec.json.decode(one, type=Item) for one in given]
+        items += msgspec.json.decode(stored.body, type=_Earlier).output
+        found[response_id] = {item.id: item for item in items if item.id is not None}
+    return without_logprobs(found[response_id][item_id])
 
 
 class _Earlier(msgspec.Struct):
@@ -269,20 +313,11 @@ class _Earlier(msgspec.Struct):
 
 
 def _check_whole(earlier: _Earlier, response_id: str) -> None:
-    """Raises `ApiError` for a response that nothing can follow."""
-    broken = "failed" if earlier.status == "failed" else None
-    for item in earlier.output:
-        if not isinstance(item, FunctionCall):
-            continue
-        try:
-            msgspec.json.decode(item.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            if not is_cut_off(item.arguments):
-                broken = f"has a call of {item.name!r:.300} whose arguments are no JSON object"
-    if broken is not None:
+    """Raises `ApiError` for a response that has failed: nothing can follow it."""
+    if earlier.status == "failed":
         raise ApiError(
             400,
-            f"previous_response_id: the response {response_id!r:.300} {broken}, so nothing can "
+            f"previous_response_id: the response {response_id!r:.300} failed, so nothing can "
             "follow it: go on from the one before it",
             param="previous_response_id",
         )
@@ -296,7 +331,7 @@ async def asked_of(
     plan = fitted(call.engine, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
     given_ones = body.chat_template_kwargs
-    variables = variables_of(call.engine, effort, "reasoning.effort", given_ones) or None
+    variables = variables_of(call, effort, "reasoning.effort", given_ones) or None
     is_text = isinstance(body.input, str)
     items: list[Placed] = [
         *[("previous_response_id", item) for item in before],

@@ -16,6 +16,10 @@ import msgspec
 __all__ = ["ResponseStore", "Stored"]
 
 
+ID_BYTES = 256
+"""What an item takes to be found by its id, beside the id itself."""
+
+
 class Stored(msgspec.Struct, frozen=True):
     """One response. It needs no other: a conversation goes on where one before it is gone."""
 
@@ -25,10 +29,13 @@ class Stored(msgspec.Struct, frozen=True):
     """The items that it answered, a list, those of earlier responses included."""
     num_given: int
     """How many of these came with its own request; they are the last."""
+    ids: tuple[str, ...] = ()
+    """Ids of the items that came with its request, and of those that it answered with."""
 
     @property
     def num_bytes(self) -> int:
-        return len(self.body) + len(self.before)
+        ids = sum([len(one) + ID_BYTES for one in self.ids])
+        return len(self.body) + len(self.before) + ids
 
 
 class ResponseStore:
@@ -49,6 +56,8 @@ class ResponseStore:
         self._of_tenants: dict[str | None, OrderedDict[str, Stored]] = {}
         """The least recently used first."""
         self._bytes: dict[str | None, int] = {}
+        self._of_items: dict[tuple[str | None, str], dict[str, None]] = {}
+        """Ids of the responses that have an item, by the tenant and the item's id."""
         self._ends: OrderedDict[tuple[str | None, str], float] = OrderedDict()
         """When each is forgotten; the next first."""
 
@@ -62,6 +71,8 @@ class ResponseStore:
         mine = self._of_tenants.setdefault(tenant, OrderedDict())
         mine[response_id] = stored
         self._bytes[tenant] = self._bytes.get(tenant, 0) + stored.num_bytes
+        for item_id in stored.ids:
+            self._of_items.setdefault((tenant, item_id), {})[response_id] = None
         self._ends[tenant, response_id] = self._clock() + self._seconds
         while len(mine) > self._max_entries or self._bytes[tenant] > self._max_bytes:
             self._drop(tenant, next(iter(mine)))
@@ -79,6 +90,11 @@ class ResponseStore:
             return None
         mine.move_to_end(response_id)
         return mine[response_id]
+
+    def with_item(self, tenant: str | None, item_id: str) -> str | None:
+        """The id of the tenant's last response that has the item."""
+        self._forget_old()
+        return next(reversed(self._of_items.get((tenant, item_id), {})), None)
 
     def delete(self, tenant: str | None, response_id: str) -> bool:
         """Whether it was there."""
@@ -102,6 +118,11 @@ class ResponseStore:
             return False
         del self._ends[tenant, response_id]
         self._bytes[tenant] -= stored.num_bytes
+        for item_id in stored.ids:
+            having = self._of_items.get((tenant, item_id), {})
+            having.pop(response_id, None)
+            if not having:
+                self._of_items.pop((tenant, item_id), None)
         if not mine:
             del self._of_tenants[tenant], self._bytes[tenant]
         return True
