@@ -18,6 +18,8 @@ from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.drafts.computed_drafter import DraftOptions
 from aioserve.execution.drafts.draft_model import DraftModel
 from aioserve.execution.guessing import Guessing
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
@@ -125,6 +127,33 @@ def test_what_is_shared_is_computed_once() -> None:
     assert bench.scheduler.counters.tokens_cached == 39  # three of them in a page that was copied
     assert check_all_right(bench)
     assert decoder.most_at_once == 3
+
+
+class Seldom(SchedulingPolicy):
+    """Allows guesses once in so many steps: the drafter hears late of how they fared."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.asked = 0
+
+    def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
+        self.asked += 1
+        return 0 if self.asked % self.steps else limit
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_an_answer_that_was_computed_without_guesses_is_no_hole(
+    page_size: int, depth: int, steps: int
+) -> None:
+    """Its pages take the place of those that guesses were written to."""
+    policy = Seldom(steps)
+    bench = bench_of(DraftDecoder(), prefix_caching=True, page_size=page_size, policy=policy)
+    for limit in (0, 4):
+        bench.submit(PROMPT, max_tokens=40, max_draft_tokens=limit)
+        assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
+    assert check_all_right(bench) >= 10
 
 
 def test_a_long_prompt_is_caught_up_with_piece_by_piece() -> None:

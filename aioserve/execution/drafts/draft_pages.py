@@ -12,6 +12,8 @@ Knows pages, and neither tensors nor requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,17 @@ class DraftPages:
     def of(self, table: PageIds, start: int, end: int) -> list[int]:
         """The pages of positions `[start, end)`."""
         return table[start // self._page_size : pages_for(end, self._page_size)].tolist()
+
+    def num_alike(self, table: PageIds, start: int, end: int, page_ids: Sequence[int]) -> int:
+        """How many of the positions `[start, end)` have the pages that they had, up to the first
+        that hasn't. `page_ids` are those that were there, from position `start` on."""
+        if start >= end:
+            return 0
+        now = self.of(table, start, end)
+        alike = [one == before for one, before in zip(now, page_ids, strict=False)]
+        count = alike.index(False) if False in alike else len(alike)
+        first = start // self._page_size
+        return max(0, min(end, (first + count) * self._page_size) - start)
 
     def copied(self, source: int, target: int, num_tokens: int) -> None:
         """The first tokens of a page were copied to another, of both models."""

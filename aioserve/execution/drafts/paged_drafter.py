@@ -43,6 +43,9 @@ class _Sequence:
     known: int
     guesses: list[int] = field(default_factory=list[int])
     """Guesses made last, behind the known ids: the draft has written the KV of all but the last."""
+    guess_pages: list[int] = field(default_factory=list[int])
+    """Pages that this KV was written to, in order of position. The sequence may have others there
+    by the time that it is known which guesses were right."""
 
     def append(self, token_ids: Sequence[int]) -> None:
         end = self.known + len(token_ids)
@@ -170,7 +173,8 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
                     break
                 right += 1
         table, known = self._tables.page_ids(slot), sequence.known
-        self._pages.written(table, known, known + right)
+        kept = self._pages.num_alike(table, known, known + right, sequence.guess_pages)
+        self._pages.written(table, known, known + kept)
         sequence.guesses = []
         sequence.append(token_ids)
 
@@ -183,7 +187,9 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             table = self._tables.rows(at, ends, self._cache.page_size)[:1]
             self._guess(work, table, guesses)
         for slot, own in guesses.items():
-            self._sequences[slot].guesses = own
+            sequence, table = self._sequences[slot], self._tables.page_ids(slot)
+            sequence.guesses, end = own, sequence.known + max(0, len(own) - 1)
+            sequence.guess_pages = self._pages.of(table, sequence.known, end)
         return [guesses[slot] for slot in slots]
 
     def _work(self, slots: Sequence[int], limits: Sequence[int]) -> list[_Work]:
