@@ -10,6 +10,7 @@ them. Hints are counted, and named in the log.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -29,6 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 MAX_DROPPED = 10_000
 """Fields of one body that ask for nothing: to drop them takes the event loop some milliseconds."""
 NULL = b"null"
+_INDEX = re.compile(r"\[\d+\]")
 
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a text"}
 _KINDS |= {dict: "an object", list: "a list"}
@@ -51,7 +53,7 @@ class HintReader:
         self._num_dropped = 0
         self._known: dict[type, dict[str, inspect.Field]] = {}
         self.found: Counter[str] = Counter()
-        """How often each hint was there, by its place."""
+        """How often each hint was there, by its place, whichever element of a list it is in."""
 
     def without_hints(self, body: bytes, kind: type) -> bytes:
         """The body without them, and without nulls for what needn't be given. Raises `ApiError` for
@@ -62,7 +64,9 @@ class HintReader:
         first = memoryview(raw)[:1]
         if first == b"[" and (item := _item_of(kind)) is not None:
             items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-            return [self._value(each, item, place) for each in items]
+            return [
+                self._value(each, item, f"{place}[{index}]") for index, each in enumerate(items)
+            ]
         if first != b"{" or not _is_looked_into(kind):
             return raw
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
@@ -114,7 +118,7 @@ class HintReader:
             if not is_harmless or self._reasons():
                 raise refuse(where, _refusal(hint, is_harmless), "unsupported_parameter")
         self._count()
-        self.found[where] += 1
+        self.found[_INDEX.sub("", where)] += 1
 
     def _count(self) -> None:
         self._num_dropped += 1
