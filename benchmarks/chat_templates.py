@@ -2,9 +2,9 @@
 
     python benchmarks/chat_templates.py DIRECTORY [--only WORD ...]
 
-Prints a line for each template (*.jinja) in the directory, which `tools/published_templates` may have
-filled: milliseconds to load it, and to render conversations of 1, 9 and 4,096 messages, the least of
-some tries.
+Prints a line for each template (*.jinja) in the directory, such as that of
+`tools/published_templates`: milliseconds to load it, and to render conversations of 1, 9 and 4,096
+messages, the least of some tries.
 """
 
 from __future__ import annotations
