@@ -33,6 +33,7 @@ from aioserve.models.resolve import is_model
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
+from aioserve.server.pace import LoopTurns, Pace
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
@@ -129,6 +130,7 @@ class AppState:
         self.settings: ServerSettings = settings
         self.steps: StepRecorder | None = steps
         self.calls: Calls = Calls()
+        self.turns: LoopTurns = LoopTurns()
         self.created_seconds: int = int(time.time())
         """Since 1970: what the list of models says."""
         self.responses: ResponseStore = ResponseStore(
@@ -181,6 +183,11 @@ class Call:
     """What is told of it when it ends."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
+    pace: Pace = field(init=False)
+    """What is done for it on the event loop, which others have between."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pace", Pace(self.app_state.turns))
 
     @property
     def tenant(self) -> str | None:

@@ -23,6 +23,7 @@ from aioserve.request import FinishReason, SamplingParams, Token
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import Counted
 from aioserve.server.chat_parts.plan import AnswerPlan
+from aioserve.server.chat_parts.sampling import units_of
 from aioserve.server.endpoint import EVENT_STREAM, Events
 from aioserve.server.errors import ApiError, as_named
 
@@ -88,8 +89,8 @@ class Writer(ABC, Generic[B]):
         return b""
 
     @abstractmethod
-    async def write(self, batch: B) -> bytes:
-        """Return the events of a batch, which may be none."""
+    def written(self, batch: B) -> AsyncGenerator[bytes, None]:
+        """Give the events of a batch, which may be none, in parts that are sent one by one."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -133,8 +134,10 @@ async def _events(
         with source.in_words():
             async with aclosing(writer.batches(min_tokens)) as batches:
                 async for batch in batches:
-                    if events := await writer.write(batch):
-                        yield events
+                    async with aclosing(writer.written(batch)) as parts:
+                        async for events in parts:
+                            if events:
+                                yield events
         last = writer.end()
     except Exception as error:
         last = writer.failed(error)
@@ -189,6 +192,12 @@ class Answering:
         options = {**asked.options, **asked.plan.options}
         with self.in_words():
             self.stream: ChatStream = engine.chat(asked.messages, asked.params, **options)
+
+    @classmethod
+    async def begun(cls, call: Call, asked: Asked) -> Answering:
+        """Submit when it is the call's turn. Raises `ApiError` in the words of the API."""
+        await call.pace.before(units_of(asked.messages))
+        return cls(call.engine, asked)
 
     @property
     def streams(self) -> Sequence[ChatStream]:

@@ -159,11 +159,10 @@ class AnswerWriter(Writer[list[Piece]]):
         text, thought = ("".join(parts) for parts in zip(*said, strict=True)) if said else ("", "")
         return self._answer(text, thought, calls, **self._counts())
 
-    async def write(self, batch: list[Piece]) -> bytes:
+    async def written(self, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
         text, thought, calls = self._read(batch)
-        if not (text or thought or calls):
-            return b""
-        return _line(self._answer(text, thought, calls, done=False))
+        if text or thought or calls:
+            yield _line(self._answer(text, thought, calls, done=False))
 
     def end(self) -> bytes:
         calls = self._ended()
@@ -246,7 +245,7 @@ async def chat(call: Call, body: ChatBody) -> object:
     if not body.messages:
         message = OllamaMessage(role="assistant", content="")
         return OllamaChat(**_loaded(name), message=message)
-    answering = Answering(call.engine, asked_of(call, body))
+    answering = await Answering.begun(call, await asked_of(call, body))
     writer = AnswerWriter(name, answering, is_chat=True)
     return await answered(call, answering, writer, stream=body.is_streamed)
 
@@ -260,7 +259,7 @@ async def generate(call: Call, body: GenerateBody) -> object:
     if body.raw:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
-        answering = Answering(call.engine, asked_of(call, body))
+        answering = await Answering.begun(call, await asked_of(call, body))
     writer = AnswerWriter(name, answering, is_chat=False)
     return await answered(call, answering, writer, stream=body.is_streamed)
 

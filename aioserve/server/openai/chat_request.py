@@ -27,6 +27,7 @@ from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_messages,
     check_metadata,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import is_cut_off, without_result
@@ -40,12 +41,16 @@ _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """The last are of the API, and nothing here reads them: it would be missed."""
 
 
-def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
+async def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
     """Without fields that say nothing or are unknown, and with the role `system` for `developer`
-    where the model's template doesn't know that."""
+    where the model's template doesn't know that. Raises `ApiError`."""
+    check_messages(messages)
     as_system = not call.engine.template_reads("developer")
     unknown = UnknownFields()
-    plain = [_message(message, unknown, as_system=as_system) for message in messages]
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        await call.pace.before(units_of([message]))
+        plain.append(_message(message, unknown, as_system=as_system))
     unknown.tell(call.call_log)
     return plain
 
@@ -265,7 +270,7 @@ def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
     }
 
 
-def asked_of(call: Call, body: ChatRequest) -> Asked:
+async def asked_of(call: Call, body: ChatRequest) -> Asked:
     """Raises `ApiError`."""
     names = body.names
     with as_named(names):
@@ -286,6 +291,6 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             structured_output=plan.form,
             prediction=None if body.prediction is None else body.prediction.text or None,
         )
-        messages = messages_of(body.messages, call)
+        messages = await messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))
         return Asked(messages, params, plan, options, names)

@@ -116,7 +116,7 @@ async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
         raise refuse("messages", "must not be empty")
     with as_named({"prompt": "messages"}):
         ids = await call.engine.encode(
-            messages_of(body.messages, call),
+            await messages_of(body.messages, call),
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=bool(body.add_generation_prompt),
             **body.truncation_options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncGenerator
 from typing import Literal
 
 import msgspec
@@ -169,8 +170,9 @@ class ResponseWriter(Writer[list[Piece]]):
         kinds = ("response.created", "response.in_progress")
         return self._encoded([{"type": kind, "response": self._response} for kind in kinds])
 
-    async def write(self, batch: list[Piece]) -> bytes:
-        return self._encoded([event for piece in batch for event in self._items.write(piece)])
+    async def written(self, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
+        await self._call.pace.before(len(batch) * (1 + self._response.top_logprobs))
+        yield self._encoded([event for piece in batch for event in self._items.write(piece)])
 
     def end(self) -> bytes:
         events, response = self._finished()
@@ -254,7 +256,7 @@ class ResponseWriter(Writer[list[Piece]]):
 )
 async def responses(call: Call, body: ResponseRequest) -> object:
     body.check(call)
-    before, given = context_of(call, body)
+    before, given = await context_of(call, body)
     asked = await asked_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)
     response = Response(
@@ -302,7 +304,7 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 
 async def _started(call: Call, asked: Asked) -> Answering:
-    answering = Answering(call.engine, asked)
+    answering = await Answering.begun(call, asked)
     await first_of(call, answering, answering.started())
     return answering
 

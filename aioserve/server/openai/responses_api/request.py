@@ -27,6 +27,8 @@ from aioserve.server.chat_parts.sampling import (
     check_at_most,
     check_chars,
     check_metadata,
+    num_entries,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import Turns, is_cut_off
@@ -71,6 +73,9 @@ NAMES = {
     "strict_tools": "tools",
     "required_tools": "tools",
 }
+
+ITEM_UNITS = 2
+"""Units of work that an item takes to become a part of the conversation."""
 
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -218,7 +223,7 @@ def missing(response_id: str, previous: str = "") -> ApiError:
     )
 
 
-def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
+async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
     """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
@@ -235,9 +240,12 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
     unknown = UnknownFields()
-    items = [
-        kept(item_of(given, f"input[{index}]", unknown)) for index, given in enumerate(body.input)
-    ]
+    must = "have at most {} parts in its items together"
+    check_at_most("input", must, num_entries(body.input), call.settings.max_items)
+    items: list[Item] = []
+    for index, given in enumerate(body.input):
+        await call.pace.before(3 * units_of([given]))
+        items.append(kept(item_of(given, f"input[{index}]", unknown)))
     unknown.tell(call.call_log)
     return before, items
 
@@ -285,6 +293,7 @@ async def asked_of(
     ]
     if body.truncation == "auto":
         items = await _truncated(call, body, items, plan, variables)
+    await call.pace.before(ITEM_UNITS * len(items))
     turns = _turns_of(call, body, items)
     turns.check_results()
     form = "text.format"
@@ -324,7 +333,9 @@ async def _truncated(
     context = call.engine.limits.max_model_len
 
     async def num_tokens(some: Sequence[Placed]) -> int:
+        await call.pace.before(ITEM_UNITS * len(some))
         turns = _turns_of(call, body, some)
+        await call.pace.before(units_of(turns.messages))
         with as_named(NAMES, turns.placed):
             try:
                 ids = await call.engine.encode(
