@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
 
@@ -193,11 +193,12 @@ class EndpointApp(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(self._app_state, scope[CALL_LOG])
         sending = _Sending(send, scope["http_version"], call.pace)
-        if self._endpoint.kind is None or self._endpoint.method == "POST":
-            await self._answer_call(call, scope, receive, sending)
-            return
-        with call.app_state.calls.running(posted=False):
-            await self._answer_call(call, scope, receive, sending)
+        is_counted = self._endpoint.kind is None or self._endpoint.method == "POST"
+        try:
+            with nullcontext() if is_counted else call.app_state.calls.running(posted=False):
+                await self._answer_call(call, scope, receive, sending)
+        finally:
+            call.kept.end()
 
     async def _answer_call(
         self, call: Call, scope: Scope, receive: Receive, sending: _Sending

@@ -84,6 +84,16 @@ class LongJson:
 
         return cls(parts)
 
+    @classmethod
+    def of_json(cls, data: bytes) -> LongJson:
+        """A value that is in JSON already."""
+
+        async def parts() -> AsyncGenerator[bytes, None]:
+            for start in range(0, len(data), PART_BYTES):
+                yield data[start : start + PART_BYTES]
+
+        return cls(parts)
+
 
 async def _each(pieces: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
     for piece in pieces:

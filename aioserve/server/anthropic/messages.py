@@ -216,7 +216,7 @@ def _encoded(events: list[Event]) -> bytes:
     answer=AnthropicMessage,
 )
 async def messages(call: Call, body: MessageRequest) -> object:
-    answering = await Answering.begun(call, await asked_of(call, body))
+    answering = await Answering.begun(call, await asked_of(call, body), stream=body.stream)
     return await answered(call, answering, MessageWriter(body, answering), stream=body.stream)
 
 

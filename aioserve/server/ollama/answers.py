@@ -29,6 +29,7 @@ from aioserve.server.chat_parts.answering import (
     Reasoning,
     Writer,
     answered,
+    size_of,
 )
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import Endpoint, ErrorShape, Handler, endpoint
@@ -106,6 +107,7 @@ class RawAnswering:
     def __init__(self, call: Call, body: GenerateBody, plan: AnswerPlan) -> None:
         with self.in_words():
             params = options_of(call, body, plan)
+            call.kept.begin(size_of(call, params, (), stream=body.is_streamed))
             self.stream: TokenStream = call.engine.stream(
                 body.prompt or "", params, **call.options()
             )
@@ -245,7 +247,7 @@ async def chat(call: Call, body: ChatBody) -> object:
     if not body.messages:
         message = OllamaMessage(role="assistant", content="")
         return OllamaChat(**_loaded(name), message=message)
-    answering = await Answering.begun(call, await asked_of(call, body))
+    answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
     writer = AnswerWriter(name, answering, is_chat=True)
     return await answered(call, answering, writer, stream=body.is_streamed)
 
@@ -259,7 +261,7 @@ async def generate(call: Call, body: GenerateBody) -> object:
     if body.raw:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
-        answering = await Answering.begun(call, await asked_of(call, body))
+        answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
     writer = AnswerWriter(name, answering, is_chat=False)
     return await answered(call, answering, writer, stream=body.is_streamed)
 

@@ -374,7 +374,7 @@ async def chat(call: Call, body: ChatRequest) -> object:
     if body.use_beam_search:
         return await _beams(call, body)
     asked = await asked_of(call, body)
-    answering = await Answering.begun(call, asked)
+    answering = await Answering.begun(call, asked, stream=body.stream)
     writer = ChatWriter(call, body, asked.plan, answering)
     return await answered(call, answering, writer, stream=body.stream)
 

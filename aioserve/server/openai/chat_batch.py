@@ -86,7 +86,8 @@ async def chat_batch(call: Call, body: BatchChatRequest) -> ChatCompletion:
                 await call.pace.before(units_of(messages))
                 one.check(call)
                 asked = await asked_of(call, one)
-                answerings.append(await Answering.begun(call, asked))
+                begun = Answering.begun(call, asked, stream=False, prompts=len(body.messages))
+                answerings.append(await begun)
             writers.append(ChatWriter(call, one, asked.plan, answerings[-1]))
         streams = [one.stream for one in answerings]
         call.call_log.streams = [*streams]
@@ -96,6 +97,7 @@ async def chat_batch(call: Call, body: BatchChatRequest) -> ChatCompletion:
                 return (await writers[index].read())[0]
 
         answers = await all_of([partial(answer, index) for index in range(len(writers))])
+        call.kept.made(sum([one.usage.completion_tokens for one in streams]))
     finally:
         for one in answerings:
             one.close()

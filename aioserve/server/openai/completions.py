@@ -17,6 +17,7 @@ from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.request import Completion as EngineCompletion
 from aioserve.request import FinishReason, Sample, SamplingParams, Token, Usage
+from aioserve.server.answer_sizes import AnswerSize, most_tokens_of
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
 from aioserve.server.endpoint import endpoint
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 
+ENTRY_BYTES = 36
+"""Bytes of one log-probability, about."""
 PROMPT_UNITS = 256
 """Units of work that it takes to submit a prompt."""
 CHOICE_UNITS = 32
@@ -367,6 +370,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
     with as_named(names):
         params = body.params_of(call.engine.default_params, call.settings)
         options = body.options(call)
+        call.kept.begin(_size(call, body, params, prompts))
         # Whatever is the matter with a prompt is seen before any of them is answered.
         merged = await Merged.begun(
             [
@@ -378,6 +382,28 @@ async def completions(call: Call, body: CompletionRequest) -> object:
         )
     writer = CompletionWriter(call, body, params, prompts, merged)
     return await answered(call, merged, writer, stream=body.stream)
+
+
+def _size(
+    call: Call, body: CompletionRequest, params: SamplingParams, prompts: Sequence[Any]
+) -> AnswerSize:
+    config, limits = call.engine.config, call.engine.limits
+    n, of_prompts = params.best_of or params.n, 0
+    tells_prompts = body.prompt_logprobs is not None or body.return_token_ids
+    if body.echo or tells_prompts:
+        of_prompts = params.n * most_tokens_of(prompts, limits.max_model_len)
+    return AnswerSize(
+        prompts=len(prompts),
+        n=n,
+        tokens=min(params.max_tokens or limits.max_model_len, limits.max_model_len),
+        says_tokens=params.max_tokens is not None,
+        buffered_tokens=config.max_buffered_tokens if body.stream else None,
+        echoed_tokens=of_prompts if body.echo else 0,
+        logprobs=body.logprobs,
+        prompt_tokens=of_prompts if tells_prompts else 0,
+        prompt_logprobs=body.prompt_logprobs,
+        entry_bytes=ENTRY_BYTES,
+    )
 
 
 async def _beams(call: Call, body: CompletionRequest, prompts: Sequence[Any]) -> Completion:

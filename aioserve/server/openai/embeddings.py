@@ -4,7 +4,7 @@ states: of length 1, or as they are."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from aioserve.request import Usage
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
+from aioserve.server.json_parts import LongJson
 from aioserve.server.openai.chat_request import messages_of
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -34,6 +35,8 @@ __all__ = [
     "pooling",
 ]
 
+NUMBERS_PER_UNIT = 8
+"""Numbers that are written in the time of one unit of work."""
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
@@ -139,10 +142,15 @@ def _first_dimensions(
 
 
 async def _encoded(
-    call: Call, body: EmbeddingRequest, *, normalize: bool | None = None
-) -> tuple[list[list[float] | str], Usage]:
-    """The vectors of a body as it wants them written, and its tokens. `normalize` where it doesn't
-    say; None: as the model's files say. Raises `ApiError`."""
+    call: Call,
+    body: EmbeddingRequest,
+    made: Callable[[int, list[float] | str], object],
+    *,
+    normalize: bool | None = None,
+) -> tuple[Any, Usage]:
+    """What is `made` of each vector of a body, by its index and as the body wants it written, and
+    the body's tokens. `normalize` where it doesn't say; None: as the model's files say. Raises
+    `ApiError`."""
     body.check(call)
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize
@@ -159,28 +167,41 @@ async def _encoded(
     call.call_log.counts.append(usage)
     if body.dimensions is not None:
         vectors = _first_dimensions(vectors, body.dimensions, normalize=normalize)
-    if body.encoding_format == "base64":
-        return [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in vectors], usage
-    return vectors.tolist(), usage
+    found, in_base64 = vectors, body.encoding_format == "base64"
+
+    async def entries() -> AsyncGenerator[object, None]:
+        for index, one in enumerate(found):
+            await call.pace.before(1 + len(one) // (NUMBERS_PER_UNIT * (8 if in_base64 else 1)))
+            yield made(index, _in_base64(one) if in_base64 else one.tolist())
+
+    return LongJson.of_list(entries), usage
+
+
+def _in_base64(vector: npt.NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 @endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
-    vectors, usage = await _encoded(call, body)
+    data, usage = await _encoded(
+        call, body, lambda index, one: Embedding(index=index, embedding=one)
+    )
     return EmbeddingList(
         model=body.model,
-        data=[Embedding(index=index, embedding=one) for index, one in enumerate(vectors)],
+        data=data,
         usage=embedding_usage(usage),
     )
 
 
 @endpoint(OPENAI_ERRORS, "/pooling", "Pooled hidden states of texts", method="POST")
 async def pooling(call: Call, body: PoolingRequest) -> PooledList:
-    vectors, usage = await _encoded(call, body, normalize=False)
+    data, usage = await _encoded(
+        call, body, lambda index, one: Pooled(index=index, data=one), normalize=False
+    )
     return PooledList(
         id=f"pool-{call.call_log.call_id}",
         created=call.created_seconds,
         model=body.model,
-        data=[Pooled(index=index, data=one) for index, one in enumerate(vectors)],
+        data=data,
         usage=embedding_usage(usage),
     )

@@ -22,6 +22,7 @@ from aioserve.server.chat_parts.answering import (
 )
 from aioserve.server.endpoint import endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
+from aioserve.server.json_parts import LongJson
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.logprobs import GatheredLogprobs, TokenTexts
 from aioserve.server.openai.responses_api.items import Item, new_id
@@ -59,6 +60,9 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+COPIES = 4
+"""How often the events at the end of a stream tell what was said: as a text, a part, an item and a
+response."""
 MAX_LISTED = 100
 """Items of one list."""
 
@@ -90,7 +94,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "A stored response", answer=Response)
 async def response(call: Call, path: ResponsePath) -> object:
-    return msgspec.Raw(stored_of(call, path.response_id).body)
+    return LongJson.of_json(stored_of(call, path.response_id).body)
 
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "Forget a stored response", method="DELETE")
@@ -304,7 +308,9 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 
 async def _started(call: Call, asked: Asked) -> Answering:
-    answering = await Answering.begun(call, asked)
+    # The end of a stream tells all of it again, so that it is kept until then.
+    copies = COPIES if call.call_log.stream else 1
+    answering = await Answering.begun(call, asked, stream=False, copies=copies)
     await first_of(call, answering, answering.started())
     return answering
 
