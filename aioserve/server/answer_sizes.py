@@ -62,13 +62,13 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept_bytes(self) -> int:
-        """By how much it counts while it is being computed."""
+        """Bytes by which it counts while it is being computed."""
         return self._bytes_with(
             self.tokens if self.says_tokens else min(self.tokens, UNSAID_TOKENS)
         )
 
     def made_bytes(self, tokens: int) -> int:
-        """By how much it counts once all choices together have so many tokens."""
+        """Bytes by which it counts once all choices together have so many tokens."""
         return tokens * self._place_bytes + self._prompt_bytes
 
     def _bytes_with(self, tokens: int) -> int:
