@@ -44,7 +44,7 @@ from aioserve.arguments import boolean_or, check, integer, number
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.params_intake import end_ids_of
 from aioserve.engine.prompts import Prompt
-from aioserve.engine.stream import TokenStream
+from aioserve.engine.stream import TokenStream, yield_before
 from aioserve.errors import DeadlineExceededError, InvalidSamplingError
 from aioserve.execution.runner import ModelLimits
 from aioserve.hints import checked_hints
@@ -111,7 +111,12 @@ async def beam_search(
             f"the beam search hadn't ended {seconds:g} s after it was sent (deadline_seconds)",
             deadline_seconds=seconds,
         ) from late
-    return tuple([_with_text(beam, assembler.fork(), params, end_ids) for beam in beams.ended])
+    found: list[Beam] = []
+    for beam in beams.ended:
+        await engine.turns.take()
+        await yield_before(len(beam.token_ids))
+        found.append(_with_text(beam, assembler.fork(), params, end_ids))
+    return tuple(found)
 
 
 def _num_candidates(
@@ -179,10 +184,10 @@ class _Rounds:
         if self._ends_at is not None:
             left = max(self._ends_at - self._loop.time(), NO_TIME_SECONDS)
         with ExitStack() as streams_left:
-            streams = [
-                streams_left.enter_context(closing(self._submit(prompt, left)))
-                for prompt in prompts
-            ]
+            streams: list[TokenStream] = []
+            for prompt in prompts:
+                await self._engine.turns.take()
+                streams.append(streams_left.enter_context(closing(self._submit(prompt, left))))
             tokens = [token for stream in streams async for token in stream]
         tops: list[Sequence[TopLogprob]] = [
             token.logprobs.top for token in tokens if token.logprobs is not None

@@ -23,7 +23,7 @@ from aioserve.engine.held_answers import (
     held_answers,
 )
 from aioserve.engine.mailbox import Mailbox
-from aioserve.engine.stream import RequestStream
+from aioserve.engine.stream import RequestStream, yield_before
 from aioserve.errors import InvalidRequestError, InvariantError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.call_rules import Style
@@ -34,6 +34,7 @@ from aioserve.grammars.thinking import ThinkingBudget
 from aioserve.request import FinishReason, Token, Usage
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
+from aioserve.text.json_values import MAX_VALUES
 from aioserve.text.messages import FIELDS, FIELDS_OF, MAX_MESSAGES
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.completion_reader import CompletionReader
@@ -57,6 +58,7 @@ from aioserve.timings import Timings
 
 __all__ = [
     "MAX_MESSAGES",
+    "MAX_VALUES",
     "MESSAGE_FIELDS",
     "ChatAnswer",
     "ChatCompletion",
@@ -488,8 +490,8 @@ class ChatStream(RequestStream):
         ends the request."""
         async for _ in self:
             pass
-        answers = tuple(
-            reading.answer(reason)
-            for reading, reason in zip(self._readings, self.finish_reasons, strict=True)
-        )
-        return ChatCompletion(self.request_id, answers, self.usage, self.timings)
+        answers: list[ChatAnswer] = []
+        for reading, reason in zip(self._readings, self.finish_reasons, strict=True):
+            await yield_before(len(reading.deltas))
+            answers.append(reading.answer(reason))
+        return ChatCompletion(self.request_id, tuple(answers), self.usage, self.timings)

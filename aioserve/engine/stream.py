@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -26,7 +27,7 @@ from aioserve.request import (
 )
 from aioserve.timings import Timings
 
-__all__ = ["RequestStream", "TokenStream", "collect", "with_best_of"]
+__all__ = ["RequestStream", "TokenStream", "collect", "with_best_of", "yield_before"]
 
 
 class RequestStream(ReadByAsync):
@@ -213,24 +214,32 @@ def with_best_of(params: SamplingParams | None) -> SamplingParams | None:
     return msgspec.structs.replace(params, n=params.best_of, logprobs=params.logprobs or 0)
 
 
-async def collect(stream: TokenStream, params: SamplingParams | None) -> Completion:
-    """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples. Raises what
-    ended the request, if that was an error."""
+TOKENS_AT_ONCE = 4096
+"""Tokens of read samples that are put together before the event loop has its turn."""
+
+
+async def yield_before(num_tokens: int) -> None:
+    """Let the event loop have its turn before work on so many tokens, where they are many."""
+    if num_tokens > TOKENS_AT_ONCE:
+        await asyncio.sleep(0)
+
+
+async def collect(
+    stream: TokenStream,
+    params: SamplingParams | None,
+    before: Callable[[int], Awaitable[object]] = yield_before,
+) -> Completion:
+    """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples. `before` is
+    awaited before work on so many tokens. Raises what ended the request, if that was an error."""
     tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
     async with stream:
         async for token in stream:
             tokens[token.sample].append(token)
     ends = zip(tokens, stream.finish_reasons, stream.stop_reasons, strict=True)
-    samples = [
-        Sample(
-            text="".join([token.text for token in sample]),
-            token_ids=tuple([token.id for token in sample]),
-            finish_reason=reason or FinishReason.ABORT,
-            logprobs=tuple([one.logprobs for one in sample if one.logprobs is not None]) or None,
-            stop_reason=stop_reason,
-        )
-        for sample, reason, stop_reason in ends
-    ]
+    samples: list[Sample] = []
+    for sample, reason, stop_reason in ends:
+        await before(len(sample))
+        samples.append(_sample(sample, reason, stop_reason))
     if params is not None and len(samples) > params.n:
         samples = sorted(samples, key=_mean_logprob, reverse=True)[: params.n]
         if params.logprobs is None:
@@ -240,6 +249,18 @@ async def collect(stream: TokenStream, params: SamplingParams | None) -> Complet
         prompt_logprobs = stream.prompt_logprobs
     return Completion(
         stream.request_id, tuple(samples), stream.usage, stream.timings, prompt_logprobs
+    )
+
+
+def _sample(
+    tokens: list[Token], reason: FinishReason | None, stop_reason: int | str | None
+) -> Sample:
+    return Sample(
+        text="".join([token.text for token in tokens]),
+        token_ids=tuple([token.id for token in tokens]),
+        finish_reason=reason or FinishReason.ABORT,
+        logprobs=tuple([one.logprobs for one in tokens if one.logprobs is not None]) or None,
+        stop_reason=stop_reason,
     )
 
 

@@ -30,9 +30,11 @@ from starlette.applications import Starlette
 
 from aioserve.engine.engine import Engine
 from aioserve.models.resolve import is_model
+from aioserve.server.answer_sizes import Kept, Unsent
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
+from aioserve.server.pace import LoopTurns, Pace
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
@@ -129,6 +131,8 @@ class AppState:
         self.settings: ServerSettings = settings
         self.steps: StepRecorder | None = steps
         self.calls: Calls = Calls()
+        self.turns: LoopTurns = LoopTurns()
+        self.unsent: Unsent = Unsent(settings.max_unsent_bytes)
         self.created_seconds: int = int(time.time())
         """Since 1970: what the list of models says."""
         self.responses: ResponseStore = ResponseStore(
@@ -188,6 +192,15 @@ class Call:
     """What is told of it when it ends."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
+    pace: Pace = field(init=False)
+    """What is done for it on the event loop, which others have between."""
+    kept: Kept = field(init=False)
+    """What there is of its answer, made or to be made."""
+
+    def __post_init__(self) -> None:
+        state = self.app_state
+        object.__setattr__(self, "pace", Pace(state.turns))
+        object.__setattr__(self, "kept", Kept(state.unsent, state.settings.max_answer_bytes))
 
     @property
     def tenant(self) -> str | None:

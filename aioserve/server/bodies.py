@@ -37,6 +37,8 @@ GOT_NULL = re.compile(r"got `null`")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 OF_BROWSERS = frozenset([b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"])
 """Headers of which a browser sends one at least with every body."""
+MAX_FIELDS = 1000
+"""Fields of a body, null ones included: no API has a tenth as many."""
 MAX_FIELD_CHARS = 200
 """Length of a field's name in an error: clients may give it any length."""
 MAX_REASON_CHARS = 400
@@ -123,24 +125,26 @@ def parse(body: bytes, kind: type[T], hints: HintReader | None = None) -> T:
 
 
 def _decoded(body: bytes, kind: type[T], hints: HintReader) -> T:
-    decoded = _as_kind(body, kind, hints)
-    _check_fields_differ(body)
-    return decoded
+    _check_fields(body)
+    return _as_kind(body, kind, hints)
 
 
 class _Field:
     """Name of a field of a body."""
 
 
-def _check_fields_differ(body: bytes) -> None:
-    """Raise `ApiError` for a field that is given twice: a gateway that reads the first, and a
-    server that reads the last, would not be asked the same."""
+def _check_fields(body: bytes) -> None:
+    """Raise `ApiError` for too many fields, and for one that is given twice: a gateway that reads
+    the first, and a server that reads the last, would not be asked the same."""
     seen: set[str] = set()
 
     def note(_: type, field: str) -> _Field:
         if field in seen:
             param = field[:MAX_FIELD_CHARS]
             raise ApiError(400, f"{param} is given several times", param=param)
+        if len(seen) == MAX_FIELDS:
+            why = f"the body must have at most {MAX_FIELDS} fields, got more"
+            raise ApiError(400, why, code="limit_exceeded")
         seen.add(field)
         return _Field()
 

@@ -1,6 +1,6 @@
 """One path of an API as an ASGI app: reads a body, lets a handler answer, and ends with its client.
 
-    body ──► parse ──► handle ──► a value, sent as JSON
+    body ──► parse ──► handle ──► a value, sent as JSON, a long one in parts
                           │    └► Events, sent one by one
        the client leaves: the handler is cancelled, and with it the request in the engine
 
@@ -10,8 +10,9 @@ Knows how answers are sent, and nothing of what is asked.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
 
@@ -32,6 +33,8 @@ from aioserve.server.bodies import (
 from aioserve.server.call_log import CALL_LOG
 from aioserve.server.errors import ApiError, aborted, api_error_of, called
 from aioserve.server.hint_fields import HintReader, let_through
+from aioserve.server.json_parts import gathered, parts_of, sliced
+from aioserve.server.pace import Pace
 
 __all__ = [
     "EVENT_STREAM",
@@ -55,6 +58,11 @@ B = TypeVar("B")
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 LINES = b"application/x-ndjson"
+
+WHOLE_BYTES = 2**20
+"""An answer that is longer is sent in parts as they are made, and its length isn't told before."""
+BODY_BYTES_PER_UNIT = 256
+"""Bytes of a body that are parsed in the time of one unit of work."""
 
 
 class Closable(Protocol):
@@ -199,13 +207,14 @@ class EndpointApp(Generic[B]):
         self._app_state = app_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = _Sending(send, can_close=scope["http_version"].startswith("1"))
         call = Call(self._app_state, scope[CALL_LOG])
-        if self._endpoint.kind is None or self._endpoint.method == "POST":
-            await self._answer_call(call, scope, receive, sending)
-            return
-        with call.app_state.calls.running(posted=False):
-            await self._answer_call(call, scope, receive, sending)
+        sending = _Sending(send, scope["http_version"], call.pace)
+        is_counted = self._endpoint.kind is None or self._endpoint.method == "POST"
+        try:
+            with nullcontext() if is_counted else call.app_state.calls.running(posted=False):
+                await self._answer_call(call, scope, receive, sending)
+        finally:
+            call.kept.end()
 
     async def _answer_call(
         self, call: Call, scope: Scope, receive: Receive, sending: _Sending
@@ -242,6 +251,7 @@ class EndpointApp(Generic[B]):
                 max_bytes=call.settings.max_body_bytes,
                 any_content_type=self._endpoint.any_content_type,
             )
+            call.pace.spend(len(body) // BODY_BYTES_PER_UNIT)
             hints = HintReader(lambda: call.engine.reasons)
             parsed = parse(body, kind, hints)
             for field, count in hints.found.items():
@@ -274,6 +284,8 @@ class EndpointApp(Generic[B]):
             logger.error("call %s failed", call.call_log.request_id, exc_info=error)
         shape, request_id = self._endpoint.errors, call.call_log.request_id
         if sending.has_begun:
+            if not sending.is_of_events:
+                raise error  # half of an answer has gone: the connection ends
             await sending.last_event(shape.event(refused, request_id))
         else:
             headers = refused.headers
@@ -291,29 +303,44 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 class _Sending:
     """One response."""
 
-    def __init__(self, send: Send, *, can_close: bool) -> None:
+    def __init__(self, send: Send, http_version: str, pace: Pace) -> None:
         self._send = send
-        self.can_close = can_close
+        self._pace = pace
+        self._knows_chunks = http_version != "1.0"
+        self.can_close: bool = http_version.startswith("1")
         """Whether an answer's headers may say that its connection ends: HTTP/2 has none."""
-        self.has_begun = False
+        self.has_begun: bool = False
+        self.is_of_events: bool = False
 
     async def json(
         self, status: int, value: object, headers: Mapping[str, str] | None = None
     ) -> None:
+        most = WHOLE_BYTES if self._knows_chunks else sys.maxsize
+        parts = gathered(parts_of(value), self._pace, most)
+        # What can't be written is known by then: nothing has begun.
+        first, second = await anext(parts), await anext(parts, None)
         self.has_begun = True
-        await send_json(self._send, status, value, headers)
+        async with aclosing(parts):
+            if second is None:
+                await _send_whole(self._send, status, first, headers)
+                return
+            await self._send(_start(status, _headers_of_json(headers)))
+            for part in (first, second):
+                await self._part(part)
+            async for part in parts:
+                await self._part(part)
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def events(self, events: Events) -> None:
         try:
             async with aclosing(events.source) as source:
                 quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
                 kind = (b"content-type", events.kind)
-                self.has_begun = True
+                self.has_begun = self.is_of_events = True
                 await self._send(_start(200, [kind, *quiet, *events.headers]))
                 async for event in source:
-                    await self._send(
-                        {"type": "http.response.body", "body": event, "more_body": True}
-                    )
+                    async for part in sliced(event, self._pace):
+                        await self._part(part)
             await self._send({"type": "http.response.body", "body": b""})
         finally:
             if events.owner is not None:
@@ -322,16 +349,29 @@ class _Sending:
     async def last_event(self, event: bytes) -> None:
         await self._send({"type": "http.response.body", "body": event})
 
+    async def _part(self, part: bytes) -> None:
+        """Waits where the client is slow, so that what it hasn't read isn't made."""
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
 
 async def send_json(
     send: Send, status: int, value: object, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a whole response."""
-    body = msgspec.json.encode(value)
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    more = [(name.encode(), text.encode("latin-1")) for name, text in (headers or {}).items()]
-    await send(_start(status, [*own, *more]))
+    """Send a whole response, of a value without long parts."""
+    await _send_whole(send, status, msgspec.json.encode(value), headers)
+
+
+async def _send_whole(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None
+) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send(_start(status, [*_headers_of_json(headers), length]))
     await send({"type": "http.response.body", "body": body})
+
+
+def _headers_of_json(headers: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
+    more = [(name.encode(), text.encode("latin-1")) for name, text in (headers or {}).items()]
+    return [(b"content-type", b"application/json"), *more]
 
 
 def _start(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Message:

@@ -145,6 +145,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_top_logprobs: Annotated[int, integer(0, 64)] = 20
     """Most likely tokens that are told at each place: `top_logprobs` of chat and responses,
     `logprobs` of completions, `prompt_logprobs`."""
+    max_answer_bytes: Annotated[int, integer(1024, 2**40)] = 2**28
+    """Most bytes that one answer may have, about, by what is asked for: prompts times `n` times
+    tokens times log-probabilities. A stream counts by what waits for a slow reader."""
+    max_unsent_bytes: Annotated[int, integer(1024, 2**40)] = 2**30
+    """The same of the answers of all clients together that aren't sent to their ends; one is always
+    taken."""
     max_stops: Annotated[int, integer(0, 16)] = 16
     """Strings in `stop`; the engine takes no more than 16."""
     max_tools: Annotated[int, integer(0, 1024)] = 128

@@ -11,6 +11,7 @@ import pytest
 from aioserve import Engine, SamplingParams
 from aioserve.engine.event_loop import SUBMITTED_AT_ONCE, SubmissionTurns
 from aioserve.engine.intake import Intake
+from aioserve.engine.stream import TOKENS_AT_ONCE, collect, yield_before
 
 ONE = SamplingParams(max_tokens=1)
 
@@ -93,3 +94,42 @@ async def test_no_call_of_the_engine_submits_more_in_one_turn_of_the_loop(call: 
                 await engine.score_each("x", ["y"] * count)
     assert submitted.total() == count
     assert max(submitted.values()) <= SUBMITTED_AT_ONCE + 1
+
+
+@pytest.mark.asyncio
+async def test_beams_of_many_searches_are_submitted_in_turns() -> None:
+    submit, at, ticks = Intake.submit, list[int](), None
+
+    def noted(self: Intake, *arguments: object, **options: object) -> object:
+        assert ticks is not None
+        at.append(ticks.now)
+        return submit(self, *arguments, **options)  # type: ignore[arg-type]
+
+    async with Engine("pyhelp", max_num_seqs=64) as engine:
+        ticks = Ticks()
+        with mock.patch.object(Intake, "submit", noted):
+            found = await asyncio.gather(
+                *(engine.beam_search(text, beam_width=8, max_tokens=2) for text in "abcdefghijkl")
+            )
+    assert [len(beams) for beams in found] == [8] * 12
+    assert len(at) == 12 + 12 * 8
+    assert max(Counter(at).values()) <= SUBMITTED_AT_ONCE
+
+
+@pytest.mark.asyncio
+async def test_long_samples_are_put_together_in_turns() -> None:
+    asked: list[int] = []
+
+    async def before(num_tokens: int) -> None:
+        asked.append(num_tokens)
+
+    params = SamplingParams(n=3, max_tokens=5, ignore_eos=True)
+    async with Engine("pyhelp") as engine:
+        done = await collect(engine.stream("abc", params), params, before)
+    assert asked == [5, 5, 5]
+    assert [len(sample.token_ids) for sample in done.samples] == asked
+    ticks = Ticks()
+    await yield_before(TOKENS_AT_ONCE)
+    assert ticks.now == 0
+    await yield_before(TOKENS_AT_ONCE + 1)
+    assert ticks.now > 0

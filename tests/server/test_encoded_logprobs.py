@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aioserve import Engine
 from aioserve.request import Logprobs, Token, TopLogprob
 from aioserve.server import create_app
+from aioserve.server.json_parts import parts_of
 from aioserve.server.openai import logprobs as module
 from aioserve.server.openai.logprobs import (
     EncodedLogprobs,
@@ -22,6 +23,7 @@ from aioserve.server.openai.logprobs import (
     all_chat_logprobs,
     chat_logprobs,
 )
+from aioserve.server.pace import Pace
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.server.serving import client_of
 
@@ -31,6 +33,10 @@ found = st.builds(
     st.lists(st.builds(TopLogprob, st.integers(0, 400), st.floats(-50, 0)), max_size=3).map(tuple),
 )
 tokens = st.lists(st.tuples(st.integers(0, 400), found | st.none()), max_size=20)
+
+
+async def written(value: object) -> bytes:
+    return b"".join([part async for part in parts_of(value)])
 
 
 @given(prompt=tokens, own=tokens, entries=st.integers(1, 9))
@@ -43,14 +49,14 @@ async def test_parts_joined_are_the_whole(
     async with Engine("pyhelp") as engine:
         texts = TokenTexts(engine)
         whole = TextOffsets(texts).logprobs_of([*prompt, *own])
-        with mock.patch.object(module, "ENTRIES_AT_ONCE", entries):
-            first = await EncodedLogprobs.of(texts, prompt)
-            second = await EncodedLogprobs.of(texts, own, chars=first.chars)
-            joined = first.with_more(second)
+        with mock.patch.object(module, "UNITS_AT_ONCE", entries):
+            first = await EncodedLogprobs.of(texts, prompt, Pace())
+            second = await EncodedLogprobs.of(texts, own, Pace(), chars=first.chars)
+            joined = await written(first.long_with(second))
             drawn = [Token(id, "", place, 0, lp) for place, (id, lp) in enumerate(own)]
-            of_chat = await all_chat_logprobs(texts, drawn, 2)
-        assert msgspec.json.encode(joined) == msgspec.json.encode(whole)
-        assert msgspec.json.encode(of_chat) == msgspec.json.encode(chat_logprobs(texts, drawn, 2))
+            of_chat = await written(all_chat_logprobs(texts, drawn, 2, Pace()))
+        assert joined == msgspec.json.encode(whole)
+        assert of_chat == msgspec.json.encode(chat_logprobs(texts, drawn, 2))
         plain = first.with_more(TextOffsets(texts, chars=first.chars).logprobs_of(own))
         assert msgspec.json.encode(plain) == msgspec.json.encode(whole)
 
@@ -68,9 +74,9 @@ async def test_the_loop_has_turns_while_a_long_list_is_written() -> None:
 
     async with Engine("pyhelp") as engine:
         counting = asyncio.create_task(count())
-        await EncodedLogprobs.of(TokenTexts(engine), long)
+        await EncodedLogprobs.of(TokenTexts(engine), long, Pace())
         counting.cancel()
-    assert turns >= 6 * len(long) // module.ENTRIES_AT_ONCE
+    assert turns >= 6 * len(long) // module.UNITS_AT_ONCE
 
 
 @pytest.mark.asyncio

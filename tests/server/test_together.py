@@ -26,7 +26,7 @@ async def test_whatever_its_reader_does_no_sample_ends_before_its_tokens(
     lengths: list[int], n: int, naps: list[float]
 ) -> None:
     async with Engine(FakeModel(num_pages=64)) as engine:
-        merged = Merged(
+        merged = await Merged.begun(
             [
                 partial(
                     engine.stream,

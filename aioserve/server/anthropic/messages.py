@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +34,7 @@ from aioserve.server.chat_parts.answering import (
     Writer,
     answered,
 )
+from aioserve.server.chat_parts.sampling import units_of
 from aioserve.server.endpoint import ErrorShape, endpoint, named_event
 from aioserve.server.errors import TYPES, ApiError, as_named
 
@@ -173,8 +175,8 @@ class MessageWriter(Writer[list[Piece]]):
         message = self._message(usage=usage_of(self._answering.stream.usage, 0))
         return _encoded([{"type": "message_start", "message": message}, {"type": "ping"}])
 
-    async def write(self, batch: list[Piece]) -> bytes:
-        return _encoded([event for piece in batch for event in self._blocks.write(piece)])
+    async def written(self, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
+        yield _encoded([event for piece in batch for event in self._blocks.write(piece)])
 
     def end(self) -> bytes:
         events = self._blocks.finish()
@@ -218,7 +220,7 @@ def _encoded(events: list[Event]) -> bytes:
     streams="if asked",
 )
 async def messages(call: Call, body: MessageRequest) -> object:
-    answering = Answering(call.engine, asked_of(call, body))
+    answering = await Answering.begun(call, await asked_of(call, body), stream=body.stream)
     return await answered(call, answering, MessageWriter(body, answering), stream=body.stream)
 
 
@@ -234,8 +236,9 @@ class TokenCount(msgspec.Struct, frozen=True):
     method="POST",
 )
 async def count_tokens(call: Call, body: Conversation) -> TokenCount:
-    turns = conversation_of(call, body)
+    turns = await conversation_of(call, body)
     framing, tools = framing_of(call, body, turns), plan_of(call, body).tools
+    await call.pace.before(units_of(turns.messages))
     with as_named(NAMES, turns.placed):
         ids = await call.engine.encode(turns.messages, tools=tools, **framing)
     return TokenCount(len(ids))

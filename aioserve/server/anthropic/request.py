@@ -36,7 +36,9 @@ from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_at_most,
     check_limits,
+    num_entries,
     sampling_params,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import Turns
@@ -319,7 +321,7 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
     """No conversation is held here: clients that hear so send all of it."""
 
 
-def conversation_of(call: Call, body: Conversation) -> Turns:
+async def conversation_of(call: Call, body: Conversation) -> Turns:
     """The messages. Raises `ApiError` for what is too much, or in no order that has a meaning."""
     call.app_state.check_model(body.model)
     check_limits(body, call.settings)
@@ -327,12 +329,16 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
         raise ApiError(400, "messages must not be empty", param="messages")
     contents = [*(message.get("content") for message in body.messages), body.system]
     num_items = sum(len(content) if isinstance(content, list) else 1 for content in contents)
-    check_at_most("messages", "have at most {} blocks", num_items, call.settings.max_items)
+    most = call.settings.max_items
+    check_at_most("messages", "have at most {} blocks", num_items, most)
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    check_at_most("messages", "have at most {} blocks in blocks", num_entries(blocks), most)
     turns, unknown = Turns(), UnknownFields()
     if system := system_text_of(body.system, unknown):
         turns.system(system, "system")
     for index, given in enumerate(body.messages):
         place = f"messages[{index}]"
+        await call.pace.before(2 * units_of([given]))
         add_message(turns, message_of(given, place, unknown), place, unknown)
     unknown.tell(call.call_log)
     if not turns.messages:
@@ -340,10 +346,10 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
     return turns
 
 
-def asked_of(call: Call, body: MessageRequest) -> Asked:
+async def asked_of(call: Call, body: MessageRequest) -> Asked:
     """Raises `ApiError`."""
     _check_no_thread(body)
-    turns = conversation_of(call, body)
+    turns = await conversation_of(call, body)
     turns.check_results()
     user_id = None if body.metadata is None else body.metadata.user_id
     most = call.settings.max_metadata_value_chars

@@ -20,9 +20,11 @@ import msgspec
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason, SamplingParams, Token
+from aioserve.server.answer_sizes import AnswerSize
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import Counted
 from aioserve.server.chat_parts.plan import AnswerPlan
+from aioserve.server.chat_parts.sampling import units_of
 from aioserve.server.endpoint import EVENT_STREAM, Events
 from aioserve.server.errors import ApiError, as_named
 
@@ -40,6 +42,7 @@ __all__ = [
     "Source",
     "Writer",
     "answered",
+    "size_of",
 ]
 
 B = TypeVar("B")
@@ -88,8 +91,8 @@ class Writer(ABC, Generic[B]):
         return b""
 
     @abstractmethod
-    async def write(self, batch: B) -> bytes:
-        """Return the events of a batch, which may be none."""
+    def written(self, batch: B) -> AsyncGenerator[bytes, None]:
+        """Give the events of a batch, which may be none, in parts that are sent one by one."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -106,7 +109,9 @@ async def answered(
     """Answer with what `writer` makes, at once or event by event. Raises what can be refused
     before the first event."""
     if not stream:
-        return await first_of(call, source, writer.whole())
+        answer = await first_of(call, source, writer.whole())
+        call.kept.made(sum([one.usage.completion_tokens for one in source.streams]))
+        return answer
     await first_of(call, source, source.started())
     events = _events(source, writer, call.settings.stream_interval)
     return Events(events, source, kind=writer.kind)
@@ -133,8 +138,10 @@ async def _events(
         with source.in_words():
             async with aclosing(writer.batches(min_tokens)) as batches:
                 async for batch in batches:
-                    if events := await writer.write(batch):
-                        yield events
+                    async with aclosing(writer.written(batch)) as parts:
+                        async for events in parts:
+                            if events:
+                                yield events
         last = writer.end()
     except Exception as error:
         last = writer.failed(error)
@@ -179,6 +186,31 @@ class Asked(msgspec.Struct, frozen=True):
     """Names places in messages as the API does, as `Turns.placed`."""
 
 
+def size_of(
+    call: Call,
+    params: SamplingParams,
+    messages: Sequence[object],
+    *,
+    stream: bool | None,
+    **more: Any,
+) -> AnswerSize:
+    """How long the answer to messages may become, with `more` of its fields."""
+    context, told = call.engine.limits.max_model_len, {}
+    if params.prompt_logprobs is not None:
+        # As JSON they have more bytes than the prompt has tokens.
+        told = {"prompt_tokens": min(len(msgspec.json.encode(messages)), context)}
+    sizes: dict[str, Any] = {
+        "n": params.n,
+        "tokens": min(params.max_tokens or context, context),
+        "says_tokens": params.max_tokens is not None,
+        "buffered_tokens": call.engine.config.max_buffered_tokens if stream else None,
+        "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
+        **told,
+    }
+    return AnswerSize(**sizes | more)
+
+
 class Answering:
     """The answer to messages: a `Source`."""
 
@@ -189,6 +221,16 @@ class Answering:
         options = {**asked.options, **asked.plan.options}
         with self.in_words():
             self.stream: ChatStream = engine.chat(asked.messages, asked.params, **options)
+
+    @classmethod
+    async def begun(
+        cls, call: Call, asked: Asked, *, stream: bool | None, **size: Any
+    ) -> Answering:
+        """Submit when it is the call's turn. `size` are further fields of the answer's. Raises
+        `ApiError` in the words of the API, for an answer that may be too long too."""
+        call.kept.begin(size_of(call, asked.params, asked.messages, stream=stream, **size))
+        await call.pace.before(units_of(asked.messages))
+        return cls(call.engine, asked)
 
     @property
     def streams(self) -> Sequence[ChatStream]:

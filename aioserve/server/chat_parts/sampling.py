@@ -10,12 +10,12 @@ can be told nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import msgspec
 
-from aioserve.engine.chat import MAX_MESSAGES
+from aioserve.engine.chat import MAX_MESSAGES, MAX_VALUES
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
 from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
@@ -32,10 +32,13 @@ __all__ = [
     "check_at_most",
     "check_chars",
     "check_limits",
+    "check_messages",
     "check_metadata",
     "check_schema",
+    "num_entries",
     "sampling_params",
     "template_variables",
+    "units_of",
     "variables_of",
 ]
 
@@ -139,9 +142,37 @@ def check_limits(body: Limited, settings: ServerSettings) -> None:
             check_at_most(field, "have at most {} entries", size, limit)
 
 
+MAX_ENTRIES = MAX_VALUES // 3
+"""Content parts and tool calls of all messages together: each has three values at least, and the
+engine reads no more than `MAX_VALUES`."""
+
+
 def check_messages(messages: Sequence[object]) -> None:
-    """Raise `ApiError` for more messages than the engine reads, before each is looked at."""
+    """Raise `ApiError` for more messages, or more parts and calls in them, than the engine reads,
+    before any is converted."""
     check_at_most("messages", "have at most {} messages", len(messages), MAX_MESSAGES)
+    must = "have at most {} content parts and tool calls together"
+    check_at_most("messages", must, num_entries(messages), MAX_ENTRIES)
+
+
+def num_entries(messages: Iterable[object]) -> int:
+    """Entries of all lists that stand in objects, which messages are."""
+    return sum(
+        len(value)
+        for message in messages
+        if isinstance(message, dict)
+        for value in message.values()
+        if isinstance(value, list)
+    )
+
+
+MESSAGE_UNITS = 4
+"""Units of work of the event loop that a message, a part or a call takes: so often `units_of`."""
+
+
+def units_of(messages: Sequence[object]) -> int:
+    """Units of work that it takes to look at `messages` once."""
+    return MESSAGE_UNITS * (len(messages) + num_entries(messages))
 
 
 def check_chars(field: str, text: str, most: int, of: str = "") -> None:

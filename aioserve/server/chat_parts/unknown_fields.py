@@ -36,21 +36,23 @@ class UnknownFields:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._num_null = 0
         self._names: dict[str, None] = {}
 
     def drop(self, place: Place, name: str, value: object) -> None:
-        """Note one. A field that is null says nothing, and isn't counted. Raises `ApiError` for too
-        many."""
+        """Note one. A field that is null says nothing, and is told of nowhere. Raises `ApiError`
+        for too many, null or not."""
         if value is None:
-            return
-        self._counts[place] += 1
-        if self._counts[place] > MAX_UNKNOWN:
+            self._num_null += 1
+        else:
+            self._counts[place] += 1
+        if max(self._counts[place], self._num_null) > MAX_UNKNOWN:
             raise ApiError(
                 400,
                 f"messages must have at most {MAX_UNKNOWN} unknown fields, got more",
                 code="limit_exceeded",
             )
-        if len(self._names) < MAX_NAMES:
+        if value is not None and len(self._names) < MAX_NAMES:
             self._names[name] = None
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], place: Place) -> Any:

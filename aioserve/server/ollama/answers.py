@@ -29,6 +29,7 @@ from aioserve.server.chat_parts.answering import (
     Reasoning,
     Writer,
     answered,
+    size_of,
 )
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import LINES, Endpoint, ErrorShape, Handler, Streams, endpoint
@@ -108,6 +109,7 @@ class RawAnswering:
             prompt = body.prompt or ""
             if body.suffix:
                 prompt = gap_of(call.engine, prompt, body.suffix)
+            call.kept.begin(size_of(call, params, (), stream=body.is_streamed))
             self.stream: TokenStream = call.engine.stream(prompt, params, **call.options())
 
     @property
@@ -159,11 +161,10 @@ class AnswerWriter(Writer[list[Piece]]):
         text, thought = ("".join(parts) for parts in zip(*said, strict=True)) if said else ("", "")
         return self._answer(text, thought, calls, **self._counts())
 
-    async def write(self, batch: list[Piece]) -> bytes:
+    async def written(self, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
         text, thought, calls = self._read(batch)
-        if not (text or thought or calls):
-            return b""
-        return _line(self._answer(text, thought, calls, done=False))
+        if text or thought or calls:
+            yield _line(self._answer(text, thought, calls, done=False))
 
     def end(self) -> bytes:
         calls = self._ended()
@@ -254,7 +255,7 @@ async def chat(call: Call, body: ChatBody) -> object:
     if not body.messages:
         message = OllamaMessage(role="assistant", content="")
         return OllamaChat(**_loaded(name), message=message)
-    answering = Answering(call.engine, asked_of(call, body))
+    answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
     writer = AnswerWriter(name, answering, is_chat=True)
     return await answered(call, answering, writer, stream=body.is_streamed)
 
@@ -268,7 +269,7 @@ async def generate(call: Call, body: GenerateBody) -> object:
     if body.raw or body.suffix:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
-        answering = Answering(call.engine, asked_of(call, body))
+        answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
     writer = AnswerWriter(name, answering, is_chat=False)
     return await answered(call, answering, writer, stream=body.is_streamed)
 

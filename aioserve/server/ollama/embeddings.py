@@ -73,6 +73,10 @@ async def _vectors(
     return vectors, usage
 
 
+def _alone(_: int, vector: object) -> object:
+    return vector
+
+
 @posted("/api/embed", "Embed texts, as Ollama does", answer=Embedded)
 async def embed(call: Call, body: EmbedBody) -> Embedded:
     began = loop_seconds()
@@ -80,7 +84,7 @@ async def embed(call: Call, body: EmbedBody) -> Embedded:
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     check_at_most("input", "have at most {} entries", len(texts), call.settings.max_inputs)
     texts = [] if texts == [""] else texts
-    found: list[Any] = []
+    found: Any = []
     num_tokens = 0
     if texts:
         vectors, usage = await _vectors(
@@ -88,7 +92,7 @@ async def embed(call: Call, body: EmbedBody) -> Embedded:
         )
         if body.dimensions is not None:
             vectors = first_dimensions(vectors, body.dimensions, normalize=True)
-        found, num_tokens = await written(vectors, "float"), usage.prompt_tokens
+        found, num_tokens = written(call, vectors, _alone), usage.prompt_tokens
     return Embedded(
         model=name,
         embeddings=found,
@@ -105,5 +109,4 @@ async def embeddings(call: Call, body: OneEmbedBody) -> OneEmbedding:
         return OneEmbedding(embedding=empty)
     with as_named({"input": "prompt"}):
         vectors, _ = await _vectors(call, [body.prompt], truncate=True, normalize=False)
-    (one,) = await written(vectors, "float")
-    return OneEmbedding(embedding=one)
+    return OneEmbedding(embedding=vectors[0].tolist())

@@ -30,6 +30,7 @@ from aioserve.server.chat_parts.sampling import (
     check_limits,
     check_messages,
     sampling_params,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
@@ -207,14 +208,14 @@ def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
         return fitted(call.engine, plan)
 
 
-def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
+async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
     """Raises `ApiError`."""
     with as_named(NAMES):
         plan = plan_of(call, body)
         if isinstance(body, ChatBody):
             check_limits(body, call.settings)
             check_messages(body.messages or ())
-            messages = _messages(call, body.messages or ())
+            messages = await _messages(call, body.messages or ())
         else:
             system = [{"role": "system", "content": body.system}] if body.system else []
             messages = [*system, {"role": "user", "content": body.prompt or ""}]
@@ -256,7 +257,7 @@ def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
     return None
 
 
-def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+async def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     unknown = UnknownFields()
     messages: list[dict[str, Any]] = []
     open_calls: OrderedDict[str, str] = OrderedDict()
@@ -265,6 +266,7 @@ def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[str, Any
     num_calls = 0
     for index, each in enumerate(given):
         place = f"messages[{index}]"
+        await call.pace.before(2 * units_of([each]))
         message: Message = converted(_MESSAGE.of(each, unknown), Message, place)
         if message.images:
             raise refuse(f"{place}.images", "aren't supported", "unsupported_parameter")

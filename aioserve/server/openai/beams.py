@@ -14,6 +14,7 @@ import msgspec
 
 from aioserve.engine.options import BEAM_DEFAULTS
 from aioserve.request import Beam, Usage
+from aioserve.server.answer_sizes import AnswerSize
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of
 from aioserve.server.chat_parts.plan import ResponseFormat
@@ -72,6 +73,15 @@ async def beams_of(
         params = body.params(call.engine.default_params, max_tokens=max_tokens)
     cut = _truncation(call, body, params.max_tokens)
     options = {name: value for name, value in body.options(call).items() if name not in cut}
+    most = call.engine.limits.max_model_len
+    call.kept.begin(
+        AnswerSize(
+            prompts=len(prompts),
+            n=body.n or 1,
+            tokens=min(params.max_tokens or most, most),
+            says_tokens=params.max_tokens is not None,
+        )
+    )
     options |= {name: getattr(params, name) for name in BEAM_DEFAULTS}
     search = partial(
         call.engine.beam_search,

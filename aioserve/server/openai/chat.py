@@ -8,7 +8,8 @@ Choices say the same whole and in pieces.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from aioserve.server.chat_parts.answering import OWN_ENDS, Answering, Writer, an
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import refuse
+from aioserve.server.json_parts import LongJson, long_ids
 from aioserve.server.openai.beams import beams_of
 from aioserve.server.openai.chat_request import (
     ChatFields,
@@ -108,6 +110,8 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _NOTHING = MessageDelta()
+CHOICE_UNITS = 64
+"""Units of work that a choice takes beside its lists."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +162,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._texts = TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
         self._echoed = body.echoed
         self._num_top = body.top_logprobs or 0
+        self._pace = call.pace
         self._arguments: list[list[str] | None] = [None] * n
         """What was told of those of each choice's last call; None where there is no call."""
         self._has_ended = [False] * n
@@ -167,27 +172,41 @@ class ChatWriter(Writer[list[ChatDelta]]):
     # -- whole
 
     async def whole(self) -> ChatCompletion:
-        done = await self._stream.completion()
-        ends = zip(done.answers, self._stream.stop_reasons, strict=True)
-        choices = [await self._whole(number, *end) for number, end in enumerate(ends)]
+        answers = await self.read()
+        ends = list(zip(answers, self._stream.stop_reasons, strict=True))
         of_prompt: Any = msgspec.UNSET
+        prompt_ids: Any = msgspec.UNSET
         if (top := self._body.prompt_logprobs) is not None:
             found = self._stream.prompt_token_ids, self._stream.prompt_logprobs
-            of_prompt = await prompt_logprobs(self._texts, *found, top)
+            of_prompt = await prompt_logprobs(self._texts, *found, top, self._pace)
+        if self._body.return_token_ids:
+            prompt_ids = await long_ids(self._stream.prompt_token_ids, self._pace)
+        choices: Any = LongJson.of_list(partial(self._made, ends))
         return ChatCompletion(
             **self._about,
             choices=choices,
             usage=self._counted(),
             prompt_logprobs=of_prompt,
-            **self._prompt_ids,
+            prompt_token_ids=prompt_ids,
         )
 
-    @property
-    def _prompt_ids(self) -> dict[str, Any]:
-        """What the answer says of the prompt's ids, once they are known."""
-        if not self._body.return_token_ids:
-            return {}
-        return {"prompt_token_ids": list(self._stream.prompt_token_ids)}
+    async def read(self) -> Sequence[ChatAnswer]:
+        """Read to the end, and return the answers."""
+        async for _ in self._stream:
+            pass
+        await self._pace.before(self._stream.usage.completion_tokens)
+        return (await self._stream.completion()).answers
+
+    async def only_choice(self, answer: ChatAnswer, index: int) -> ChatChoice:
+        """The choice of a request that has one, whose `answer` was read."""
+        return await self._whole(index, answer, self._stream.stop_reasons[0])
+
+    async def _made(
+        self, ends: Sequence[tuple[ChatAnswer, int | str | None]]
+    ) -> AsyncGenerator[ChatChoice, None]:
+        """The choices, each made when it is written."""
+        for number, end in enumerate(ends):
+            yield await self._whole(number, *end)
 
     async def _whole(
         self, number: int, answer: ChatAnswer, stop_reason: int | str | None
@@ -202,6 +221,10 @@ class ChatWriter(Writer[list[ChatDelta]]):
             calls = [CallOfTool(id=_new_id(), function=CalledFunction(plan.function, content))]
             content = ""
         content = self._echoed + content
+        token_ids: Any = msgspec.UNSET
+        if self._body.return_token_ids:
+            token_ids = await long_ids([token.id for token in answer.tokens], self._pace)
+        await self._pace.before(CHOICE_UNITS)
         arguments = [calls[-1].function.arguments] if calls else None
         return ChatChoice(
             index=number,
@@ -213,12 +236,10 @@ class ChatWriter(Writer[list[ChatDelta]]):
             ),
             logprobs=None
             if not self._body.logprobs
-            else await all_chat_logprobs(self._texts, answer.tokens, self._num_top),
+            else all_chat_logprobs(self._texts, answer.tokens, self._num_top, self._pace),
             finish_reason=_ended(answer.finish_reason, stop_reason, arguments),
             stop_reason=stop_reason,
-            token_ids=[token.id for token in answer.tokens]
-            if self._body.return_token_ids
-            else msgspec.UNSET,
+            token_ids=token_ids,
         )
 
     # -- in pieces
@@ -235,10 +256,12 @@ class ChatWriter(Writer[list[ChatDelta]]):
             delta = MessageDelta(role="assistant", content=self._echoed or None, tool_calls=[call])
         return ChatPiece(index=number, delta=delta, finish_reason=None)
 
-    async def write(self, batch: list[ChatDelta]) -> bytes:
+    async def written(self, batch: list[ChatDelta]) -> AsyncGenerator[bytes, None]:
         """Write what deltas add to the choices, which were all that the stream had; also the ends
         of those that have ended."""
         stream = self._stream
+        num_tokens = sum([len(delta.tokens) for delta in batch])
+        await self._pace.before(num_tokens * (1 + self._num_top))
         begun, self._first = self._first, []
         pieces = [piece for delta in batch if (piece := self._piece(delta)) is not None]
         for number, reason in enumerate(stream.finish_reasons):
@@ -257,10 +280,12 @@ class ChatWriter(Writer[list[ChatDelta]]):
         if begun:
             if self._chunks.counts_always:
                 counts = usage_of(msgspec.structs.replace(stream.usage, completion_tokens=0))
-            first = self._chunks.joined(begun[:1], counts, self._prompt_ids)
+            told = {"prompt_token_ids": list(stream.prompt_token_ids)}
+            told = told if self._body.return_token_ids else {}
+            first = self._chunks.joined(begun[:1], counts, told)
             first += self._chunks.joined(begun[1:], counts)
         counts = self._counted() if self._chunks.counts_always else None
-        return first + self._chunks.joined(pieces, counts)
+        yield first + self._chunks.joined(pieces, counts)
 
     def end(self) -> bytes:
         return self._chunks.end(self._counted())
@@ -349,8 +374,8 @@ async def chat(call: Call, body: ChatRequest) -> object:
     body.check(call)
     if body.use_beam_search:
         return await _beams(call, body)
-    asked = asked_of(call, body)
-    answering = Answering(call.engine, asked)
+    asked = await asked_of(call, body)
+    answering = await Answering.begun(call, asked, stream=body.stream)
     writer = ChatWriter(call, body, asked.plan, answering)
     return await answered(call, answering, writer, stream=body.stream)
 
@@ -364,7 +389,7 @@ async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
     found, usage = await beams_of(
         call,
         body,
-        [messages_of(body.messages, call)],
+        [await messages_of(body.messages, call)],
         body.most_tokens,
         harmless={"logprobs": (False,), "prediction": ()},
         names=body.names,

@@ -6,20 +6,20 @@ ends one of them ends all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from aioserve.engine.chat import ChatAnswer
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of
 from aioserve.server.chat_parts.answering import Answering
-from aioserve.server.chat_parts.sampling import check_at_most
+from aioserve.server.chat_parts.sampling import check_at_most, units_of
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, refuse
-from aioserve.server.openai.chat import ChatCompletion, ChatWriter, about_of
+from aioserve.server.json_parts import LongJson
+from aioserve.server.openai.chat import ChatChoice, ChatCompletion, ChatWriter, about_of
 from aioserve.server.openai.chat_request import ChatFields, ChatRequest, asked_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import refuse_unsupported, usage_of
@@ -83,26 +83,33 @@ async def chat_batch(call: Call, body: BatchChatRequest) -> ChatCompletion:
         for index, messages in enumerate(body.messages):
             with _within(index):
                 one = body.one(messages)
+                await call.pace.before(units_of(messages))
                 one.check(call)
-                asked = asked_of(call, one)
-                answerings.append(Answering(call.engine, asked))
+                asked = await asked_of(call, one)
+                begun = Answering.begun(call, asked, stream=False, prompts=len(body.messages))
+                answerings.append(await begun)
             writers.append(ChatWriter(call, one, asked.plan, answerings[-1]))
         streams = [one.stream for one in answerings]
         call.call_log.streams = [*streams]
 
-        async def whole(index: int) -> ChatCompletion:
+        async def answer(index: int) -> ChatAnswer:
             with _within(index), answerings[index].in_words():
-                return await writers[index].whole()
+                return (await writers[index].read())[0]
 
-        found = await all_of([partial(whole, index) for index in range(len(writers))])
+        answers = await all_of([partial(answer, index) for index in range(len(writers))])
+        call.kept.made(sum([one.usage.completion_tokens for one in streams]))
     finally:
         for one in answerings:
             one.close()
+
+    async def made() -> AsyncGenerator[ChatChoice, None]:
+        for index, (writer, one) in enumerate(zip(writers, answers, strict=True)):
+            yield await writer.only_choice(one, index)
+
+    choices: Any = LongJson.of_list(made)
     return ChatCompletion(
         **about_of(call, body),
-        choices=[
-            msgspec.structs.replace(one.choices[0], index=index) for index, one in enumerate(found)
-        ],
+        choices=choices,
         usage=usage_of(
             sum_of([one.usage for one in streams]), sum([one.reasoning_tokens for one in streams])
         ),

@@ -26,6 +26,7 @@ from aioserve.server.chat_parts.sampling import (
     FORM_ARGUMENTS,
     check_messages,
     check_metadata,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import is_cut_off, without_result
@@ -41,12 +42,17 @@ _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """The last two are of the API, and nothing here reads them: it would be missed."""
 
 
-def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
+async def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
     """Without fields that say nothing or are unknown, with a refusal as the content that it is, and
-    with the role `system` for `developer` where the model's template doesn't know that."""
+    with the role `system` for `developer` where the model's template doesn't know that. Raises
+    `ApiError`."""
+    check_messages(messages)
     as_system = not call.engine.template_reads("developer")
     unknown = UnknownFields()
-    plain = [_message(message, unknown, as_system=as_system) for message in messages]
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        await call.pace.before(units_of([message]))
+        plain.append(_message(message, unknown, as_system=as_system))
     unknown.tell(call.call_log)
     return plain
 
@@ -267,7 +273,7 @@ def _predicted(call: Call, body: ChatRequest) -> str | None:
     return text
 
 
-def asked_of(call: Call, body: ChatRequest) -> Asked:
+async def asked_of(call: Call, body: ChatRequest) -> Asked:
     """Raises `ApiError`."""
     names = body.names
     with as_named(names):
@@ -288,6 +294,6 @@ def asked_of(call: Call, body: ChatRequest) -> Asked:
             structured_output=plan.form,
             prediction=_predicted(call, body),
         )
-        messages = messages_of(body.messages, call)
+        messages = await messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))
         return Asked(messages, params, plan, options, names)

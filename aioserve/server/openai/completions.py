@@ -7,7 +7,7 @@ One `PromptChoices` makes the choices of one prompt, which say the same whole an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.request import Completion as EngineCompletion
 from aioserve.request import FinishReason, Sample, SamplingParams, Token, Usage
+from aioserve.server.answer_sizes import AnswerSize, most_tokens_of
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Writer, answered
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named
+from aioserve.server.json_parts import ENCODED_BYTES_PER_UNIT, LongJson, long_ids
 from aioserve.server.openai.beams import beams_of
 from aioserve.server.openai.completions_request import CompletionRequest, prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -34,6 +36,7 @@ from aioserve.server.openai.logprobs import (
     prompt_logprobs,
 )
 from aioserve.server.openai.together import Batch, Merged, all_of
+from aioserve.server.pace import Pace
 
 __all__ = [
     "Completion",
@@ -43,6 +46,16 @@ __all__ = [
     "PromptChoices",
     "completions",
 ]
+
+
+ENTRY_BYTES = 36
+"""Bytes of one log-probability, about."""
+PROMPT_UNITS = 256
+"""Units of work that it takes to submit a prompt."""
+CHOICE_UNITS = 32
+"""Units of work that a choice takes beside its lists."""
+IDS_PER_UNIT = 4
+"""Token ids that become text in the time of one unit."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,20 +102,36 @@ class PromptChoices:
     """`first_index` is that of the prompt's first choice."""
 
     def __init__(
-        self, engine: Engine, body: CompletionRequest, prompt: str | list[int], first_index: int
+        self,
+        engine: Engine,
+        body: CompletionRequest,
+        prompt: str | list[int],
+        first_index: int,
+        pace: Pace,
     ) -> None:
         self._body = body
         self._engine = engine
+        self._pace = pace
         self._prompt = prompt
         self._first = first_index
         self._texts = TokenTexts(engine, as_ids=body.return_tokens_as_token_ids)
         self._num_choices = body.n or engine.default_params.n
         self._echoed: EncodedLogprobs | None = None
         """Log-probabilities of the prompt, where they are wanted: all choices begin with them."""
+        self._echo = ""
+        """Text of the prompt, where it is wanted, with which they begin too."""
+        self._prompt_ids: Any = None
+        """Ids of the prompt in JSON, where a stream tells them."""
         self._choices: list[_Choice] = []
 
     async def begin(self, stream: TokenStream) -> None:
         """Once the first tokens of `stream` are there, and before anything is asked for."""
+        if self._body.echo:
+            self._echo = await self._text_of_prompt(stream)
+        if self._body.return_token_ids and self._body.stream:
+            ids = list(stream.prompt_token_ids)
+            await self._pace.before(len(ids) // IDS_PER_UNIT)
+            self._prompt_ids = msgspec.Raw(msgspec.json.encode(ids))
         if self._body.echo and self._body.logprobs is not None:
             scored = [
                 (token_id, one and msgspec.structs.replace(one, top=one.top[: self._body.logprobs]))
@@ -110,50 +139,67 @@ class PromptChoices:
                     stream.prompt_token_ids, stream.prompt_logprobs, strict=True
                 )
             ]
-            self._echoed = await EncodedLogprobs.of(self._texts, scored, echoed=self._echo(stream))
+            text = await self._text_of_prompt(stream)
+            self._echoed = await EncodedLogprobs.of(self._texts, scored, self._pace, echoed=text)
         chars = 0 if self._echoed is None else self._echoed.chars
         self._choices = [_Choice(self._texts, chars) for _ in range(self._num_choices)]
 
     # -- whole
 
-    async def whole(self, samples: Sequence[Sample], stream: TokenStream) -> list[CompletionChoice]:
-        """`stream` is the one that the samples came from, which has ended."""
+    async def whole(
+        self, samples: Sequence[Sample], stream: TokenStream
+    ) -> AsyncGenerator[CompletionChoice, None]:
+        """Make the choices one by one. `stream` is the one that the samples came from, which has
+        ended."""
         await self.begin(stream)
         of_prompt: Any = msgspec.UNSET
+        prompt_ids: Any = msgspec.UNSET
         if (top := self._body.prompt_logprobs) is not None:
             found = stream.prompt_token_ids, stream.prompt_logprobs
-            of_prompt = await prompt_logprobs(self._texts, *found, top)
-        return [await self._whole(*one, stream, of_prompt) for one in enumerate(samples)]
+            of_prompt = await prompt_logprobs(self._texts, *found, top, self._pace)
+        if self._body.return_token_ids:
+            prompt_ids = await long_ids(stream.prompt_token_ids, self._pace)
+        for number, sample in enumerate(samples):
+            yield await self._whole(number, sample, of_prompt, prompt_ids)
 
     async def _whole(
-        self, number: int, sample: Sample, stream: TokenStream, of_prompt: Any
+        self, number: int, sample: Sample, of_prompt: Any, prompt_ids: Any
     ) -> CompletionChoice:
         body = self._body
         ids = () if body.is_of_prompt else sample.token_ids
-        own = list(zip(ids, sample.logprobs or (), strict=False))
         logprobs = None
         if body.logprobs is not None:
+            own = list(zip(ids, sample.logprobs or (), strict=False))
             echoed = self._echoed or EncodedLogprobs(0)
-            logprobs = echoed.with_more(
-                await EncodedLogprobs.of(self._texts, own, chars=echoed.chars)
+            logprobs = echoed.long_with(
+                await EncodedLogprobs.of(self._texts, own, self._pace, chars=echoed.chars)
             )
+        own_ids: Any = msgspec.UNSET
+        if body.return_token_ids:
+            own_ids = await long_ids(ids, self._pace)
+        await self._pace.before(CHOICE_UNITS)
         text = "" if body.is_of_prompt else sample.text
-        shows_ids = body.return_token_ids
         return CompletionChoice(
             index=self._first + number,
-            text=self._echo(stream) + text,
+            text=self._echo + text,
             logprobs=logprobs,
             finish_reason=FinishReason.LENGTH if body.is_of_prompt else sample.finish_reason,
             stop_reason=None if body.is_of_prompt else sample.stop_reason,
             prompt_logprobs=of_prompt,
-            prompt_token_ids=list(stream.prompt_token_ids) if shows_ids else msgspec.UNSET,
-            token_ids=list(ids) if shows_ids else msgspec.UNSET,
+            prompt_token_ids=prompt_ids,
+            token_ids=own_ids,
         )
 
     # -- in pieces
 
-    def pieces(self, batch: Batch, stream: TokenStream) -> list[CompletionPiece]:
-        """What a batch of `stream` adds to the choices; also the ends of those that have ended."""
+    @property
+    def is_long(self) -> bool:
+        """Whether first pieces may be long, as they have what is told of the prompt."""
+        return self._echoed is not None or self._prompt_ids is not None
+
+    def pieces(self, batch: Batch, stream: TokenStream) -> Iterator[CompletionPiece]:
+        """What a batch of `stream` adds to the choices; also the ends of those that have ended.
+        Each is made when it is asked for."""
         tokens, reasons = batch.tokens, batch.finish_reasons
         by_sample: dict[int, list[Token]] = {}
         if len(tokens) == 1 or self._num_choices == 1:
@@ -162,7 +208,6 @@ class PromptChoices:
         else:
             for token in tokens:
                 by_sample.setdefault(token.sample, []).append(token)
-        pieces: list[CompletionPiece] = []
         for number, choice in enumerate(self._choices):
             if choice.has_ended:
                 continue
@@ -171,8 +216,7 @@ class PromptChoices:
             if its or reason is not None:
                 piece = self._piece(number, choice, its, reason, stream)
                 if piece is not None:
-                    pieces.append(piece)
-        return pieces
+                    yield piece
 
     def _piece(
         self,
@@ -185,7 +229,7 @@ class PromptChoices:
         """None where nothing of it can be seen."""
         body = self._body
         is_first, choice.has_begun, choice.has_ended = not choice.has_begun, True, bool(reason)
-        text = self._echo(stream) if is_first else ""
+        text = self._echo if is_first else ""
         stop_reason = None if reason is None else stream.stop_reasons[number]
         if body.is_of_prompt:
             tokens, stop_reason = (), None
@@ -198,7 +242,7 @@ class PromptChoices:
                 logprobs = self._echoed.with_more(logprobs)
         if body.return_token_ids:
             ids = [token.id for token in tokens]
-            prompt_ids = list(stream.prompt_token_ids) if is_first else None
+            prompt_ids = self._prompt_ids if is_first else None
         if not (text or reason or logprobs or ids or prompt_ids):
             return None
         return CompletionPiece(
@@ -213,13 +257,12 @@ class PromptChoices:
 
     # -- of the prompt
 
-    def _echo(self, stream: TokenStream) -> str:
-        if not self._body.echo:
-            return ""
+    async def _text_of_prompt(self, stream: TokenStream) -> str:
         if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
             return self._prompt
         # Special tokens of a prompt are part of it, as they are where it comes as text.
         ids = stream.prompt_token_ids
+        await self._pace.before(len(ids) // IDS_PER_UNIT)
         return self._engine.tokenizer.decode(ids, skip_special_tokens=False)
 
     def counted(self, usage: Usage) -> Usage:
@@ -271,33 +314,46 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         self._about = _about(call, body)
         self._chunks = Chunks(self._about, body.stream_options)
         self._makers = [
-            PromptChoices(call.engine, body, prompt, place * n)
+            PromptChoices(call.engine, body, prompt, place * n, call.pace)
             for place, prompt in enumerate(prompts)
         ]
         self._begun: set[int] = set()
+        self._pace = call.pace
+        self._token_units = 1 + (body.logprobs or 0)
 
     async def whole(self) -> Completion:
         streams = self._merged.streams
         answers: list[EngineCompletion] = await all_of(
-            [partial(collect, stream, self._params) for stream in streams]
+            [partial(collect, stream, self._params, self._pace.before) for stream in streams]
         )
-        choices = [
-            choice
-            for maker, answer, stream in zip(self._makers, answers, streams, strict=True)
-            for choice in await maker.whole(answer.samples, stream)
-        ]
+
+        async def made() -> AsyncGenerator[CompletionChoice, None]:
+            for maker, answer, stream in zip(self._makers, answers, streams, strict=True):
+                async for choice in maker.whole(answer.samples, stream):
+                    yield choice
+
+        choices: Any = LongJson.of_list(made)
         about = msgspec.structs.asdict(self._about)
         return Completion(**about, choices=choices, usage=self._counted(self._merged.usage))
 
-    async def write(self, batch: tuple[int, Batch]) -> bytes:
+    async def written(self, batch: tuple[int, Batch]) -> AsyncGenerator[bytes, None]:
+        """Events of a batch, of each choice by itself where they may be long."""
         place, its = batch
         maker, stream = self._makers[place], self._merged.streams[place]
+        await self._pace.before(len(its.tokens) * self._token_units)
         if place not in self._begun:
             self._begun.add(place)
             await maker.begin(stream)
-        pieces = maker.pieces(its, stream)
         counts = self._counted(self._merged.given_usage) if self._chunks.counts_always else None
-        return self._chunks.joined(pieces, counts)
+        pieces = maker.pieces(its, stream)
+        if not maker.is_long:
+            yield self._chunks.joined(list(pieces), counts)
+            return
+        for piece in pieces:
+            event = self._chunks.joined([piece], counts)
+            self._pace.spend(len(event) // ENCODED_BYTES_PER_UNIT)
+            yield event
+            await self._pace.before(CHOICE_UNITS)
 
     def end(self) -> bytes:
         return self._chunks.end(self._counted(self._merged.usage))
@@ -323,16 +379,40 @@ async def completions(call: Call, body: CompletionRequest) -> object:
     with as_named(names):
         params = body.params_of(call.engine.default_params, call.settings)
         options = body.options(call)
+        call.kept.begin(_size(call, body, params, prompts))
         # Whatever is the matter with a prompt is seen before any of them is answered.
-        merged = Merged(
+        merged = await Merged.begun(
             [
                 partial(call.engine.stream, each, with_best_of(params), **options)
                 for each in prompts
             ],
             names,
+            partial(call.pace.before, PROMPT_UNITS + CHOICE_UNITS * (params.best_of or params.n)),
         )
     writer = CompletionWriter(call, body, params, prompts, merged)
     return await answered(call, merged, writer, stream=body.stream)
+
+
+def _size(
+    call: Call, body: CompletionRequest, params: SamplingParams, prompts: Sequence[Any]
+) -> AnswerSize:
+    config, limits = call.engine.config, call.engine.limits
+    n, of_prompts = params.best_of or params.n, 0
+    tells_prompts = body.prompt_logprobs is not None or body.return_token_ids
+    if body.echo or tells_prompts:
+        of_prompts = params.n * most_tokens_of(prompts, limits.max_model_len)
+    return AnswerSize(
+        prompts=len(prompts),
+        n=n,
+        tokens=min(params.max_tokens or limits.max_model_len, limits.max_model_len),
+        says_tokens=params.max_tokens is not None,
+        buffered_tokens=config.max_buffered_tokens if body.stream else None,
+        echoed_tokens=of_prompts if body.echo else 0,
+        logprobs=body.logprobs,
+        prompt_tokens=of_prompts if tells_prompts else 0,
+        prompt_logprobs=body.prompt_logprobs,
+        entry_bytes=ENTRY_BYTES,
+    )
 
 
 async def _beams(call: Call, body: CompletionRequest, prompts: Sequence[Any]) -> Completion:

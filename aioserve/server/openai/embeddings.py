@@ -3,8 +3,8 @@ states: of length 1, or as they are."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -19,6 +19,7 @@ from aioserve.server.chat_parts.sampling import template_variables
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.hint_tables import OF_EMBEDDINGS, Hints
+from aioserve.server.json_parts import LongJson
 from aioserve.server.openai.chat_request import messages_of
 from aioserve.server.openai.completions_request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -38,6 +39,8 @@ __all__ = [
     "written",
 ]
 
+NUMBERS_PER_UNIT = 8
+"""Numbers that are written in the time of one unit of work."""
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
@@ -119,7 +122,7 @@ async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
         raise refuse("messages", "must not be empty")
     with as_named({"prompt": "messages"}):
         ids = await call.engine.encode(
-            messages_of(body.messages, call),
+            await messages_of(body.messages, call),
             chat_template_kwargs=template_variables(call, body.chat_template_kwargs),
             add_generation_prompt=bool(body.add_generation_prompt),
             **body.truncation_options,
@@ -142,32 +145,38 @@ def first_dimensions(
     return first / np.maximum(lengths, np.finfo(np.float32).tiny)
 
 
-NUMBERS_AT_ONCE = 32_768
-"""Numbers of vectors that are written before the event loop has its turn: some 4 ms."""
+def written(
+    call: Call,
+    vectors: npt.NDArray[np.float32],
+    made: Callable[[int, list[float] | str], object],
+    *,
+    in_base64: bool = False,
+) -> Any:
+    """A list of what is `made` of each of `vectors`, `[N, hidden]`, by its index and as numbers or
+    as their bytes in base64. It is made while it is sent."""
+
+    async def entries() -> AsyncGenerator[object, None]:
+        for index, one in enumerate(vectors):
+            await call.pace.before(1 + len(one) // (NUMBERS_PER_UNIT * (8 if in_base64 else 1)))
+            yield made(index, _in_base64(one) if in_base64 else one.tolist())
+
+    return LongJson.of_list(entries)
 
 
-async def written(
-    vectors: npt.NDArray[np.float32], encoding_format: Literal["float", "base64"] | None
-) -> list[Any]:
-    """Each of `vectors`, `[N, hidden]`, as JSON already: a list of numbers, or their bytes."""
-    found: list[Any] = []
-    at_once = max(1, NUMBERS_AT_ONCE // vectors.shape[1])
-    for start in range(0, len(vectors), at_once):
-        if start:
-            await asyncio.sleep(0)
-        for vector in vectors[start : start + at_once]:
-            one: Any = vector.tolist()
-            if encoding_format == "base64":
-                one = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            found.append(msgspec.Raw(msgspec.json.encode(one)))
-    return found
+def _in_base64(vector: npt.NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 async def _encoded(
-    call: Call, body: EmbeddingRequest, *, normalize: bool | None = None
-) -> tuple[list[Any], Usage]:
-    """The vectors of a body as it wants them written, and its tokens. `normalize` where it doesn't
-    say; None: as the model's files say. Raises `ApiError`."""
+    call: Call,
+    body: EmbeddingRequest,
+    made: Callable[[int, list[float] | str], object],
+    *,
+    normalize: bool | None = None,
+) -> tuple[Any, Usage]:
+    """What is `made` of each vector of a body, by its index and as the body wants it written, and
+    the body's tokens. `normalize` where it doesn't say; None: as the model's files say. Raises
+    `ApiError`."""
     body.check(call)
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize
@@ -184,26 +193,30 @@ async def _encoded(
     call.call_log.counts.append(usage)
     if body.dimensions is not None:
         vectors = first_dimensions(vectors, body.dimensions, normalize=normalize)
-    return await written(vectors, body.encoding_format), usage
+    return written(call, vectors, made, in_base64=body.encoding_format == "base64"), usage
 
 
 @endpoint(OPENAI_ERRORS, "/v1/embeddings", "Embed texts", method="POST")
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
-    vectors, usage = await _encoded(call, body)
+    data, usage = await _encoded(
+        call, body, lambda index, one: Embedding(index=index, embedding=one)
+    )
     return EmbeddingList(
         model=call.app_state.served_name(body.model),
-        data=[Embedding(index=index, embedding=one) for index, one in enumerate(vectors)],
+        data=data,
         usage=embedding_usage(usage),
     )
 
 
 @endpoint(OPENAI_ERRORS, "/pooling", "Pooled hidden states of texts", method="POST")
 async def pooling(call: Call, body: PoolingRequest) -> PooledList:
-    vectors, usage = await _encoded(call, body, normalize=False)
+    data, usage = await _encoded(
+        call, body, lambda index, one: Pooled(index=index, data=one), normalize=False
+    )
     return PooledList(
         id=f"pool-{call.call_log.call_id}",
         created=call.created_seconds,
         model=call.app_state.served_name(body.model),
-        data=[Pooled(index=index, data=one) for index, one in enumerate(vectors)],
+        data=data,
         usage=embedding_usage(usage),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -11,6 +10,8 @@ import msgspec
 
 from aioserve.engine.engine import Engine
 from aioserve.request import Logprobs, Token
+from aioserve.server.json_parts import LongJson, inner_json
+from aioserve.server.pace import UNITS_AT_ONCE, Pace
 
 __all__ = [
     "ChatLogprobs",
@@ -75,9 +76,6 @@ def _id_name(token_id: int) -> str:
 
 
 T = TypeVar("T")
-
-ENTRIES_AT_ONCE = 4096
-"""Log-probabilities that are written before the event loop has its turn: some 5 ms."""
 
 LEAST = -9999.0
 """In place of minus infinity, which JSON hasn't; as OpenAI writes it."""
@@ -162,6 +160,7 @@ class EncodedLogprobs:
         cls,
         texts: TokenTexts,
         tokens: Sequence[tuple[int, Logprobs | None]],
+        pace: Pace,
         *,
         chars: int = 0,
         echoed: str | None = None,
@@ -169,7 +168,7 @@ class EncodedLogprobs:
         """Encode those of `tokens`; `chars` and `echoed` as `TextOffsets` has them."""
         offsets = TextOffsets(texts, chars=chars, echoed=echoed)
         encoded = cls(chars)
-        async for some in _in_turns(tokens, _num_entries(tokens)):
+        async for some in _in_turns(tokens, _num_entries(tokens), pace):
             encoded.add(offsets.logprobs_of(some))
         encoded.chars = offsets.chars
         return encoded
@@ -178,42 +177,38 @@ class EncodedLogprobs:
         """Add those of the tokens that follow."""
         if logprobs is not None:
             for name, parts in self._parts.items():
-                parts.append(_inner(getattr(logprobs, name)))
+                parts.append(inner_json(getattr(logprobs, name)))
 
-    def with_more(self, *later: EncodedLogprobs | CompletionLogprobs | None) -> Any:
+    def with_more(self, later: CompletionLogprobs | None) -> Any:
         """A `CompletionLogprobs` of these and of `later`, whose lists are `msgspec.Raw`; None where
         there is no token."""
-        whole = EncodedLogprobs(self.chars)
-        for one in (self, *later):
-            if isinstance(one, EncodedLogprobs):
-                for name, parts in one._parts.items():
-                    whole._parts[name] += parts
-            else:
-                whole.add(one)
-        if not whole._parts["tokens"]:
+        more = EncodedLogprobs(self.chars)
+        more.add(later)
+        return self._joined(more, lambda *pieces: _raw([*pieces[0], *pieces[1]]))
+
+    def long_with(self, later: EncodedLogprobs) -> Any:
+        """The same with lists that are `LongJson`: what choices have in common is there once."""
+        return self._joined(later, LongJson.of_inner)
+
+    def _joined(self, later: EncodedLogprobs, join: Callable[..., Any]) -> Any:
+        if not (self._parts["tokens"] or later._parts["tokens"]):
             return None
-        raw: dict[str, Any] = {name: _raw(parts) for name, parts in whole._parts.items()}
-        return CompletionLogprobs(**raw)
+        lists = {name: join(parts, later._parts[name]) for name, parts in self._parts.items()}
+        return CompletionLogprobs(**lists)
 
 
-async def _in_turns(values: Sequence[T], entries_each: int) -> AsyncIterator[list[T]]:
+async def _in_turns(values: Sequence[T], entries_each: int, pace: Pace) -> AsyncIterator[list[T]]:
     """All of `values`, so many at a time that the event loop has its turns between them."""
-    rest, at_once = iter(values), max(1, ENTRIES_AT_ONCE // entries_each)
+    rest, at_once = iter(values), max(1, UNITS_AT_ONCE // entries_each)
     while some := list(islice(rest, at_once)):
+        await pace.before(len(some) * entries_each)
         yield some
-        if len(some) == at_once:
-            await asyncio.sleep(0)
 
 
 def _num_entries(tokens: Sequence[tuple[int, Logprobs | None]]) -> int:
     """Log-probabilities of each token."""
     last = tokens[-1][1] if tokens else None
     return 1 if last is None else 1 + len(last.top)
-
-
-def _inner(values: list[Any]) -> bytes:
-    """A list in JSON, without its brackets."""
-    return msgspec.json.encode(values)[1:-1]
 
 
 def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
@@ -256,16 +251,20 @@ def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatL
     return ChatLogprobs(content=content) if content else None
 
 
-async def all_chat_logprobs(
-    texts: TokenTexts, tokens: Sequence[Token], top: int
+def all_chat_logprobs(
+    texts: TokenTexts, tokens: Sequence[Token], top: int, pace: Pace
 ) -> ChatLogprobs | None:
-    """As `chat_logprobs`, with the list in JSON already, of any number of tokens."""
-    parts: list[bytes] = []
-    async for some in _in_turns(tokens, 1 + top):
-        if (logprobs := chat_logprobs(texts, some, top)) is not None:
-            parts.append(_inner(logprobs.content))
-    content: Any = _raw(parts)
-    return ChatLogprobs(content=content) if parts else None
+    """As `chat_logprobs`, of any number of tokens, with a list that is made when it is sent."""
+    if all(token.logprobs is None for token in tokens):
+        return None
+
+    async def entries() -> AsyncGenerator[bytes, None]:
+        async for some in _in_turns(tokens, 1 + top, pace):
+            if (logprobs := chat_logprobs(texts, some, top)) is not None:
+                yield inner_json(logprobs.content)
+
+    content: Any = LongJson.of_inner(entries)
+    return ChatLogprobs(content=content)
 
 
 class GatheredLogprobs:
@@ -281,7 +280,7 @@ class GatheredLogprobs:
         found = chat_logprobs(self._texts, tokens, self._top)
         if found is None:
             return []
-        self._parts.append(_inner(found.content))
+        self._parts.append(inner_json(found.content))
         return found.content
 
     def take(self) -> Any:
@@ -300,15 +299,19 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 async def prompt_logprobs(
-    texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None], top: int
+    texts: TokenTexts,
+    token_ids: Sequence[int],
+    logprobs: Sequence[Logprobs | None],
+    top: int,
+    pace: Pace,
 ) -> Any:
-    """In JSON already: for each token of a prompt the `top` most likely ones and itself, by their
-    ids; null for the first."""
+    """A `LongJson`: for each token of a prompt the `top` most likely ones and itself, by their ids;
+    null for the first. It is encoded once for all the places where it stands."""
     places = list(zip(token_ids, logprobs, strict=True))
     parts: list[bytes] = []
-    async for some in _in_turns(places, 2 + top):
-        parts.append(_inner([_at_place(texts, *place, top) for place in some]))
-    return _raw(parts)
+    async for some in _in_turns(places, 2 + top, pace):
+        parts.append(inner_json([_at_place(texts, *place, top) for place in some]))
+    return LongJson.of_inner(parts)
 
 
 def _at_place(

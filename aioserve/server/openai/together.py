@@ -61,23 +61,33 @@ class Merged:
     """The tokens of several streams as they come, in batches as `TokenStream.batch` gives them: a
     `Source`."""
 
-    def __init__(
-        self, submissions: Sequence[Callable[[], TokenStream]], names: Mapping[str, str] = {}
-    ) -> None:
-        """Make every stream, or none where one can't be made. `names`: what the API calls arguments
-        of the engine."""
+    def __init__(self, names: Mapping[str, str] = {}) -> None:
+        """`names`: what the API calls arguments of the engine."""
         self._names = names
         self.streams: list[TokenStream] = []
         self._num_given = 0
         """Tokens that were in batches."""
         self._waiting: dict[asyncio.Task[Batch], int] = {}
         """For the next tokens of each stream that goes on; its place."""
+
+    @classmethod
+    async def begun(
+        cls,
+        submissions: Sequence[Callable[[], TokenStream]],
+        names: Mapping[str, str] = {},
+        before: Callable[[], Awaitable[object]] | None = None,
+    ) -> Merged:
+        """Make every stream, or none where one can't be made. `before` is awaited before each."""
+        merged = cls(names)
         try:
             for submit in submissions:
-                self.streams.append(submit())
+                if before is not None:
+                    await before()
+                merged.streams.append(submit())
         except BaseException:
-            self.close()
+            merged.close()
             raise
+        return merged
 
     def in_words(self) -> AbstractContextManager[None]:
         return as_named(self._names)

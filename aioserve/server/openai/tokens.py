@@ -11,7 +11,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import check_at_most, check_limits, template_variables
+from aioserve.server.chat_parts.sampling import (
+    check_at_most,
+    check_limits,
+    template_variables,
+    units_of,
+)
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, as_named, refuse
 from aioserve.server.openai.chat_request import Tool, messages_of
@@ -83,16 +88,20 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
         if body.chat_template_kwargs is not None:
             given["chat_template_kwargs"] = template_variables(call, body.chat_template_kwargs)
         with as_named({"prompt": "messages"}):
-            messages = messages_of(body.messages, call)
+            messages = await messages_of(body.messages, call)
             if not messages:
                 raise refuse("messages", "must not be empty")
+            await call.pace.before(units_of(messages))
             ids = await engine.encode(messages, **given)
-    texts = TokenTexts(engine)
+    texts, strs = TokenTexts(engine), None
+    if body.return_token_strs:
+        await call.pace.before(len(ids))
+        strs = [texts.written(one)[0] for one in ids]
     return Tokens(
         count=len(ids),
         max_model_len=engine.limits.max_model_len,
         tokens=ids,
-        token_strs=[texts.written(one)[0] for one in ids] if body.return_token_strs else None,
+        token_strs=strs,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncGenerator
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,7 @@ from aioserve.server.chat_parts.answering import (
 )
 from aioserve.server.endpoint import endpoint, named_event
 from aioserve.server.errors import ApiError, api_error_of, called
+from aioserve.server.json_parts import LongJson
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.logprobs import GatheredLogprobs, TokenTexts
 from aioserve.server.openai.responses_api.items import Item, new_id
@@ -58,6 +60,9 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+COPIES = 4
+"""How often the events at the end of a stream tell what was said: as a text, a part, an item and a
+response."""
 MAX_LISTED = 100
 """Items of one list."""
 
@@ -89,7 +94,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "A stored response", answer=Response)
 async def response(call: Call, path: ResponsePath) -> object:
-    return msgspec.Raw(stored_of(call, path.response_id).body)
+    return LongJson.of_json(stored_of(call, path.response_id).body)
 
 
 @endpoint(OPENAI_ERRORS, "/v1/responses/{response_id}", "Forget a stored response", method="DELETE")
@@ -169,8 +174,9 @@ class ResponseWriter(Writer[list[Piece]]):
         kinds = ("response.created", "response.in_progress")
         return self._encoded([{"type": kind, "response": self._response} for kind in kinds])
 
-    async def write(self, batch: list[Piece]) -> bytes:
-        return self._encoded([event for piece in batch for event in self._items.write(piece)])
+    async def written(self, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
+        await self._call.pace.before(len(batch) * (1 + self._response.top_logprobs))
+        yield self._encoded([event for piece in batch for event in self._items.write(piece)])
 
     def end(self) -> bytes:
         events, response = self._finished()
@@ -307,7 +313,9 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 
 async def _started(call: Call, asked: Asked) -> Answering:
-    answering = Answering(call.engine, asked)
+    # The end of a stream tells all of it again, so that it is kept until then.
+    copies = COPIES if call.call_log.stream else 1
+    answering = await Answering.begun(call, asked, stream=False, copies=copies)
     await first_of(call, answering, answering.started())
     return answering
 

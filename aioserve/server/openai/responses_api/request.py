@@ -30,6 +30,8 @@ from aioserve.server.chat_parts.sampling import (
     check_at_most,
     check_chars,
     check_metadata,
+    num_entries,
+    units_of,
     variables_of,
 )
 from aioserve.server.chat_parts.turns import Turns
@@ -82,6 +84,9 @@ NAMES = {
     "strict_tools": "tools",
     "required_tools": "tools",
 }
+
+ITEM_UNITS = 2
+"""Units of work that an item takes to become a part of the conversation."""
 
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -273,9 +278,12 @@ async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], lis
 async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item]:
     """The items of a request, with stored ones in place of references. Raises `ApiError`."""
     unknown = UnknownFields()
+    must = "have at most {} parts in its items together"
+    check_at_most("input", must, num_entries(given), call.settings.max_items)
     found: dict[str, dict[str, Item]] = {}
     items: list[Item] = []
     for index, each in enumerate(given):
+        await call.pace.before(3 * units_of([each]))
         place = f"input[{index}]"
         item = item_of(each, place, unknown)
         if isinstance(item, ItemReference):
@@ -339,6 +347,7 @@ async def asked_of(
     ]
     if body.truncation == "auto":
         items = await _truncated(call, body, items, plan, variables)
+    await call.pace.before(ITEM_UNITS * len(items))
     turns = _turns_of(call, body, items)
     turns.check_results()
     form = "text.format"
@@ -378,7 +387,9 @@ async def _truncated(
     context = call.engine.limits.max_model_len
 
     async def num_tokens(some: Sequence[Placed]) -> int:
+        await call.pace.before(ITEM_UNITS * len(some))
         turns = _turns_of(call, body, some)
+        await call.pace.before(units_of(turns.messages))
         with as_named(NAMES, turns.placed):
             try:
                 ids = await call.engine.encode(

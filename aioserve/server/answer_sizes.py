@@ -1,0 +1,182 @@
+"""How long answers may become, told before anything is computed, and what of all of them is in
+memory at the same time.
+
+    prompts x n x (tokens + echoed tokens) x (1 + logprobs)
+
+Each factor has a limit of its own, and their product hasn't: a body of some hundred kilobytes could
+ask for gigabytes. What is counted here is what an answer may become at most, of texts whose tokens
+aren't known by their bytes, with bytes of JSON that a token and a log-probability take on average.
+
+An answer that isn't streamed is kept until its client has read it. `Unsent` counts what all calls
+keep, and lets no more in where that is too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from aioserve.server.errors import ApiError
+
+__all__ = ["AnswerSize", "Kept", "Unsent", "most_tokens_of"]
+
+TOKEN_BYTES = 16
+"""Text and id of a token, about."""
+BUSY_RETRY_SECONDS = 1.0
+UNSAID_TOKENS = 4096
+"""Tokens by which an answer counts as kept that may be as long as the context and hasn't ended."""
+
+
+class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may have for an answer."""
+
+    prompts: int = 1
+    n: int = 1
+    """Choices of each prompt."""
+    tokens: int
+    """Most tokens of a choice."""
+    says_tokens: bool = True
+    """False where that is all that the context holds."""
+    buffered_tokens: int | None = None
+    """Tokens of the choices of a prompt together that wait for a slow reader, where the answer is
+    streamed; None where all of them do."""
+    echoed_tokens: int = 0
+    """Tokens of prompts that choices begin with, in all choices together."""
+    logprobs: int | None = None
+    """How many of the most likely tokens are told at each place, beside its own."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that are told by themselves, in all choices together."""
+    prompt_logprobs: int | None = None
+    """The same as `logprobs` at each place of these."""
+    entry_bytes: int = 80
+    """Bytes of one log-probability, about: they depend on the API."""
+    copies: int = 1
+    """How often the answer tells each token."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Most bytes that are made and not sent at one time."""
+        return self._bytes_with(self.tokens)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes by which it counts while it is being computed."""
+        return self._bytes_with(
+            self.tokens if self.says_tokens else min(self.tokens, UNSAID_TOKENS)
+        )
+
+    def made_bytes(self, tokens: int) -> int:
+        """Bytes by which it counts once all choices together have so many tokens."""
+        return tokens * self._place_bytes + self._prompt_bytes
+
+    def _bytes_with(self, tokens: int) -> int:
+        each = self.n * tokens
+        if self.buffered_tokens is not None:
+            each = min(each, self.buffered_tokens)
+        return self.made_bytes(self.prompts * each)
+
+    @property
+    def _place_bytes(self) -> int:
+        entries = 0 if self.logprobs is None else 1 + self.logprobs
+        return self.copies * (TOKEN_BYTES + entries * self.entry_bytes)
+
+    @property
+    def _prompt_bytes(self) -> int:
+        entries = 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs
+        told = self.prompt_tokens * (TOKEN_BYTES + entries * PROMPT_ENTRY_BYTES)
+        return self.echoed_tokens * self._place_bytes + told
+
+    def check(self, limit: int) -> None:
+        """Raise `ApiError` for an answer that may be longer than `limit` bytes."""
+        if self.num_bytes <= limit:
+            return
+        factors = [f"prompts: {self.prompts}", f"choices of each: {self.n}"]
+        if self.buffered_tokens is None:
+            why = "" if self.says_tokens else ", all that the context holds, as none is said"
+            factors.append(f"tokens of each choice: {self.tokens}{why}")
+        if self.copies > 1:
+            factors.append(f"times that each is told: {self.copies}")
+        if of_prompts := self.echoed_tokens + self.prompt_tokens:
+            factors.append(f"tokens of prompts in all choices: {of_prompts}")
+        if told := [one for one in (self.logprobs, self.prompt_logprobs) if one is not None]:
+            factors.append(f"log-probabilities of each token: {1 + max(told)}")
+        raise ApiError(
+            400,
+            f"the answer may have {self.num_bytes} bytes, which is a product ({'; '.join(factors)}"
+            f"); max_answer_bytes is {limit}",
+            code="limit_exceeded",
+        )
+
+
+PROMPT_ENTRY_BYTES = 72
+"""Bytes of one log-probability of a prompt, by its id, with its rank and its text."""
+
+
+def most_tokens_of(prompts: Sequence[Any], max_model_len: int) -> int:
+    """Most tokens of prompts together: a text has no more than bytes, and none has more than fit
+    the model."""
+    return sum(
+        min(len(one.encode("utf-8", "surrogatepass")) if isinstance(one, str) else len(one), most)
+        for most in [max_model_len]
+        for one in prompts
+    )
+
+
+class Unsent:
+    """Counts bytes of answers, made or to be made, that aren't sent, for all calls of an app."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes: int = 0
+
+    def keep(self, num_bytes: int) -> None:
+        """Count an answer from now on. One is always let in. Raises `ApiError` where there would
+        be too much."""
+        if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
+            raise ApiError(
+                503,
+                f"answers of {self.num_bytes} bytes are being made or wait for their readers; with "
+                f"{num_bytes} more there would be more than {self._max_bytes} (max_unsent_bytes)",
+                code="server_overloaded",
+                retry_after_seconds=BUSY_RETRY_SECONDS,
+            )
+        self.num_bytes += num_bytes
+
+    def change(self, before: int, after: int) -> None:
+        """Count an answer by what it became, or by nothing where it is sent."""
+        self.num_bytes += after - before
+
+
+class Kept:
+    """What one call keeps of an answer."""
+
+    __slots__ = ("_max_bytes", "_num_bytes", "_size", "_unsent")
+
+    def __init__(self, unsent: Unsent, max_bytes: int) -> None:
+        self._unsent = unsent
+        self._max_bytes = max_bytes
+        self._size: AnswerSize | None = None
+        self._num_bytes = 0
+
+    def begin(self, size: AnswerSize) -> None:
+        """Count the answer of a request before it is submitted, in place of another of the call.
+        Raises `ApiError` where it may be too long, or all that is kept too much."""
+        self.end()
+        size.check(self._max_bytes)
+        self._unsent.keep(size.kept_bytes)
+        self._size, self._num_bytes = size, size.kept_bytes
+
+    def made(self, tokens: int) -> None:
+        """All its choices have ended, with so many tokens together."""
+        if self._size is not None:
+            self._become(self._size.made_bytes(tokens))
+
+    def end(self) -> None:
+        """All of it is sent, or nobody reads it any more."""
+        self._become(0)
+
+    def _become(self, num_bytes: int) -> None:
+        self._unsent.change(self._num_bytes, num_bytes)
+        self._num_bytes = num_bytes
