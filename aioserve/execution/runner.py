@@ -70,6 +70,8 @@ class Text(msgspec.Struct, frozen=True):
     why_no_tokenizer: str
     retrieval: Retrieval = Retrieval()
     reranker: Reranker | None = None
+    end_ids: tuple[int, ...] | None = None
+    """Tokens that end an answer; None: those that the config names."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

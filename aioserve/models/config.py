@@ -96,7 +96,8 @@ class DecoderConfig(Architecture):
     """Dtype of the checkpoint: float32, bfloat16 or float16; None: not said."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a completion: generation_config.json's, or else config.json's."""
+    """Ids that end a completion by generation_config.json and by config.json, in this order.
+    `ModelFiles.ends` knows of more."""
     generation: GenerationDefaults = NOTHING_SAID
     quantization: Scheme | None = None
     """How weights are stored that the checkpoint quantises; None: none are."""
@@ -134,13 +135,13 @@ class DecoderConfig(Architecture):
         if generation is not None:
             given = Fields(generation, generation_source)
             defaults = _read_generation(given)
-            eos_token_ids = given.token_ids("eos_token_id") or eos_token_ids
+            eos_token_ids = (*given.token_ids("eos_token_id"), *eos_token_ids)
         return cls(
             **{field.name: getattr(architecture, field.name) for field in fields(architecture)},
             architecture=name,
             dtype=_read_dtype(text),
             bos_token_id=next(iter(text.token_ids("bos_token_id")), None),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
             generation=defaults,
             quantization=quantization,
             has_head=has_head,

@@ -22,6 +22,7 @@ from aioserve.errors import ModelError
 from aioserve.isolation import shown
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from aioserve.text.ends import end_ids, named_ends
 
 __all__ = ["SPACE", "GGUFVocabulary", "TokenKind"]
 
@@ -34,16 +35,6 @@ MAX_MERGES = 1 << 21
 _KEY = "tokenizer.ggml."
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
-_ENDS = frozenset(
-    {
-        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<end_of_turn>", "<|endoftext|>",
-        "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
-    }
-)  # fmt: skip
-"""Control tokens that end a completion, whatever else the file says. Files name one or two of those
-that generation_config.json lists."""
-_HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""Where a vocabulary has both, GPT-OSS's, `<|end|>` ends one message of several alone."""
 _PIECE = 2000
 """Entries of JSON that are made in one call, which takes less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
@@ -87,8 +78,12 @@ class GGUFVocabulary:
         self._ids = self._unique_ids()
         self.bos_token_id: int | None = self._token_id("bos_token_id")
         """Begin of a sequence."""
-        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(self._ends()))
+        begins = (self.bos_token_id,)
+        said = [self._token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        self.eos_token_ids: tuple[int, ...] = end_ids(said, self._ids.get, begins)
         """All that end a completion, the file's own first."""
+        for token_id in named_ends(self._ids.get, begins).values():
+            self.kinds[token_id] = TokenKind.CONTROL  # some files have them as text
 
     @property
     def chat_template(self) -> str | None:
@@ -282,18 +277,6 @@ class GGUFVocabulary:
         if wanted and token_id is None and self._fields.has(f"add_{name[:3]}_token"):
             self._fields.invalid(name, f"there, since add_{name[:3]}_token is true")
         return [] if token_id is None else [token_id]
-
-    def _ends(self) -> Iterator[int]:
-        ends, of_message = _ENDS, None
-        if self._ids.keys() >= _HARMONY_ENDS:
-            ends, of_message = ends | _HARMONY_ENDS, self._ids.get("<|end|>")
-        for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
-            token_id = self._token_id(name)
-            if token_id not in (None, of_message):
-                yield token_id
-        for token_id in sorted(self._ids[name] for name in ends & self._ids.keys()):
-            if self.kinds[token_id] == TokenKind.CONTROL and token_id != of_message:
-                yield token_id
 
     # -- reading
 
