@@ -166,6 +166,8 @@ def _read_dtype(config: Fields) -> str | None:
     if not config.has(name):
         return None
     dtype = config.text(name).removeprefix("torch.")
+    if dtype == "auto":
+        return None
     if dtype not in _DTYPES:
         config.unsupported(name, f"the dtypes are {', '.join(_DTYPES)}")
     return dtype
@@ -181,14 +183,14 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
     def number(name: str, **limits: float) -> float | None:
         return fields.number(name, **limits) if fields.has(name) else None
 
-    def integer(name: str) -> int | None:
-        return fields.integer(name, least=0) if fields.has(name) else None
+    def integer(name: str, least: int = 0) -> int | None:
+        return fields.integer(name, least=least) if fields.has(name) else None
 
     defaults = GenerationDefaults(
         do_sample=fields.flag("do_sample", False),
         temperature=number("temperature", least=0),
         top_p=number("top_p"),
-        top_k=integer("top_k"),
+        top_k=integer("top_k", least=-1),
         min_p=number("min_p", least=0),
         typical_p=number("typical_p"),
         repetition_penalty=number("repetition_penalty"),

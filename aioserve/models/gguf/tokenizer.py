@@ -35,6 +35,10 @@ MAX_MERGES = 1 << 21
 _KEY = "tokenizer.ggml."
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
+_NO_TOKEN = (-1, 2**32 - 1)
+"""Ids that some files write where there is no token."""
+_UNUSED_MAY_BE_WRONG = ("unknown_token_id", "padding_token_id")
+"""Keys that only a template reads; byte-level vocabularies know nothing that is unknown."""
 _PIECE = 2000
 """Entries of JSON that are made in one call, which takes less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
@@ -104,7 +108,12 @@ class GGUFVocabulary:
             "unk_token": "unknown_token_id",
             "pad_token": "padding_token_id",
         }
-        ids = {name: self._token_id(key) for name, key in names.items()}
+        template = self.chat_template or ""
+        ids = {
+            name: self._token_id(key)
+            for name, key in names.items()
+            if key not in _UNUSED_MAY_BE_WRONG or self._is_id(key) or name in template
+        }
         return {name: self.tokens[i] for name, i in ids.items() if i is not None}
 
     def tokenizer_json(self) -> bytes:
@@ -281,9 +290,14 @@ class GGUFVocabulary:
     # -- reading
 
     def _token_id(self, name: str) -> int | None:
-        if not self._fields.has(name):
+        value = self._fields.values.get(name)
+        if value is None or (isinstance(value, int) and value in _NO_TOKEN):
             return None
         return self._fields.integer(name, least=0, most=len(self.tokens) - 1)
+
+    def _is_id(self, name: str) -> bool:
+        value = self._fields.values.get(name)
+        return isinstance(value, int) and 0 <= value < len(self.tokens)
 
     def _texts(self, name: str) -> list[str]:
         found = self._fields.values.get(name)
