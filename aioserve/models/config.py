@@ -21,7 +21,13 @@ from aioserve.models.quantization.config import read_scheme
 from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
 
-__all__ = ["CLASSIFIER", "MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
+__all__ = [
+    "CLASSIFIER",
+    "MAX_CONFIG_BYTES",
+    "UNSAID_OF_GGUF",
+    "DecoderConfig",
+    "GenerationDefaults",
+]
 
 CLASSIFIER: str = "score.weight"
 """Name of a classifier's tensor, [labels, hidden]."""
@@ -57,6 +63,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     typical_p: float | None = None
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
+    is_said: bool = True
+    """False: the authors said nothing, and this is what programs for such files do."""
 
     def sampling_params(self) -> SamplingParams:
         """Parameters of the transformers library: greedy unless the model says otherwise."""
@@ -79,7 +87,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = GenerationDefaults()
-"""Defaults of a model whose makers say nothing."""
+"""Defaults of a model in a directory whose makers say nothing: those of transformers."""
+UNSAID_OF_GGUF = GenerationDefaults(
+    do_sample=True, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, is_said=False
+)
+"""Defaults of a model in a GGUF file that says nothing: those of llama.cpp."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,7 +177,7 @@ def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | 
     found = {
         name: metadata[prefix + key] for key, name in fields.items() if prefix + key in metadata
     }
-    return {"do_sample": True, **found} if found else None
+    return {"do_sample": found.get("temperature") != 0, **found} if found else None
 
 
 def _llama(model: FileModel) -> dict[str, Any]:

@@ -254,10 +254,10 @@ async def chat(call: Call, body: ChatBody) -> object:
 @posted("/api/generate", "Answer a text in lines", answer=OllamaText)
 async def generate(call: Call, body: GenerateBody) -> object:
     name = served_name(call, body.model)
-    check_generated(body)
+    is_raw = check_generated(call, body)
     if not body.prompt:
         return OllamaText(**_loaded(name), response="")
-    if body.raw:
+    if is_raw:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
         answering = Answering(call.engine, asked_of(call, body))
