@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aioserve.errors import ModelError
+from aioserve.models.architecture import Experts, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.gguf.config import generation_of, read_config
 from aioserve.models.gguf.file import GGUFFile
@@ -147,8 +148,10 @@ def test_read_as_llama_zeros_are_nothing_and_factors_of_zero_are_not() -> None:
 
 
 def test_no_shared_experts_are_none() -> None:
-    for layer in parse("deepseek2-moe", {"n_shared_experts": 0}).layers[1:]:
-        assert layer.feed_forward.shared is None
+    layers = parse("deepseek2-moe", {"n_shared_experts": 0}).layers
+    experts = list(parts_of(layers, Experts))
+    assert experts
+    assert all(one.shared is None for one in experts)
 
 
 def test_what_multiplies_a_yarn_rope_is_applied() -> None:

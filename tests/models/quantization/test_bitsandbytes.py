@@ -81,6 +81,7 @@ def test_any_rows_of_any_shape_are_those_of_the_whole(
     try:
         found = {name.removeprefix("x."): part for name, part in file.tensors.items()}
         scheme = BitsAndBytes.read(Fields(load_in(4), "config.json"))
+        assert scheme is not None
         stored = scheme.linear(Tensor("x.weight", (rows, columns)), Parts("x", found))
         first = data.draw(st.integers(0, rows - 1))
         end = data.draw(st.integers(first + 1, rows))
