@@ -66,7 +66,8 @@ async def completions(call: Call, token: Token, options: StreamOptions, **fields
     source: Any = Stream()
     writer = CompletionWriter(call, body, SamplingParams(), ["a"], source)
     for _ in range(COUNT):
-        await writer.write((0, Batch([token], (None,))))
+        async for _ in writer.written((0, Batch([token], (None,)))):
+            pass
 
 
 async def chat(call: Call, token: Token, options: StreamOptions, **fields: Any) -> None:
@@ -74,7 +75,8 @@ async def chat(call: Call, token: Token, options: StreamOptions, **fields: Any) 
     source: Any = Stream()
     writer = ChatWriter(call, body, AnswerPlan(), source)
     for _ in range(COUNT):
-        await writer.write([ChatDelta(token.text, tokens=(token,))])
+        async for _ in writer.written([ChatDelta(token.text, tokens=(token,))]):
+            pass
 
 
 async def main() -> None:

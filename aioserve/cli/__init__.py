@@ -196,7 +196,16 @@ def explained(error: CycloptsError) -> str:
         return f"{missing} is missing; usage: {_usage(error)}"
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error)
+    if isinstance(error, UnknownCommandError):
+        return _unknown_command(error)
     return str(error)
+
+
+def _unknown_command(error: UnknownCommandError) -> str:
+    """The word, what is like it, and all commands that there are."""
+    commands = [] if error.app is None else [name for name in error.app if name.isidentifier()]
+    said, mark, _ = str(error).partition("Available commands: ")
+    return f"{said}{mark}{', '.join(commands)}." if mark else said
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
@@ -222,7 +231,8 @@ def _unknown_arguments(error: UnusedCliTokensError) -> str:
     words = error.unused_tokens or []
     commands = [] if error.app is None else [name for name in error.app if name.isidentifier()]
     if commands:
-        return str(UnknownCommandError(unused_tokens=words, app=error.app, verbose=False))
+        unknown = UnknownCommandError(unused_tokens=words, app=error.app, verbose=False)
+        return _unknown_command(unknown)
     many = "is one word" if len(words) == 1 else f"are {len(words)} words"
     has_places = bool(_places(error.target))
     quotes = " (what has spaces in it is written in quotes)" if has_places else ""

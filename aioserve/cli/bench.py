@@ -47,9 +47,9 @@ app: App = App(name="bench", help="Measure the engine with random prompts, or a 
 Model = Annotated[
     str,
     Parameter(
-        help="A model directory, an embedded model (pyhelp), or a hub id, which is downloaded "
-        "where it isn't in the local cache; or random:30m, random:0.6b, a Qwen3 with random "
-        "weights that is written to the user's cache directory once."
+        help="A model directory, a GGUF file, an embedded model (pyhelp), or a hub id, which is "
+        "downloaded where it isn't in the local cache; or random:30m, random:0.6b, a Qwen3 with "
+        "random weights that is written to the user's cache directory once."
     ),
 ]
 

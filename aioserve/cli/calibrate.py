@@ -77,8 +77,8 @@ def calibrate(
     A table that is far off the steps that it was not made of is written too; the exit code is 1.
 
     Args:
-        model: A model directory, an embedded model (pyhelp), random:30m, random:0.6b, or a hub id,
-            which is downloaded where it isn't in the local cache.
+        model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, random:0.6b,
+            or a hub id, which is downloaded where it isn't in the local cache.
         output: The file for `aioserve simulate --cost-table`.
         thorough: Measure four times as long, and with contexts of four times as many tokens.
         max_num_seqs: Most sequences that decode at once.

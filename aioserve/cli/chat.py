@@ -64,8 +64,8 @@ def chat(
     """Talk to a model in turns; /help lists the commands.
 
     Args:
-        model: A model directory, an embedded model (pyhelp), or a hub id, which is downloaded where
-            it isn't in the local cache.
+        model: A model directory, a GGUF file, an embedded model (pyhelp), or a hub id, which is
+            downloaded where it isn't in the local cache.
         system: The system message.
         max_tokens: End each answer after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
@@ -93,7 +93,8 @@ async def converse(opening: Opening, system: str | None) -> None:
             if not engine.has_chat_template:
                 raise InvalidRequestError(
                     f"{opening.model} has no chat template: type a prompt behind it, as in "
-                    f'aioserve run {shlex.quote(opening.model)} "..."',
+                    f'aioserve run {shlex.quote(opening.model)} "...", which completes it, or give '
+                    "a template with --chat-template FILE",
                     argument="model",
                     value=opening.model,
                 )

@@ -37,8 +37,8 @@ def doctor(model: str | None = None, /, *, digests: bool = False, json: bool = F
     """Show what was found: instruction sets, threads, torch, packages for GPUs, policies, models.
 
     Args:
-        model: Show whether this model can be run, too: a model directory, an embedded model, or a
-            hub id in the local cache.
+        model: Show whether this model can be run, too: a model directory, a GGUF file, an embedded
+            model, or a hub id in the local cache.
         digests: Show SHA-256 digests of the model, too, which is all read for them: of its weights
             as they are stored, and of what is computed with them. Two machines whose digests are
             the same have the same model, whatever its files are called; neither digest tells of

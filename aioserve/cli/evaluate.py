@@ -41,8 +41,8 @@ def evaluate(
     """Measure a model's perplexity on a text, and its divergence from another model.
 
     Args:
-        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
-            downloaded where it isn't in the local cache.
+        model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
+            which is downloaded where it isn't in the local cache.
         text: A file in UTF-8, at most 16 MiB.
         reference: A model with the same tokenizer, to compare with: the ratio of perplexities,
             KL(reference || model) over the whole vocabulary, and at how many tokens both find the

@@ -41,11 +41,11 @@ def run(
 ) -> None:
     """Stream one completion to stdout; without a prompt, talk to the model in turns.
 
-    Options that are not given come from the model's generation_config.json.
+    Options that are not given come from the model's generation_config.json, or its GGUF file.
 
     Args:
-        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
-            downloaded where it isn't in the local cache.
+        model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
+            which is downloaded where it isn't in the local cache.
         prompt: What to answer or complete; "-" reads it from stdin. Not given: stdin, or a
             conversation where stdin is a terminal. One that begins with a hyphen comes after "--".
         max_tokens: End after this many tokens.
@@ -100,6 +100,13 @@ def _text(prompt: str | None) -> str:
 
 async def _stream(text: str, opened: Opening, *, chat: bool | None, system: str | None) -> None:
     async with opened.engine as engine:
+        if chat is None and system is None and not engine.has_chat_template:
+            print(
+                f"aioserve: {opened.model} has no chat template: the prompt is completed as it is. "
+                "--chat-template FILE gives it one; --raw completes without this line",
+                file=sys.stderr,
+                flush=True,
+            )
         prompt = _prompt(engine, text, chat=chat, system=system)
         async with engine.stream(prompt, opened.params(engine)) as stream:
             async for token in stream:

@@ -96,8 +96,8 @@ def serve(
     """Serve a model over HTTP, with the APIs that clients of OpenAI know.
 
     Args:
-        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
-            downloaded where it isn't in the local cache.
+        model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
+            which is downloaded where it isn't in the local cache.
         config: A TOML file with the tables [engine] and [server]; AIOSERVE_CONFIG names one too.
         show_config: Print each setting and where it comes from, and serve nothing.
     """
@@ -252,6 +252,11 @@ class Serving:
         at = url if self._listening.uds is None else f"{url} by {self._listening.uds}"
         page = f"; a page to try it: {url}/" if "/" in paths else ""
         _say(f"{self._what.model} is served at {at}{page}")
+        if engine.has_tokenizer and not engine.has_chat_template:
+            _say(
+                f"{self._what.model} has no chat template: texts are completed, and messages are "
+                "refused. --chat-template FILE gives it one"
+            )
         _say(f"try: {self._first_curl(engine, url, paths, name)}")
 
     def _first_curl(self, engine: Engine, url: str, paths: set[str | None], name: str) -> str:

@@ -126,6 +126,12 @@ class EngineFacts:
         return self._lifecycle.started().model.defaults
 
     @property
+    def says_sampling(self) -> bool:
+        """Whether `default_params` are those of the model's files. False for a GGUF file that says
+        nothing of sampling: they are then those of llama.cpp."""
+        return self._lifecycle.started().model.says_sampling
+
+    @property
     def state(self) -> EngineState:
         """Where it is in its life; "failed" where a bug or its device has ended it."""
         return self._lifecycle.state

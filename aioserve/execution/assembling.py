@@ -191,6 +191,7 @@ def described(
             window=decoder.layout.window,
         ),
         defaults=decoder.config.generation.sampling_params(),
+        says_sampling=decoder.config.generation.is_said,
         tokenizer=text.tokenizer,
         chat_template=text.chat_template,
         description={

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,9 @@ from aioserve.models.gguf.parts import holds_gguf
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+from aioserve.text.turn_marks import unended_mark
 
 __all__ = ["load"]
 
@@ -130,6 +133,8 @@ class _Loader:
             parts.append(asyncio.shield(draft))
         await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
+        if described.end_ids is not None:
+            read.config = replace(read.config, eos_token_ids=described.end_ids)
         options: dict[str, Any] = {}
         of = assembling.decoder_of
         if draft is None:
@@ -290,7 +295,9 @@ class _Loader:
             template = files.chat_template(file)
             tokenizer = files.tokenizer()
             reranker = files.reranker(tokenizer, template, self.config.reranker)
-            return Text(tokenizer, template, "", files.retrieval(), reranker)
+            end_ids = files.ends(files.config(), tokenizer)
+            self._check_turns(files, tokenizer, template, end_ids)
+            return Text(tokenizer, template, "", files.retrieval(), reranker, end_ids)
         if self.config.chat_template is not None:
             raise ConfigError(
                 f"chat_template={self.config.chat_template!r} has no effect with a model that has "
@@ -302,3 +309,21 @@ class _Loader:
             "%s. Until then prompts must be token ids, and answers have no text", why_none
         )
         return Text(None, None, why_none, files.retrieval())
+
+    def _check_turns(
+        self,
+        files: ModelFiles,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        end_ids: Sequence[int],
+    ) -> None:
+        """Warn where the template closes turns with what ends no answer."""
+        mark = None if template is None else unended_mark(template, tokenizer, end_ids)
+        if mark is not None:
+            logger.warning(
+                "%s: the chat template closes turns with %s, which ends no answer: answers may go "
+                "on after it. Name its id in eos_token_id of generation_config.json, or in "
+                "stop_token_ids of requests",
+                files.path,
+                shown(mark),
+            )

@@ -70,6 +70,8 @@ class Text(msgspec.Struct, frozen=True):
     why_no_tokenizer: str
     retrieval: Retrieval = Retrieval()
     reranker: Reranker | None = None
+    end_ids: tuple[int, ...] | None = None
+    """Tokens that end an answer; None: those that the config names."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -79,7 +81,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     runner: Runner
     limits: ModelLimits
     defaults: SamplingParams
-    """How the model's makers sample it: for requests without parameters of their own."""
+    """How the model is sampled, by its makers if they say it: for requests without parameters of
+    their own."""
     tokenizer: Tokenizer | None
     """None: the model takes and gives token ids alone."""
     chat_template: ChatTemplate | None
@@ -100,6 +103,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Whether it makes logits, which text and scores of continuations come of."""
     retrieval: Retrieval = Retrieval()
     """How texts are embedded, where a request doesn't say."""
+    says_sampling: bool = True
+    """Whether its makers say how it is sampled."""
     reranker: Reranker | None = None
     """What tells the relevance of documents to queries; None: their embeddings are compared."""
 

@@ -21,7 +21,13 @@ from aioserve.models.quantization.config import read_scheme
 from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
 
-__all__ = ["CLASSIFIER", "MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
+__all__ = [
+    "CLASSIFIER",
+    "MAX_CONFIG_BYTES",
+    "UNSAID_OF_GGUF",
+    "DecoderConfig",
+    "GenerationDefaults",
+]
 
 CLASSIFIER: str = "score.weight"
 """Name of a classifier's tensor, [labels, hidden]."""
@@ -57,6 +63,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     typical_p: float | None = None
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
+    is_said: bool = True
+    """False: the authors said nothing, and this is what programs for such files do."""
 
     def sampling_params(self) -> SamplingParams:
         """Parameters of the transformers library: greedy unless the model says otherwise."""
@@ -79,7 +87,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = GenerationDefaults()
-"""Defaults of a model whose makers say nothing."""
+"""Defaults of a model in a directory whose makers say nothing: those of transformers."""
+UNSAID_OF_GGUF = GenerationDefaults(
+    do_sample=True, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, is_said=False
+)
+"""Defaults of a model in a GGUF file that says nothing: those of llama.cpp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +108,8 @@ class DecoderConfig(Architecture):
     """Dtype of the checkpoint: float32, bfloat16 or float16; None: not said."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a completion: generation_config.json's, or else config.json's."""
+    """Ids that end a completion by generation_config.json and by config.json, in this order.
+    `ModelFiles.ends` knows of more."""
     generation: GenerationDefaults = NOTHING_SAID
     quantization: Scheme | None = None
     """How weights are stored that the checkpoint quantises; None: none are."""
@@ -134,13 +147,13 @@ class DecoderConfig(Architecture):
         if generation is not None:
             given = Fields(generation, generation_source)
             defaults = _read_generation(given)
-            eos_token_ids = given.token_ids("eos_token_id") or eos_token_ids
+            eos_token_ids = (*given.token_ids("eos_token_id"), *eos_token_ids)
         return cls(
             **{field.name: getattr(architecture, field.name) for field in fields(architecture)},
             architecture=name,
             dtype=_read_dtype(text),
             bos_token_id=next(iter(text.token_ids("bos_token_id")), None),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
             generation=defaults,
             quantization=quantization,
             has_head=has_head,
@@ -165,6 +178,8 @@ def _read_dtype(config: Fields) -> str | None:
     if not config.has(name):
         return None
     dtype = config.text(name).removeprefix("torch.")
+    if dtype == "auto":
+        return None
     if dtype not in _DTYPES:
         config.unsupported(name, f"the dtypes are {', '.join(_DTYPES)}")
     return dtype
@@ -180,14 +195,14 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
     def number(name: str, **limits: float) -> float | None:
         return fields.number(name, **limits) if fields.has(name) else None
 
-    def integer(name: str) -> int | None:
-        return fields.integer(name, least=0) if fields.has(name) else None
+    def integer(name: str, least: int = 0) -> int | None:
+        return fields.integer(name, least=least) if fields.has(name) else None
 
     defaults = GenerationDefaults(
         do_sample=fields.flag("do_sample", False),
         temperature=number("temperature", least=0),
         top_p=number("top_p"),
-        top_k=integer("top_k"),
+        top_k=integer("top_k", least=-1),
         min_p=number("min_p", least=0),
         typical_p=number("typical_p"),
         repetition_penalty=number("repetition_penalty"),

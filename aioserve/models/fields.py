@@ -8,13 +8,15 @@ from typing import Any, NoReturn
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.isolation import shown
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "asks_nothing"]
 
 MOST_INTEGER = 2**31 - 1
 """Largest integer that the kernels take."""
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
 """Range around all known epsilons of norms and bases of rotations. Float32 holds the result of any
 formula that combines such numbers."""
+NO_TOKEN = -1
+"""Id that some files write where there is no token."""
 _MOST_NAME_CHARS = 100
 
 
@@ -33,6 +35,15 @@ class Fields:
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
+
+    def without_nothing(self, *names: str) -> Fields:
+        """The same, where fields of these names that ask for nothing count as absent."""
+        left = {
+            name: value
+            for name, value in self.values.items()
+            if name not in names or not asks_nothing(value)
+        }
+        return Fields(left, self.source, self.path)
 
     def nested(self, name: str) -> Fields:
         value = self.values.get(name)
@@ -85,9 +96,10 @@ class Fields:
         return tuple(float(item) for item in value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of ids; absent: none."""
+        """One id or a list of ids; absent: none, and so are null and -1."""
         value = self.values.get(name)
-        items = [] if value is None else value if isinstance(value, list) else [value]
+        given = value if isinstance(value, list) else [value]
+        items = [item for item in given if item is not None and item != NO_TOKEN]
         if not all(
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MOST_INTEGER
             for item in items
@@ -109,6 +121,16 @@ class Fields:
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         return default if value is None else value
+
+
+def asks_nothing(value: object) -> bool:
+    """Whether a value asks for nothing: null, false, zero, an empty text, and lists and objects
+    that hold nothing else."""
+    if isinstance(value, Mapping):
+        return all(asks_nothing(item) for item in value.values())
+    if isinstance(value, list):
+        return all(asks_nothing(item) for item in value)
+    return value is None or (isinstance(value, bool | int | float | str) and not value)
 
 
 def _named(name: str) -> str:

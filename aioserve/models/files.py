@@ -26,6 +26,7 @@ from aioserve.models.quantization import config as quantization
 from aioserve.models.reranking import Reranker, read_reranker
 from aioserve.models.retrieval import MODULES_FILE, Retrieval, read_retrieval
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.ends import names_in
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
 __all__ = ["ModelDirectory", "ModelFiles", "model_files"]
@@ -108,6 +109,9 @@ class ModelDirectory(ModelFiles):
 
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
         return ChatTemplate.from_directory(self.path, file)
+
+    def special_names(self, role: str) -> list[str]:
+        return names_in(self.path, role)
 
     def weights(self, config: DecoderConfig) -> Checkpoint:
         return Checkpoint(self.path, config, config.quantization)

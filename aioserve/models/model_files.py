@@ -13,6 +13,7 @@ from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.models.stored import StoredWeights
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.ends import end_ids
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ModelFiles"]
@@ -45,6 +46,22 @@ class ModelFiles(ABC):
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
         """The model's template, or the one in `file` with the model's special tokens. None if there
         is none. Raises `ModelError`."""
+
+    def special_names(self, role: str) -> list[str]:
+        """Names that the files give a token of that role, "eos_token" or "bos_token", beside the
+        ids in `config`. Raises `ModelError`."""
+        return []
+
+    def ends(self, config: DecoderConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Ids of the tokens that end an answer, by all that the files say and by known names, those
+        of `config` first. Raises `ModelError`."""
+        said, begins = (
+            [tokenizer.id_of(name) for name in self.special_names(role)]
+            for role in ("eos_token", "bos_token")
+        )
+        return end_ids(
+            (*config.eos_token_ids, *said), tokenizer.id_of, (config.bos_token_id, *begins)
+        )
 
     def retrieval(self) -> Retrieval:
         """What the files say of embeddings. Raises `ModelError`."""

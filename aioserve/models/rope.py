@@ -6,14 +6,17 @@ transformers 5 writes (`rope_parameters`, flat or per layer type).
 
 from __future__ import annotations
 
+import logging
 import math
 
 import msgspec
 from msgspec.structs import replace
 
-from aioserve.models.fields import MOST_INTEGER, Fields
+from aioserve.models.fields import MOST_INTEGER, Fields, asks_nothing
 
 __all__ = ["RopeConfig", "longrope_scale", "positions_served", "read_rope"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 _KNOWN_KEYS = frozenset(
@@ -22,9 +25,19 @@ _KNOWN_KEYS = frozenset(
         "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor",
         "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
         "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-        "max_position_embeddings", "llama_4_scaling_beta",
+        "max_position_embeddings", "llama_4_scaling_beta", "attn_factor",
     }
 )  # fmt: skip
+_PLAIN = {"extrapolation_factor": 1, "attn_factor": 1, "finetuned": True}
+"""Parameters, and the value with which they change nothing, as zero and false do."""
+_ZERO_COUNTS = frozenset(
+    {
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor",
+        "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+        "beta_slow", "truncate",
+    }
+)  # fmt: skip
+"""Parameters of which zero or false says something, or makes no sense."""
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +62,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] = ()
     """longrope, serving more."""
     attention_factor: float = 1.0
-    """cos and sin are multiplied by this (longrope, yarn)."""
+    """cos and sin are multiplied by this (longrope, yarn). A config's `attn_factor`, which vLLM and
+    llama.cpp read, is a factor on that of yarn."""
     score_factor: float = 1.0
     """yarn: what the makers of latent attention multiply scores by, beside the above."""
     beta_fast: float = 32.0
@@ -92,15 +106,14 @@ def read_rope(
     doesn't say, in `partial_field` as old configs spell it; None: it rotates whole heads.
     `scales_queries`: the family honours `llama_4_scaling_beta`.
     """
-    rope = _select(config, layer_type, scaled)
-    for name in rope.values:
-        if name not in _KNOWN_KEYS:
-            rope.unsupported(name, "an unknown rotary parameter")
+    rope = _known(_select(config, layer_type, scaled))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if rope.has("llama_4_scaling_beta") and not (scales_queries and kind == "yarn"):
         rope.unsupported("llama_4_scaling_beta", "Ministral 3 scales queries, with a yarn rope")
     if default_original is not None and kind in ("su", "yarn"):
         kind = "longrope"  # what early Phi-3 configs called it
+    if rope.has("attn_factor") and kind != "yarn":
+        rope.unsupported("attn_factor", "it scales ropes of the type yarn")
     if kind not in _KINDS:
         name = "rope_type" if rope.has("rope_type") else "type"
         rope.unsupported(name, f"the rope types are {', '.join(_KINDS)}")
@@ -130,6 +143,21 @@ def read_rope(
     return _longrope(rope, found, original, max_positions)
 
 
+def _known(rope: Fields) -> Fields:
+    """The parameters without those that ask for nothing. Raises `UnsupportedModelError` for others
+    that aren't known."""
+    left = {}
+    for name, value in rope.values.items():
+        if value == _PLAIN.get(name) or (asks_nothing(value) and name not in _ZERO_COUNTS):
+            if value is not None:
+                logger.debug("%s: %s%s = %s changes nothing", rope.source, rope.path, name, value)
+        elif name not in _KNOWN_KEYS:
+            rope.unsupported(name, "an unknown rotary parameter")
+        else:
+            left[name] = value
+    return Fields(left, rope.source, rope.path)
+
+
 def positions_served(config: Fields, max_positions: int) -> int:
     """The longest context of a model: `max_positions`, as its config says, or the product of factor
     and original length where it has a yarn rope that reaches further, as configs that were extended
@@ -137,8 +165,8 @@ def positions_served(config: Fields, max_positions: int) -> int:
     for name in ("rope_scaling", "rope_parameters"):
         if not config.has(name):
             continue
-        rope = config.nested(name)
         original = "original_max_position_embeddings"
+        rope = config.nested(name).without_nothing(original)
         kinds = rope.values.get("rope_type"), rope.values.get("type")
         if "dynamic" in kinds:
             return min(int(max_positions * rope.number("factor", least=1.0)), MOST_INTEGER)
@@ -174,7 +202,7 @@ def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
         found,
         factor=factor,
         original_max_positions=original,
-        attention_factor=rope.number("attention_factor", scale),
+        attention_factor=rope.number("attention_factor", rope.number("attn_factor", 1.0) * scale),
         score_factor=_yarn_scale(factor, all_dims) ** 2,
         beta_fast=fast,
         beta_slow=slow,

@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from aioserve.engine.engine import Engine
 from aioserve.models.resolve import is_model
+from aioserve.request import SamplingParams
 from aioserve.server.answer_sizes import Kept, Unsent
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
@@ -213,6 +215,15 @@ class Call:
     @property
     def settings(self) -> ServerSettings:
         return self.app_state.settings
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """How requests are sampled that don't say it, of an API that documents it: as the model's
+        files say, or else as OpenAI's API does, at temperature 1."""
+        params = self.engine.default_params
+        if self.engine.says_sampling:
+            return params
+        return replace(params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
 
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""

@@ -16,6 +16,7 @@ import tokenizers
 from aioserve.arguments import boolean, check, integer, sequence
 from aioserve.errors import InvalidPromptError, ModelError
 from aioserve.text import library
+from aioserve.text.ends import mark_ends
 from aioserve.text.special_tokens import SpecialTokens
 from aioserve.text.token_bytes import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
@@ -50,7 +51,8 @@ def why_no_tokenizer(path: Path | str) -> str | None:
 class Tokenizer:
     """Encodes and decodes; thread-safe.
 
-    `backend` must not be changed by anyone afterwards. `source` names it in error messages.
+    `backend` must not be changed by anyone afterwards; tokens in it that end answers are made
+    special ones. `source` names it in error messages.
     `vocab_size` is one past its highest id; leave it out if it isn't known.
     Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
     """
@@ -64,6 +66,7 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        mark_ends(backend)
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
@@ -106,6 +109,10 @@ class Tokenizer:
             if framed[before : before + len(plain)] == plain:
                 return before, len(framed) - len(plain) - before
         return 0, 0
+
+    def id_of(self, token: str) -> int | None:
+        """Id of the token of that name; None where the vocabulary has no such token."""
+        return self._backend.token_to_id(token)
 
     def special_among(self, names: Iterable[str]) -> dict[int, str]:
         """Names among `names` that are special tokens, by their ids."""

@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.beam_search": lambda e, s: e.beam_search([1], beam_width=2, max_tokens=2),
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
+    "Engine.says_sampling": lambda e, s: e.says_sampling,
     "Engine.template_reads": lambda e, s: e.template_reads("tools"),
     "Engine.reads_tool_calls": lambda e, s: e.reads_tool_calls,
     "Engine.reasons": lambda e, s: e.reasons,

@@ -15,6 +15,7 @@ from aioserve.simulation.options import TrialOptions
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
+from tests.cli.server_process import ServerProcess
 from tests.models.gguf.conversion import convert, with_bytes_vocabulary
 from tests.models.test_weight_memory import held_bytes
 from tests.parity.tiny_models import CONFIGS
@@ -121,3 +122,51 @@ def test_a_simulated_step_reads_the_bytes_that_are_held(mixed: Path) -> None:
     assert isinstance(plain, RooflineCost)
     assert cost.model.weight_bytes(1) == expected
     assert plain.model.weight_bytes(1) > 4 * expected, "its weights are float32"
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_run_says_that_a_file_has_no_chat_template_and_what_to_do(
+    aioserve_here: Run, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = both[1]
+    (template := tmp_path / "x.jinja").write_text(TEMPLATE)
+    for more, told in (((), True), (("--raw",), False), (("--chat-template", template), False)):
+        done = aioserve_here("run", file, "def f", "--max-tokens", 2, *more)
+        assert done.returncode == 0, done.stderr
+        assert (f"{file} has no chat template: the prompt is completed" in done.stderr) is told
+        assert ("--chat-template FILE gives it one" in done.stderr) is told
+
+
+def test_chat_says_that_a_file_has_no_chat_template_and_what_to_do(
+    aioserve_here: Run, both: tuple[Path, Path]
+) -> None:
+    done = aioserve_here("chat", both[1])
+    assert done.returncode == 2
+    assert "which completes it, or give a template with --chat-template FILE" in done.stderr
+
+
+def test_serve_says_that_a_file_has_no_chat_template_and_what_to_do(
+    both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (template := tmp_path / "x.jinja").write_text(TEMPLATE)
+    said = "has no chat template: texts are completed, and messages are refused"
+    for more, told in (((), True), (("--chat-template", template), False)):
+        with ServerProcess(both[1], *more) as server:
+            seen = server.expect(r"(?s).*try: curl")[0]
+        assert (said in seen) is told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((verb,) for verb in ("run", "chat", "serve", "plan", "doctor", "evaluate", "calibrate")),
+        ("bench", "latency"),
+        ("bench", "throughput"),
+    ],
+    ids=" ".join,
+)
+def test_help_names_files_of_gguf(words: tuple[str, ...], aioserve_here: Run) -> None:
+    shown = " ".join(aioserve_here(*words, "--help").stdout.split())
+    assert "GGUF file" in shown.replace("│ │ ", "")

@@ -72,3 +72,13 @@ def test_of_a_command_that_has_commands_those_are_told(aioserve_here: Run) -> No
     assert done.stderr == (
         'aioserve: Unknown command "chek". Did you mean "check"? Available commands: check, new.\n'
     )
+
+
+@pytest.mark.parametrize("word", ["frobnicate", "serv"])
+def test_an_unknown_command_is_told_all_that_there_are(word: str, aioserve_here: Run) -> None:
+    done = aioserve_here(word)
+    assert done.returncode == 2
+    told = done.stderr.partition("Available commands: ")[2]
+    assert told.endswith(".\n")
+    assert set(told.removesuffix(".\n").split(", ")) == {chain[0] for chain, _ in commands()}
+    assert ('Did you mean "serve"?' in done.stderr) is (word == "serv")

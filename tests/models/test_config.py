@@ -175,7 +175,7 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path):
     assert model_files(tmp_path).config().eos_token_ids == (2,)
 
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')
-    assert model_files(tmp_path).config().eos_token_ids == (5, 7, 9)
+    assert model_files(tmp_path).config().eos_token_ids == (5, 7, 9, 2)
 
     (tmp_path / "generation_config.json").write_text('{"do_sample": true}')
     assert model_files(tmp_path).config().eos_token_ids == (2,)

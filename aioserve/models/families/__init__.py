@@ -30,7 +30,7 @@ from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.families.qwen_moe import qwen2_moe, qwen3_moe
 from aioserve.models.families.smollm import smollm3
 from aioserve.models.families.stablelm import stablelm
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 
 __all__ = [
     "SEEING",
@@ -189,13 +189,15 @@ def _check_says_nothing_more(config: Fields) -> None:
     something else."""
     for field, plain in _PLAIN.items():
         value = config.values.get(field)
-        if value is not None and value not in plain:
+        says_nothing = value is None or (asks_nothing(value) and field not in _FACTORS)
+        if not says_nothing and value not in plain:
             config.unsupported(field, "Llama has nothing like it")
     for field, plain in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
         kinds = config.values.get(field) or []
         if not isinstance(kinds, list) or any(kind != plain for kind in kinds):
             config.unsupported(field, f"each layer of Llama is {plain}")
-    if config.has("sliding_window") and config.values.get("use_sliding_window") is not False:
+    window = config.integer("sliding_window", 0, least=0)
+    if window and config.values.get("use_sliding_window") is not False:
         config.unsupported("sliding_window", "Llama has no window")
 
 

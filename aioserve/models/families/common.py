@@ -22,7 +22,7 @@ from aioserve.models.architecture import (
     linear,
     rms_norm,
 )
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.rope import RopeConfig, positions_served
 
 __all__ = [
@@ -81,6 +81,7 @@ def read_shape(
     default_eps: float = 1e-6,
     tied: bool = False,
 ) -> Shape:
+    config = config.without_nothing("head_dim")
     hidden, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", default_head_dim or hidden // num_heads or None)
     if not config.has("num_key_value_heads") and "num_key_value_heads" in config.values:
@@ -266,20 +267,20 @@ def activation(
 
 
 def same_windows(config: Fields, num_layers: int, absent: int | None) -> list[int]:
-    """One window for all layers, or 0 for none where it is null."""
+    """One window for all layers, or 0 for none where it is null or 0."""
     if "sliding_window" not in config.values and absent is not None:
         window = absent
     else:
-        window = config.integer("sliding_window") if config.has("sliding_window") else 0
+        window = config.integer("sliding_window", 0, least=0)
     expected = ["sliding_attention" if window else "full_attention"] * num_layers
-    if config.has("layer_types") and config.values["layer_types"] != expected:
+    if layer_types(config, expected) != expected:
         config.unsupported("layer_types", "this architecture treats all layers alike")
     return [window] * num_layers
 
 
 def layer_types(config: Fields, default: list[str]) -> list[str]:
     """full_attention or sliding_attention for each layer."""
-    if not config.has("layer_types"):
+    if asks_nothing(config.values.get("layer_types")):
         return default
     kinds = config.values["layer_types"]
     if not isinstance(kinds, list) or len(kinds) != len(default):

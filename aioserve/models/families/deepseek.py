@@ -76,7 +76,10 @@ def _deepseek(
         if routed is None or index < num_dense:
             return _mlp(config, at, shape.hidden, shape.inner)
         inner = config.integer("moe_intermediate_size", defaults.expert_size)
-        shared = config.integer("n_shared_experts", defaults.shared_experts)
+        shared = 0
+        if config.has("n_shared_experts") or "n_shared_experts" not in config.values:
+            shared = config.integer("n_shared_experts", defaults.shared_experts, least=0)
+        beside = _mlp(config, f"{at}.shared_experts", shape.hidden, shared * inner)
         correction = Tensor(f"{at}.gate.e_score_correction_bias", (routed.experts,), is_wide=True)
         return mixture(
             at,
@@ -85,7 +88,7 @@ def _deepseek(
             routed,
             gate,
             correction=correction if routed.sigmoid else None,
-            shared=_mlp(config, f"{at}.shared_experts", shape.hidden, shared * inner),
+            shared=beside if shared else None,
         )
 
     def layer(at: str, index: int) -> Layer:
@@ -137,8 +140,8 @@ def _routing_of_v3(config: Fields) -> Routing:
         sigmoid=True,
         normalized=config.flag("norm_topk_prob", True),
         scale=config.number("routed_scaling_factor", 2.5),
-        groups=config.integer("n_group", 8),
-        top_groups=config.integer("topk_group", 4),
+        groups=config.integer("n_group", 8, least=0) or 1,
+        top_groups=config.integer("topk_group", 4, least=0) or 1,
         group_best=2,
     )
 

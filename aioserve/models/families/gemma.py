@@ -24,7 +24,7 @@ from aioserve.models.families.common import (
     sliding_but_each,
     windows,
 )
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.rope import RopeConfig, read_rope
 
 __all__ = ["gemma2", "gemma3", "gemma3_conditional", "text_config"]
@@ -56,7 +56,7 @@ def gemma2(config: Fields) -> Architecture:
 
 def gemma3(config: Fields) -> Architecture:
     shape = _shape(config)
-    if config.has("attn_logit_softcapping"):
+    if not asks_nothing(config.values.get("attn_logit_softcapping")):
         config.unsupported("attn_logit_softcapping", "Gemma 3 attends without a soft cap")
     pattern = config.integer("sliding_window_pattern", 6)
     kinds = layer_types(config, sliding_but_each(pattern, shape.num_layers))
@@ -137,6 +137,6 @@ def _shape(config: Fields) -> Shape:
 
 
 def _soft_cap(config: Fields, name: str, absent: float) -> float:
-    if name in config.values and config.values[name] is None:
+    if name in config.values and asks_nothing(config.values[name]):
         return 0.0
     return config.number(name, absent) if config.has(name) or absent else 0.0

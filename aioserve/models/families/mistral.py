@@ -22,7 +22,7 @@ from aioserve.models.families.common import (
     same_windows,
     windows,
 )
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.rope import RopeConfig, read_rope
 
 __all__ = ["ministral", "ministral3", "mistral", "mistral3_conditional", "text_config"]
@@ -49,7 +49,7 @@ def mistral(config: Fields) -> Architecture:
 def ministral(config: Fields) -> Architecture:
     shape = read_shape(config, default_kv_heads=8)
     rope = read_rope(config, shape.heads.dim, shape.max_positions)
-    slides = config.has("sliding_window") or "sliding_window" not in config.values
+    slides = not asks_nothing(config.values.get("sliding_window", True))
     default = ["sliding_attention" if slides else "full_attention"] * shape.num_layers
     return _mistral(config, shape, rope, windows(config, layer_types(config, default)))
 

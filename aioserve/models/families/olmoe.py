@@ -6,7 +6,7 @@ from __future__ import annotations
 from aioserve.models.architecture import Architecture, FeedForward
 from aioserve.models.families.common import activation, llama_like, read_shape
 from aioserve.models.families.experts import mixture, read_routing
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.rope import read_rope
 
 __all__ = ["olmoe"]
@@ -14,7 +14,7 @@ __all__ = ["olmoe"]
 
 def olmoe(config: Fields) -> Architecture:
     shape = read_shape(config, default_eps=1e-5)
-    if config.has("clip_qkv"):
+    if not asks_nothing(config.values.get("clip_qkv")):
         config.unsupported("clip_qkv", "queries, keys and values are not clipped")
     rope = read_rope(config, shape.heads.dim, shape.max_positions)
     gate, bias = activation(config, "hidden_act", "silu"), config.flag("attention_bias", False)

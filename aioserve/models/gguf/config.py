@@ -6,6 +6,7 @@ llama.cpp computes it. A setting that isn't known is refused, never ignored. No 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from aioserve.errors import UnsupportedModelError, WeightsError
 from aioserve.models.families.llama import ORIGINAL_POSITIONS_OF_PHI3
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.gguf.mixtures import (
     deepseek2,
     gpt_oss,
@@ -41,17 +42,30 @@ _EVERYWHERE = frozenset(
     {
         "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
         "attention.head_count", "attention.head_count_kv", "attention.causal", "expert_count",
-        "expert_used_count", "tensor_data_layout",
+        "expert_used_count", "tensor_data_layout", "rope.scaling.finetuned",
     }
 )  # fmt: skip
 _ROTARY = frozenset(
     {
         "attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length",
         "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type",
-        "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned",
-        "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+        "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+        "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     }
 )  # fmt: skip
+_ZERO_IS_NONE = (
+    "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor", "rope.freq_base_swa", "attention.sliding_window_pattern",
+    "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base",
+    "expert_group_count", "expert_group_used_count", "expert_weights_scale", "expert_gating_func",
+)  # fmt: skip
+"""Known keys of which zero says no more than that there is nothing to say, as llama.cpp has it."""
+_PLAIN: Mapping[str, object] = dict.fromkeys(
+    ("expert_weights_scale", "logit_scale", "residual_scale", "embedding_scale"), 1
+)
+"""Keys that are known in some families alone, and the value that changes nothing in others."""
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
@@ -111,9 +125,7 @@ def read_config(
         prefix,
     )
     family = FAMILIES[name]
-    for key in keys.values:
-        if key not in family.keys:
-            keys.unsupported(key, "an unknown setting")
+    keys = _known(keys, family.keys)
     if not keys.flag("attention.causal", True):
         keys.unsupported("attention.causal", "only causal attention can be served")
     if "token_embd.weight" not in shapes:
@@ -125,6 +137,31 @@ def read_config(
         "tie_word_embeddings": "output.weight" not in shapes,
         **config,
     }
+
+
+def _known(keys: Fields, known: frozenset[str]) -> Fields:
+    """The keys without those that ask for nothing. Raises `UnsupportedModelError` for others that
+    aren't known."""
+    left = {}
+    for key, value in keys.values.items():
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        if key in known:
+            if key not in _ZERO_IS_NONE or not asks_nothing(plain):
+                left[key] = value
+                continue
+        elif not (asks_nothing(plain) or plain == _PLAIN.get(key, ()) or _holds_all(keys, key)):
+            keys.unsupported(key, "an unknown setting")
+        logger.debug("%s: %s%s = %s changes nothing", keys.source, keys.path, key, plain)
+    return Fields(left, keys.source, keys.path)
+
+
+def _holds_all(keys: Fields, key: str) -> bool:
+    """Whether `key` is a window as long as the context, which leaves nothing out."""
+    return (
+        key == "attention.sliding_window"
+        and not keys.has("rope.scaling.type")
+        and keys.integer(key) >= keys.integer("context_length")
+    )
 
 
 def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | None:
@@ -140,7 +177,7 @@ def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | 
     found = {
         name: metadata[prefix + key] for key, name in fields.items() if prefix + key in metadata
     }
-    return {"do_sample": True, **found} if found else None
+    return {"do_sample": found.get("temperature") != 0, **found} if found else None
 
 
 def _llama(model: FileModel) -> dict[str, Any]:
@@ -176,7 +213,7 @@ def _gemma(model: FileModel, pattern: int, large: int) -> dict[str, Any]:
                 kinds[layer] = "sliding_attention"
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if keys.has(name):
-            config[name] = keys.number(name)
+            config[name] = keys.number(name, least=0) or None
     return config | {
         "query_pre_attn_scalar": scalar,
         "sliding_window": window,
@@ -257,6 +294,7 @@ _PATTERN = "attention.sliding_window_pattern"
 _EXPERT_WIDTH = "expert_feed_forward_length"
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
 _CAPS = "attn_logit_softcapping", "final_logit_softcapping"
+_ROUTING = "expert_gating_func", "expert_weights_norm"
 _LATENTS = (
     "attention.kv_lora_rank", "attention.q_lora_rank", "attention.key_length_mla",
     "attention.value_length_mla", "rope.scaling.yarn_log_multiplier", "leading_dense_block_count",
@@ -265,14 +303,16 @@ _LATENTS = (
 )  # fmt: skip
 
 FAMILIES: Mapping[str, _Family] = {
-    "llama": _family("LlamaForCausalLM", _llama, _WINDOW),
+    "llama": _family("LlamaForCausalLM", _llama, _WINDOW, *_ROUTING),
     "qwen2": _family("Qwen2ForCausalLM", _qwen2),
     "qwen3": _family("Qwen3ForCausalLM", _qwen3),
-    "qwen2moe": _family("Qwen2MoeForCausalLM", qwen2_moe, _EXPERT_WIDTH, _SHARED_WIDTH),
-    "qwen3moe": _family("Qwen3MoeForCausalLM", qwen3_moe, _EXPERT_WIDTH),
-    "olmoe": _family("OlmoeForCausalLM", olmoe, _EXPERT_WIDTH),
+    "qwen2moe": _family("Qwen2MoeForCausalLM", qwen2_moe, _EXPERT_WIDTH, _SHARED_WIDTH, *_ROUTING),
+    "qwen3moe": _family("Qwen3MoeForCausalLM", qwen3_moe, _EXPERT_WIDTH, *_ROUTING),
+    "olmoe": _family("OlmoeForCausalLM", olmoe, _EXPERT_WIDTH, *_ROUTING),
     "gpt-oss": _family(
-        "GptOssForCausalLM", gpt_oss, _EXPERT_WIDTH, _WINDOW, _PATTERN, "rope.freq_base_swa"
+        "GptOssForCausalLM",
+        gpt_oss,
+        *(_EXPERT_WIDTH, _WINDOW, _PATTERN, "rope.freq_base_swa", *_ROUTING),
     ),
     "deepseek2": _family("DeepseekV2ForCausalLM", deepseek2, _EXPERT_WIDTH, *_LATENTS),
     "gemma2": _family("Gemma2ForCausalLM", _gemma2, _WINDOW, _PATTERN, *_CAPS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def write_gguf(model: Path, out: Path, mix: Mix, *, progress: OnProgress | None 
         own_head = _has_own_head(config, weights)
         settings = settings_of(config, mix.number, own_head=own_head)
         tokenizer, template = files.tokenizer(), files.chat_template()
-        said = settings.metadata | vocabulary_of(files.path, config, tokenizer, template)
+        ended = replace(config, eos_token_ids=files.ends(config, tokenizer))
+        said = settings.metadata | vocabulary_of(files.path, ended, tokenizer, template)
         tensors = [*config.required, *([config.head] if own_head else [])]
         copy = _Copy(config, weights, settings, tensors, said, mix)
         check_space(target, copy.writer.num_bytes)

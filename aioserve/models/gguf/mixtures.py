@@ -20,7 +20,7 @@ from aioserve.models.gguf.shared import (
 
 __all__ = ["deepseek2", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
-_SOFTMAX, _SIGMOID = 1, 2
+_SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 """What `expert_gating_func` may be here."""
 
 
@@ -30,6 +30,7 @@ def mixtral(model: FileModel, config: dict[str, Any]) -> dict[str, Any]:
         "architectures": ["MixtralForCausalLM"],
         "sliding_window": window_of(model.keys),
         **_experts(model, "num_local_experts"),
+        **_norms(model, always=True),
     }
 
 
@@ -39,7 +40,7 @@ def qwen2_moe(model: FileModel) -> dict[str, Any]:
         "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
         "shared_expert_intermediate_size": model.keys.integer("expert_shared_feed_forward_length"),
         "qkv_bias": model.has_bias("attn_q"),
-        "norm_topk_prob": False,
+        **_norms(model),
     }
 
 
@@ -48,13 +49,16 @@ def qwen3_moe(model: FileModel) -> dict[str, Any]:
         **_experts(model, "num_experts"),
         "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
         "attention_bias": model.has_bias("attn_q"),
-        "norm_topk_prob": True,  # files don't say, and llama.cpp has it so
+        **_norms(model, always=True),  # files seldom say it, and llama.cpp has it so
     }
 
 
 def olmoe(model: FileModel) -> dict[str, Any]:
-    biases = {"attention_bias": model.has_bias("attn_q"), "norm_topk_prob": False}
-    return whole_heads(model, sizes(model)) | _experts(model, "num_experts") | biases
+    return whole_heads(model, sizes(model)) | {
+        **_experts(model, "num_experts"),
+        "attention_bias": model.has_bias("attn_q"),
+        **_norms(model),
+    }
 
 
 def gpt_oss(model: FileModel) -> dict[str, Any]:
@@ -75,7 +79,8 @@ def gpt_oss(model: FileModel) -> dict[str, Any]:
             "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers
         ],
         "attention_bias": model.has_bias("attn_q"),
-        **_experts(model, "num_local_experts"),
+        **_experts(model, "num_local_experts", _SOFTMAX_OF_CHOSEN),
+        **_norms(model, always=True),
     }
 
 
@@ -113,11 +118,23 @@ def deepseek2(model: FileModel) -> dict[str, Any]:
     return config | _routed(model) if dense < layers else config
 
 
-def _experts(model: FileModel, field: str) -> dict[str, Any]:
+def _experts(model: FileModel, field: str, scores: int | None = _SOFTMAX) -> dict[str, Any]:
+    """scores: what `expert_gating_func` must be where the file has it; None: it is looked at
+    elsewhere."""
+    if scores is not None and model.keys.integer("expert_gating_func", scores) != scores:
+        model.keys.unsupported("expert_gating_func", f"of this architecture it is {scores}")
     return {
         field: model.keys.integer("expert_count"),
         "num_experts_per_tok": model.keys.integer("expert_used_count"),
     }
+
+
+def _norms(model: FileModel, *, always: bool = False) -> dict[str, Any]:
+    """Whether weights of the chosen experts are made 1 in sum. always: the architecture does."""
+    said = model.keys.flag("expert_weights_norm", always)
+    if always and not said:
+        model.keys.unsupported("expert_weights_norm", "this architecture makes weights 1 in sum")
+    return {"norm_topk_prob": said}
 
 
 def _latent_heads(keys: Fields, rank: int, rotated: int) -> tuple[int, int]:
@@ -139,7 +156,7 @@ def _latent_rope(model: FileModel) -> dict[str, Any]:
     keys, found = model.keys, scaled_rope(model)
     if not found or found["rope_scaling"]["rope_type"] != "yarn":
         return found
-    if keys.has("rope.scaling.attn_factor"):
+    if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
         keys.unsupported("rope.scaling.attn_factor", "yarn_log_multiplier scales this architecture")
     # A tenth of mscale_all_dim, which mscale equals.
     scale = short_decimal(np.float32(10 * keys.number("rope.scaling.yarn_log_multiplier")))
@@ -157,9 +174,9 @@ def _routed(model: FileModel) -> dict[str, Any]:
     groups = keys.integer("expert_group_count", 1)
     top_groups = keys.integer("expert_group_used_count", groups)
     config = {
-        **_experts(model, "n_routed_experts"),
+        **_experts(model, "n_routed_experts", None),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "n_shared_experts": keys.integer("expert_shared_count"),
+        "n_shared_experts": keys.integer("expert_shared_count", least=0),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
     }
     if scores == _SIGMOID:

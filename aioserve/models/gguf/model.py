@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aioserve.errors import WeightsError
-from aioserve.models.config import DecoderConfig
+from aioserve.models.config import UNSAID_OF_GGUF, DecoderConfig
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.config import generation_of, read_config
 from aioserve.models.gguf.file import Metadata, short_decimal
@@ -51,9 +52,10 @@ class GGUFModel(ModelFiles):
     def config(self) -> DecoderConfig:
         values, source = self.config_values()
         generation = generation_of(self._read().metadata, source)
-        return DecoderConfig.from_dict(
+        config = DecoderConfig.from_dict(
             values, source=source, generation=generation, generation_source=source
         )
+        return config if generation else replace(config, generation=UNSAID_OF_GGUF)
 
     def why_no_tokenizer(self) -> str | None:
         if self._read().vocabulary is None:

@@ -170,12 +170,14 @@ def _llama3_divisors(rope: RopeConfig) -> Floats:
 
 
 def _sampling(config: DecoderConfig) -> dict[str, Any]:
-    """Sampling that the model's makers want, where they want any."""
+    """Sampling of the model. A file that said nothing would be sampled as llama.cpp does."""
     chosen = config.generation
     if not chosen.do_sample:
-        return {}
+        temperature = 0.0
+    else:
+        temperature = 1.0 if chosen.temperature is None else chosen.temperature
     values = {
-        "temp": chosen.temperature,
+        "temp": temperature,
         "top_p": chosen.top_p,
         "top_k": chosen.top_k,
         "min_p": chosen.min_p,

@@ -88,6 +88,9 @@ def scaled_rope(model: FileModel) -> dict[str, Any]:
     kind = keys.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
     if kind == "linear" and factor == 1.0:
         kind = "none"
+    said = keys.number("rope.scaling.attn_factor", 1.0)
+    if said != 1.0 and kind != "yarn":
+        keys.unsupported("rope.scaling.attn_factor", "it scales ropes of the type yarn")
     if "rope_freqs.weight" in model.shapes:
         if kind != "none":
             keys.unsupported("rope.scaling.type", "rope_freqs.weight scales frequencies already")
@@ -107,10 +110,8 @@ def scaled_rope(model: FileModel) -> dict[str, Any]:
     if keys.has("rope.scaling.original_context_length"):
         original = keys.integer("rope.scaling.original_context_length")
         scaling["original_max_position_embeddings"] = original
-    if keys.has("rope.scaling.attn_factor"):
-        # That of the file is multiplied by the one that follows from the factor.
-        own = 0.1 * float(np.log(factor)) + 1.0 if factor > 1 else 1.0
-        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor") * own
+    if said != 1.0:
+        scaling["attn_factor"] = said
     return rope("yarn", **scaling)
 
 

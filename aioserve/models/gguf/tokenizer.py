@@ -22,6 +22,7 @@ from aioserve.errors import ModelError
 from aioserve.isolation import shown
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from aioserve.text.ends import end_ids, named_ends
 
 __all__ = ["SPACE", "GGUFVocabulary", "TokenKind"]
 
@@ -36,16 +37,10 @@ TEMPLATE_KEYS = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
 _KEY = "tokenizer.ggml."
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
-_ENDS = frozenset(
-    {
-        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<end_of_turn>", "<|endoftext|>",
-        "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
-    }
-)  # fmt: skip
-"""Control tokens that end a completion, whatever else the file says. Files name one or two of those
-that generation_config.json lists."""
-_HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""Where a vocabulary has both, GPT-OSS's, `<|end|>` ends one message of several alone."""
+_NO_TOKEN = (-1, 2**32 - 1)
+"""Ids that some files write where there is no token."""
+_UNUSED_MAY_BE_WRONG = ("unknown_token_id", "padding_token_id")
+"""Keys that only a template reads; byte-level vocabularies know nothing that is unknown."""
 _PIECE = 2000
 """Entries of JSON that are made in one call, which takes less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
@@ -89,8 +84,12 @@ class GGUFVocabulary:
         self._ids = self._unique_ids()
         self.bos_token_id: int | None = self._token_id("bos_token_id")
         """Begin of a sequence."""
-        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(self._ends()))
+        begins = (self.bos_token_id,)
+        said = [self._token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        self.eos_token_ids: tuple[int, ...] = end_ids(said, self._ids.get, begins)
         """All that end a completion, the file's own first."""
+        for token_id in named_ends(self._ids.get, begins).values():
+            self.kinds[token_id] = TokenKind.CONTROL  # some files have them as text
 
     @property
     def chat_template(self) -> str | None:
@@ -117,7 +116,12 @@ class GGUFVocabulary:
             "unk_token": "unknown_token_id",
             "pad_token": "padding_token_id",
         }
-        ids = {name: self._token_id(key) for name, key in names.items()}
+        template = self.chat_template or ""
+        ids = {
+            name: self._token_id(key)
+            for name, key in names.items()
+            if key not in _UNUSED_MAY_BE_WRONG or self._is_id(key) or name in template
+        }
         return {name: self.tokens[i] for name, i in ids.items() if i is not None}
 
     def tokenizer_json(self) -> bytes:
@@ -291,24 +295,17 @@ class GGUFVocabulary:
             self._fields.invalid(name, f"there, since add_{name[:3]}_token is true")
         return [] if token_id is None else [token_id]
 
-    def _ends(self) -> Iterator[int]:
-        ends, of_message = _ENDS, None
-        if self._ids.keys() >= _HARMONY_ENDS:
-            ends, of_message = ends | _HARMONY_ENDS, self._ids.get("<|end|>")
-        for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
-            token_id = self._token_id(name)
-            if token_id not in (None, of_message):
-                yield token_id
-        for token_id in sorted(self._ids[name] for name in ends & self._ids.keys()):
-            if self.kinds[token_id] == TokenKind.CONTROL and token_id != of_message:
-                yield token_id
-
     # -- reading
 
     def _token_id(self, name: str) -> int | None:
-        if not self._fields.has(name):
+        value = self._fields.values.get(name)
+        if value is None or (isinstance(value, int) and value in _NO_TOKEN):
             return None
         return self._fields.integer(name, least=0, most=len(self.tokens) - 1)
+
+    def _is_id(self, name: str) -> bool:
+        value = self._fields.values.get(name)
+        return isinstance(value, int) and 0 <= value < len(self.tokens)
 
     def _texts(self, name: str) -> list[str]:
         found = self._fields.values.get(name)

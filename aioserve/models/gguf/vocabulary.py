@@ -23,6 +23,7 @@ from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from aioserve.models.gguf.settings import WRITTEN
 from aioserve.models.gguf.tokenizer import GGUFVocabulary, TokenKind
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.ends import named_ends
 from aioserve.text.template_files import TOOL_USE
 from aioserve.text.tokenizer import Tokenizer
 from aioserve.text.tokenizer_file import MAX_FILE_BYTES, parse_tokenizer
@@ -57,7 +58,7 @@ def vocabulary_of(
     metadata = how(said, model, tokens, kinds) | _frame(tokenizer, config)
     if config.architecture == "Phi3ForCausalLM" and set(tokens) >= _MARKS_OF_PHI3:
         metadata["general.name"] = "Phi-3"
-    for name, token_id in zip(("eos", "eot", "eom"), config.eos_token_ids, strict=False):
+    for name, token_id in zip(("eos", "eot", "eom"), _ends(config, tokenizer), strict=False):
         metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
     if template is not None:
         metadata["tokenizer.chat_template"] = template.source
@@ -148,6 +149,12 @@ def _frame(tokenizer: Tokenizer, config: DecoderConfig) -> dict[str, Any]:
     }
     bos = before[0] if before else config.bos_token_id
     return said if bos is None else said | {"tokenizer.ggml.bos_token_id": bos}
+
+
+def _ends(config: DecoderConfig, tokenizer: Tokenizer) -> list[int]:
+    """Ids of ends: the first one, then those that readers don't know by their names."""
+    known = {*named_ends(tokenizer.id_of, (config.bos_token_id,)).values()}
+    return [*config.eos_token_ids[:1], *sorted(config.eos_token_ids[1:], key=known.__contains__)]
 
 
 def _check(

@@ -135,11 +135,14 @@ class BitsAndBytes(Scheme):
     unread: ClassVar[re.Pattern[str]] = re.compile(r"weight_format|weight\.quant_state\..*")
 
     @classmethod
-    def read(cls, fields: Fields) -> BitsAndBytes:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+    def read(cls, fields: Fields) -> BitsAndBytes | None:
+        """From `quantization_config`; None where it asks for neither 4 nor 8 bits. Raises
+        `UnsupportedModelError` and `ModelError`."""
         four, eight = fields.flag("load_in_4bit", False), fields.flag("load_in_8bit", False)
-        if four == eight:
+        if four and eight:
             fields.unsupported("load_in_4bit", "it or load_in_8bit must be true, not both")
+        if not four and not eight:
+            return None
         return cls("int4" if four else "int8")
 
     @property

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from aioserve.models.architecture import Tensor
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.quantization import fp8
 from aioserve.models.quantization.mxfp4 import GROUP_SIZE, Mxfp4
 from aioserve.models.quantization.packing import unpacked
@@ -50,6 +50,8 @@ _FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE, _MXFP4, _MXFP8)
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALONE = ((), (1,), (1, 1))
 """Shapes of the one scale of a weight."""
+_PARTS = ("weights", "input_activations", "output_activations")
+"""Parts of a group that something may be asked for."""
 _ALL_LINEARS = "Linear"
 """The name of torch's class, as a target of a group: every linear layer."""
 
@@ -188,20 +190,24 @@ class CompressedTensors(Scheme):
     )
 
     @classmethod
-    def read(cls, fields: Fields) -> CompressedTensors:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+    def read(cls, fields: Fields) -> CompressedTensors | None:
+        """From `quantization_config`; None where no group of weights is quantised. Raises
+        `UnsupportedModelError` and `ModelError`."""
         for name in ("sparsity_config", "transform_config"):
             value = fields.values.get(name)
-            if isinstance(value, Mapping) and value and value.get("format") != "dense":
+            if isinstance(value, Mapping) and not _is_empty(value):
                 fields.unsupported(name, "only weights that are quantised alone can be loaded")
         whole = fields.text("format", "dense")
+        if asks_nothing(fields.values.get("config_groups")):
+            return None
         said = fields.nested("config_groups")
         groups = [
-            (_targets(one := said.nested(name)), _group(one, one.text("format", whole)))
-            for name in said.values
+            (_targets(one), _group(one, one.text("format", whole)))
+            for one in map(said.nested, said.values)
+            if not asks_nothing([one.values.get(name) for name in _PARTS])
         ]
         if not groups:
-            fields.invalid("config_groups", "an object with at least one group")
+            return None
         ignored = _names(fields, "ignore")
         names = [*ignored, *(target for targets, _ in groups for target in targets)]
         patterns = [name.removeprefix(EXPRESSION) for name in names if name.startswith(EXPRESSION)]
@@ -234,6 +240,13 @@ class CompressedTensors(Scheme):
         return max(meant, key=lambda found: found[0])[1].described(tensor, parts)
 
 
+def _is_empty(said: Mapping[str, object]) -> bool:
+    """Whether a config of sparsity, or of transforms, asks for none."""
+    return said.get("format") == "dense" or all(
+        value is None or (name == "config_groups" and not value) for name, value in said.items()
+    )
+
+
 def _certainty(target: str) -> int:
     """A name says more than a pattern, and a pattern more than a class of layers. The first
     counts among targets that say as much."""
@@ -256,7 +269,9 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
     if stored_as not in _FORMATS:
         group.unsupported("format", f"{stored_as} isn't read; {', '.join(_FORMATS)} are")
     bits, kind = weights.integer("num_bits", 8), weights.text("type", "int")
-    strategy = weights.text("strategy", "group" if weights.has("group_size") else "tensor")
+    weights = weights.without_nothing("group_size")
+    sizes = {None: "tensor", -1: "channel"}
+    strategy = weights.text("strategy", sizes.get(weights.values.get("group_size"), "group"))
     if strategy not in _STRATEGIES:
         weights.unsupported("strategy", f"scales are read by {', '.join(_STRATEGIES)}")
     if stored_as in (_MXFP4, _MXFP8):
@@ -274,7 +289,7 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
             weights.unsupported(
                 "num_bits", "floats have 8 bits, and scales by tensor, channel, block"
             )
-        block = _block(weights) if strategy == "block" else None
+        block = fp8.block_of(weights, "block_structure") if strategy == "block" else None
         return Floats8(block, _rounds_activations(group, "float"))
     if bits not in (4, 8):
         weights.unsupported("num_bits", "integers have 4 or 8 bits")
@@ -294,10 +309,3 @@ def _rounds_activations(group: Fields, kind: str) -> bool:
         return False
     said = group.nested("input_activations")
     return said.integer("num_bits", 8) == 8 and said.text("type", "int") == kind
-
-
-def _block(weights: Fields) -> tuple[int, int]:
-    outputs, inputs = weights.numbers("block_structure", 2)
-    if not (outputs.is_integer() and inputs.is_integer() and outputs >= 1 and inputs >= 1):
-        weights.unsupported("block_structure", "a block has whole numbers of rows and columns")
-    return int(outputs), int(inputs)

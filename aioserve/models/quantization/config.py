@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.quantization.awq import Awq
 from aioserve.models.quantization.bitsandbytes import BitsAndBytes
 from aioserve.models.quantization.compressed_tensors import CompressedTensors
@@ -15,7 +15,7 @@ from aioserve.models.quantization.scheme import Scheme
 
 __all__ = ["FILES", "METHODS", "SAID", "read_scheme"]
 
-METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
+METHODS: Mapping[str, Callable[[Fields], Scheme | None]] = {
     "awq": Awq.read,
     "bitsandbytes": BitsAndBytes.read,
     "compressed-tensors": CompressedTensors.read,
@@ -35,13 +35,14 @@ FILES = {
 
 
 def read_scheme(*places: Fields) -> Scheme | None:
-    """The scheme of the first of the places that says one; None: weights are plain.
+    """The scheme of the first of the places that says one; None: weights are plain, which is also
+    what a place says that names no weights.
 
     Raises `UnsupportedModelError` for a method, or a variant of one, that isn't read, and
     `ModelError` for a malformed field.
     """
     said = next((place.nested(SAID) for place in places if place.has(SAID)), None)
-    if said is None:
+    if said is None or asks_nothing(said.values) or _leaves_weights_plain(said):
         return None
     method = said.text("quant_method", "")
     if not method and (said.values.get("load_in_4bit") or said.values.get("load_in_8bit")):
@@ -53,3 +54,11 @@ def read_scheme(*places: Fields) -> Scheme | None:
             "that it was made from",
         )
     return METHODS[method](said)
+
+
+def _leaves_weights_plain(said: Fields) -> bool:
+    """Whether ModelOpt has quantised no more than the KV cache."""
+    if said.text("quant_method", "") != "modelopt":
+        return False
+    inside = said.values.get("quantization", said.values)
+    return isinstance(inside, Mapping) and inside.get("quant_algo", "not said") in (None, "")

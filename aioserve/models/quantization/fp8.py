@@ -13,7 +13,7 @@ import numpy as np
 
 from aioserve.models.architecture import Tensor
 from aioserve.models.coded import CodedFloats
-from aioserve.models.fields import Fields
+from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.quantization.packing import E4M3, e8m0
 from aioserve.models.quantization.scheme import FLOATS, Parts, Scheme, num_groups
 from aioserve.models.stored import (
@@ -25,10 +25,11 @@ from aioserve.models.stored import (
     StoredTensor,
 )
 
-__all__ = ["Float8", "Fp8"]
+__all__ = ["Float8", "Fp8", "block_of"]
 
 _SCALE_DTYPES = (*FLOATS, "F8_E8M0", "U8")
 _SCALES = ("weight_scale_inv", "weight_scale")
+_SPELLED_BLOCK = re.compile(r"\s*(\d{1,9})\s*x\s*(\d{1,9})\s*")
 _ACTIVATIONS = ("dynamic", "static")
 """Schemes by which activations become floats of 8 bits."""
 
@@ -101,6 +102,18 @@ def described(
     return StoredLinear(format_, {"weight": weight, "scales": found}, rows, columns)
 
 
+def block_of(fields: Fields, name: str) -> tuple[int, int]:
+    """Outputs and inputs of a block, which some files write as "128x128". Raises
+    `UnsupportedModelError` and `ModelError`."""
+    said = fields.values.get(name)
+    if isinstance(said, str) and (parts := _SPELLED_BLOCK.fullmatch(said)):
+        fields = Fields({name: [int(parts[1]), int(parts[2])]}, fields.source, fields.path)
+    outputs, inputs = fields.numbers(name, 2)
+    if not (outputs.is_integer() and inputs.is_integer() and outputs >= 1 and inputs >= 1):
+        fields.unsupported(name, "a block has whole numbers of rows and columns")
+    return int(outputs), int(inputs)
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8(Scheme):
     """The methods "fp8" and "fbgemm_fp8"."""
@@ -120,12 +133,9 @@ class Fp8(Scheme):
             fields.unsupported("fmt", "floats of 8 bits are read as e4m3")
         is_dynamic = fields.text("quant_method", "") == "fbgemm_fp8"
         rounds = is_dynamic or fields.text("activation_scheme", "") in _ACTIVATIONS
-        if not fields.has("weight_block_size"):
+        if asks_nothing(fields.values.get("weight_block_size")):
             return cls(None, rounds)
-        outputs, inputs = fields.numbers("weight_block_size", 2)
-        if not (outputs.is_integer() and inputs.is_integer() and outputs >= 1 and inputs >= 1):
-            fields.unsupported("weight_block_size", "a block has whole numbers of rows and columns")
-        return cls((int(outputs), int(inputs)), rounds)
+        return cls(block_of(fields, "weight_block_size"), rounds)
 
     @property
     def name(self) -> str:

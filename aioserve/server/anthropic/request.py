@@ -368,7 +368,7 @@ async def asked_of(call: Call, body: MessageRequest) -> Asked:
         "thinking_token_budget": _budget_of(call, body),
     }
     with as_named(names, turns.placed):
-        params = sampling_params(call.engine.default_params, given)
+        params = sampling_params(call.default_params, given)
     options = call.options(tenant=call.tenant or user_id or None, **framing_of(call, body, turns))
     return Asked(turns.messages, params, plan, options, names, turns.placed)
 

@@ -263,10 +263,10 @@ async def chat(call: Call, body: ChatBody) -> object:
 @posted("/api/generate", "Answer a text in lines", answer=OllamaText, streams="if asked")
 async def generate(call: Call, body: GenerateBody) -> object:
     name = served_name(call, body.model)
-    check_generated(body)
+    is_raw = check_generated(call, body)
     if not (body.prompt or body.suffix):
         return OllamaText(**_loaded(name), response="")
-    if body.raw or body.suffix:
+    if is_raw:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
         answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)

@@ -224,14 +224,22 @@ async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
     return Asked(messages, params, plan, call.options(chat_template_kwargs=variables), NAMES)
 
 
-def check_generated(body: GenerateBody) -> None:
-    """Raise `ApiError` for what there is no text model, or no other way, for."""
+def check_generated(call: Call, body: GenerateBody) -> bool:
+    """Whether the prompt is the text that it is: where the body says so, or what stands behind a
+    gap, and where the model has no template. Raises `ApiError` for what there is no text model, or
+    no other way, for."""
     for field in ("images", "template", "context"):
         if getattr(body, field):
             raise refuse(field, "isn't supported", "unsupported_parameter")
     for field in ("raw", "suffix"):
         if getattr(body, field) and (body.system or body.think is not None):
             raise refuse(field, "goes with neither system nor think: the prompt is all there is")
+    if call.engine.has_chat_template:
+        return bool(body.raw or body.suffix)
+    if body.system:
+        raise refuse("system", "needs a model with a chat template, and this one has none")
+    _thinking(call, body.think)  # refuses what no template reads
+    return True
 
 
 def _form(given: str | dict[str, Any] | None) -> ResponseFormat | None:

@@ -70,7 +70,7 @@ async def beams_of(
     if (asked := body.asked_form) is not None:
         raise refuse(asked.field, "isn't supported with use_beam_search", "unsupported_parameter")
     with as_named(names):
-        params = body.params(call.engine.default_params, max_tokens=max_tokens)
+        params = body.params(call.default_params, max_tokens=max_tokens)
     cut = _truncation(call, body, params.max_tokens)
     options = {name: value for name, value in body.options(call).items() if name not in cut}
     most = call.engine.limits.max_model_len

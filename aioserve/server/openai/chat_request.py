@@ -287,7 +287,7 @@ async def asked_of(call: Call, body: ChatRequest) -> Asked:
         )
         plan = fitted(call.engine, plan)
         params = body.params(
-            call.engine.default_params,
+            call.default_params,
             max_tokens=body.most_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,

@@ -377,7 +377,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
     if body.use_beam_search:
         return await _beams(call, body, prompts)
     with as_named(names):
-        params = body.params_of(call.engine.default_params, call.settings)
+        params = body.params_of(call.default_params, call.settings)
         options = body.options(call)
         call.kept.begin(_size(call, body, params, prompts))
         # Whatever is the matter with a prompt is seen before any of them is answered.

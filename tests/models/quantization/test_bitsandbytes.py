@@ -81,6 +81,7 @@ def test_any_rows_of_any_shape_are_those_of_the_whole(
     try:
         found = {name.removeprefix("x."): part for name, part in file.tensors.items()}
         scheme = BitsAndBytes.read(Fields(load_in(4), "config.json"))
+        assert scheme is not None
         stored = scheme.linear(Tensor("x.weight", (rows, columns)), Parts("x", found))
         first = data.draw(st.integers(0, rows - 1))
         end = data.draw(st.integers(first + 1, rows))
@@ -165,12 +166,18 @@ def test_a_part_that_is_wrong_is_named(
         check_stands_for(model, model)
 
 
-@pytest.mark.parametrize(("four", "eight"), [(False, False), (True, True)])
-def test_a_config_that_says_neither_or_both_is_refused(tmp_path: Path, four: bool, eight: bool):
-    said = load_in(4, load_in_4bit=four, load_in_8bit=eight)
+def test_a_config_that_says_both_is_refused(tmp_path: Path):
+    said = load_in(4, load_in_4bit=True, load_in_8bit=True)
     model, _ = write_quantized(tmp_path, said, storing_eight_bits)
     with pytest.raises(UnsupportedModelError, match=r"quantization_config\.load_in_4bit"):
         model_files(model).config()
+
+
+def test_integers_of_a_config_that_says_neither_are_refused(tmp_path: Path):
+    said = load_in(4, load_in_4bit=False, load_in_8bit=False)
+    model, _ = write_quantized(tmp_path, said, storing_eight_bits)
+    with pytest.raises(WeightsError, match=r"weight"):
+        model_files(model).weights(model_files(model).config())
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):

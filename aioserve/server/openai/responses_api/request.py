@@ -358,7 +358,7 @@ async def asked_of(
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, form)
     with as_named(names, turns.placed):
         params = body.params(
-            call.engine.default_params,
+            call.default_params,
             max_tokens=body.max_output_tokens,
             structured_output=plan.form,
             logprobs=(body.top_logprobs or 0) if body.tells_logprobs else None,
