@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,9 +107,11 @@ def test_each_sign_of_a_busy_machine_is_told_by_name_and_number(
 
 
 def test_what_others_take_of_the_processors_is_seen_and_what_we_take_is_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stat = tmp_path / "stat"
+    stat, now = tmp_path / "stat", [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("aioserve.cli._busy.time", clock)
 
     def write(user: int, steal: int) -> None:
         # Processors beyond those that there are count for nobody.
@@ -117,15 +120,12 @@ def test_what_others_take_of_the_processors_is_seen_and_what_we_take_is_not(
 
     write(0, 0)
     watch = MachineWatch(stat)
-    began = time.perf_counter()
-    time.sleep(0.2)
-    elapsed = time.perf_counter() - began
+    now[0] = 1000.0
     # In ticks of a hundredth: half of each processor, and a tenth stolen.
-    write(round(50 * elapsed), round(10 * elapsed))
+    write(50_000, 10_000)
     busy = watch.busy()
-    assert busy.others is not None
-    assert busy.stolen is not None
-    assert 0 < busy.stolen <= 0.11
+    assert busy.stolen == pytest.approx(0.1)
+    assert busy.others == pytest.approx(0.5, abs=0.01)  # and hardly anything is ours
     assert busy.others <= 0.5
     missing = MachineWatch(tmp_path / "no-such-file").busy()
     assert (missing.others, missing.stolen) == (None, None)
