@@ -188,6 +188,7 @@ class KVMemory:
         """
         pages = lease.page_ids[: pages_for(lease.computed, self.page_size)]
         self.pool.retain(pages)
+        child.namespace = lease.namespace
         child.page_table.append(pages)
         child.covered = len(pages)
         self.windows.share(lease, child, len(pages))

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KVContent", "cache_key", "namespace_key"]
+__all__ = ["KVContent", "alone_key", "cache_key", "namespace_key"]
 
 
 class KVContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +44,11 @@ def namespace_key(*, adapter: str | None = None, salt: str | None = None) -> byt
     for a part that is no string.
     """
     return _text(b"adapter", adapter) + _text(b"salt", salt)
+
+
+def alone_key(namespace: bytes, number: int) -> bytes:
+    """A namespace of one sequence's own, within that of its request; `number` is the sequence's."""
+    return namespace + _part(b"alone", b"%d" % number)
 
 
 def cache_key(content: KVContent, namespace: bytes, token_ids: npt.NDArray[np.int32]) -> bytes:

@@ -224,6 +224,9 @@ class Backend(RowOps[Tensor]):
         Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX, or
         interleaved. A rotation of fewer than D dimensions turns the first ones of each head.
 
+        No value in the pages is NaN or infinite, since attention gives those that a row doesn't see
+        a weight of 0. A head's value with such a number is written as 0, and its key as NaN.
+
         Args:
             qkv: `[T, (Hq + 2 * Hk) * D]`: the heads of queries, keys and values, one after the
                 other. Only the queries change.
@@ -240,6 +243,8 @@ class Backend(RowOps[Tensor]):
 
         With R the pages' `latent_rank` and D their `head_dim`, the last D - R numbers are rotated,
         as `rotary_kv_write` does it, and the first R of latents are normalised.
+
+        Latents of a token with a NaN or an infinity are written as 0, and its rotated key as NaN.
 
         Args:
             queries: `[T, Hq * D]`. Only what is rotated changes.

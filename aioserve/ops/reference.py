@@ -209,8 +209,8 @@ class ReferenceBackend(Backend):
                 new_q = new_q * rotation.query_scale[batch.positions.long(), None, None]
         q.copy_(new_q)
         pages, offsets = batch.token_pages[group], batch.token_offsets[group]
-        k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
-        v_pages[pages, :, offsets] = v.to(v_pages.dtype)
+        keys, values = _numbers_alone(new_k.to(k_pages.dtype), v.to(v_pages.dtype))
+        k_pages[pages, :, offsets], v_pages[pages, :, offsets] = keys, values
 
     def _angles(
         self, rotation: Rotation, head_dim: int, batch: ReferenceBatch
@@ -233,7 +233,9 @@ class ReferenceBackend(Backend):
         turned = queries.unflatten(1, (-1, kv.head_dim))[..., rank:]
         turned.copy_(_rotate(_wide(turned), *angles))
         key = _rotate(_wide(latents[:, None, rank:]), *angles)
-        row = torch.cat([_rms_norm(latents[:, None, :rank], norm), key.to(pages.dtype)], dim=-1)
+        value = _rms_norm(latents[:, None, :rank], norm)
+        key, value = _numbers_alone(key.to(pages.dtype), value)
+        row = torch.cat([value, key], dim=-1)
         group, _ = kv.places[at.layer]
         pages[batch.token_pages[group], :, batch.token_offsets[group]] = row
 
@@ -309,6 +311,16 @@ def _rms_norm(x: Tensor, norm: RMSNorm) -> Tensor:
     wide = _wide(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
     return (wide * scale * (_wide(norm.weight) + norm.weight_offset)).to(x.dtype)
+
+
+def _numbers_alone(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values `[T, H, ...]` with no NaN and no infinity among the values.
+
+    Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN. Zeros
+    are in place of such a value, and NaN in that of its key: the rows that see it have that.
+    """
+    finite = values.isfinite().all(-1, keepdim=True)
+    return keys.masked_fill(~finite, float("nan")), values.masked_fill(~finite, 0)
 
 
 def _own_pages(kv: KVCache) -> PlainKVCache:

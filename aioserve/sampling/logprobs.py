@@ -16,7 +16,7 @@ from torch import Tensor
 from aioserve.request import Logprobs, TopLogprob
 from aioserve.sampling.uploads import upload
 
-__all__ = ["LogprobRows", "MostLikely"]
+__all__ = ["LogprobRows", "MostLikely", "highest"]
 
 ROWS_AT_ONCE = 32
 """Rows of logits that are copied at once."""
@@ -88,13 +88,12 @@ class MostLikely:
         self._tokens[len(wanted.sampled) :] = upload(wanted.target_ids, np.int64, device)
         self._sums = torch.empty(count, dtype=torch.float32, device=device)
         self._of_tokens = torch.empty(count, dtype=torch.float32, device=device)
+        may_wait = device.type == "cpu"
         for start in range(0, count, ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             found = logits.index_select(0, rows[part])
             self._sums[part] = torch.logsumexp(found, dim=1)
-            top = torch.topk(found, width, dim=1)
-            self.values[part, 1:] = top.values
-            self.ids[part] = top.indices
+            self.values[part, 1:], self.ids[part] = highest(found, width, may_wait=may_wait)
         if wanted.edited:
             self._sums.index_fill_(0, upload(wanted.edited, np.int64, device), 0.0)
         self.values[:, 1:] -= self._sums[:, None]
@@ -107,3 +106,33 @@ class MostLikely:
         torch.take(self._logits, self._tokens, out=self._of_tokens)
         torch.sub(self._of_tokens, self._sums, out=self._of_tokens)
         self.values[:, 0] = self._of_tokens
+
+
+def highest(rows: Tensor, count: int, *, may_wait: bool) -> tuple[Tensor, Tensor]:
+    """The `count` highest numbers of each row `[R, V]`, in falling order, and their columns, int64:
+    `[R, count]` both. Of equal numbers the one in the lowest column comes first.
+
+    `torch.topk` takes any of those that equal the last one, and others for another count. Whoever
+    `may_wait` for the device looks which rows that concerns.
+    """
+    found = torch.topk(rows, min(count + 1, rows.shape[1]), dim=1)
+    values, ids, beyond = found.values[:, :count], found.indices[:, :count], found.values[:, count:]
+    if count and beyond.shape[1]:
+        if not may_wait:
+            ids = _lowest_of_equal(rows, values, ids)
+        elif len(cut := (values[:, -1:] == beyond).nonzero()[:, 0]):
+            ids[cut] = _lowest_of_equal(rows[cut], values[cut], ids[cut])
+    ids, order = ids.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _lowest_of_equal(rows: Tensor, values: Tensor, ids: Tensor) -> Tensor:
+    """Columns of the highest numbers, of which the lowest equal the last of `values`."""
+    columns, count = rows.shape[1], values.shape[1]
+    last = values[:, -1:]
+    every = torch.arange(columns, dtype=torch.int32, device=rows.device)
+    equal = torch.where(rows == last, every, columns)
+    lowest = torch.topk(equal, count, dim=1, largest=False).values.clamp(max=columns - 1)
+    place = torch.arange(count, device=rows.device) - (values > last).sum(1, keepdim=True)
+    return torch.where(place < 0, ids, lowest.gather(1, place.clamp(min=0)).to(ids.dtype))

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,10 +35,10 @@ import numpy.typing as npt
 from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.request import FinishReason
 from aioserve.scheduling.planner import StepPlanner
-from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.sequence import Phase, Run, SequenceState
 from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.updates import SequenceUpdate
-from aioserve.steps.plan import ItemKind
+from aioserve.steps.plan import ItemKind, WorkItem
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
 
@@ -46,8 +47,16 @@ VERIFY = ItemKind.VERIFY
 logger: logging.Logger = logging.getLogger(__name__)
 
 PageIds = npt.NDArray[np.int32]
-BrokenRow = tuple[SequenceState, int, PageIds]
-"""A sequence whose logits were no numbers, with the slot and the pages that it had."""
+
+
+class BrokenRow(NamedTuple):
+    """A row whose logits were no numbers."""
+
+    run: Run
+    item: WorkItem
+    page_ids: PageIds
+    """Pages that the item reads."""
+    error: str
 
 
 def after_failed_step(state: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
@@ -84,36 +93,79 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
 
 
-def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> None:
-    """Rows of logits were not numbers: end their sequences, and let none go on from the KV that
-    may be to blame: all of theirs, but for leading pages over which another has sampled a token."""
-    suspects = [(s, _num_proven_pages(state, s, page_ids)) for s, _, page_ids in broken]
-    state.end([s for s, slot, _ in broken if s.slot == slot], publish=False)
+def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> list[SequenceUpdate]:
+    """Rows of logits were not numbers: let no sequence go on from the KV that may be to blame, all
+    of theirs, but for leading pages over which another has sampled a token.
+
+    Those that took over such KV begin again, alone: what another computed can break them no more,
+    and no sequence begins again for this a second time. Those that took over none are to blame
+    themselves, and end.
+    """
+    suspects = [
+        (row.run.lease.namespace, row.run.sequence, _num_proven_pages(state, row)) for row in broken
+    ]
+    to_blame = _to_blame(state, broken, [num_pages for _, _, num_pages in suspects])
+    state.end([row.run.sequence for row in to_blame], publish=False)
     while suspects:
-        suspect, num_pages = suspects.pop()
-        namespace = suspect.request.namespace
+        namespace, suspect, num_pages = suspects.pop()
         state.shorten(state.memory.forget(namespace, suspect.known_ids, num_pages))
         proven = capacity_tokens(num_pages, state.memory.page_size)
         for sequence in list(state.running):
-            if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
-                sequence.lose_found()
-                sequence.forget_scores()
-                state.begin_again(sequence)
-                if sequence.pooling is not None:
-                    sequence.pooling.forget()
-                suspects.append((sequence, num_pages))
+            lease = sequence.lease
+            if lease.namespace != namespace or lease.borrowed <= proven or sequence.is_alone:
+                continue
+            if sequence.begins_like(suspect, proven + 1):
+                _begin_again_alone(state, sequence)
+                suspects.append((namespace, sequence, num_pages))
+    for row in broken:
+        if row.run.goes_on:  # a sample that shares the fate of another
+            _begin_again_alone(state, row.run.sequence)
+    return [
+        SequenceUpdate(row.run.sequence.sequence_id, None, FinishReason.ERROR, row.error)
+        for row in to_blame
+    ]
 
 
-def _num_proven_pages(state: SchedulerState, broken: SequenceState, page_ids: PageIds) -> int:
-    """How many of `page_ids`, from the first on, another sequence has sampled over. It may have
+def _to_blame(
+    state: SchedulerState, broken: list[BrokenRow], proven_pages: list[int]
+) -> list[BrokenRow]:
+    """Rows whose own tokens are to blame: what they took over is proven, or nothing. Samples that
+    fork off a prompt in this very step share the fate of the first."""
+    found: list[BrokenRow] = []
+    of_items: dict[int, bool] = {}
+    for row, num_pages in zip(broken, proven_pages, strict=True):
+        sequence, item = row.run.sequence, row.item
+        if not row.run.goes_on:
+            continue
+        proven = capacity_tokens(num_pages, state.memory.page_size)
+        own = sequence.is_alone or row.run.lease.borrowed <= proven
+        if sequence.sequence_id == item.sequence_id:
+            of_items[id(item)] = own
+        if of_items.get(id(item), own):
+            found.append(row)
+    return found
+
+
+def _begin_again_alone(state: SchedulerState, sequence: SequenceState) -> None:
+    sequence.lose_found()
+    sequence.forget_scores()
+    state.begin_again(sequence)
+    sequence.share_nothing()
+    if sequence.pooling is not None:
+        sequence.pooling.forget()
+
+
+def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
+    """How many of its pages, from the first on, another sequence has sampled over. It may have
     seen none of their window pages, so where there are such it proves nothing."""
+    page_ids = broken.page_ids
     if state.memory.windows.num_groups:
         return 0
     most = 0
     for sequence in state.running:
         proven = sequence.proven_pages
         shared = min(len(proven), len(page_ids))
-        if sequence is not broken and shared > most:
+        if sequence is not broken.run.sequence and shared > most:
             differing = np.flatnonzero(proven[:shared] != page_ids[:shared])
             most = max(most, int(differing[0]) if len(differing) else shared)
     return most

@@ -320,10 +320,7 @@ class Scheduler:
             index += 1
             at, end = end, end + (counts.get(index, 1) if counts else 1)
             if errors and index in errors:
-                broken.append((sequence, slot, page_ids))
-                if not drops:
-                    sequence.pending -= 1
-                    updates.append(_failed(sequence, errors[index]))
+                broken.append(BrokenRow(run, item, page_ids, errors[index]))
                 continue
             if drops:
                 continue
@@ -386,7 +383,7 @@ class Scheduler:
                     state.draft_lengths.answers.ended(num_answer_tokens)
         state.end(ended)
         if broken:
-            after_bad_rows(state, broken)
+            updates += after_bad_rows(state, broken)
         for run, item, taken in late:
             if run.goes_on:
                 self._go_back(run.sequence, item, taken)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.kv.lease import KVLease
+from aioserve.kv.namespace import alone_key
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.draft_lengths import DraftRecord
@@ -295,11 +296,9 @@ class SequenceState:
         return self._prefix_key[1]
 
     def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
-        """Whether the first `num_tokens` tokens of both are known, equal and in one namespace."""
-        return (
-            self.request.namespace == other.request.namespace
-            and min(self.num_known, other.num_known) >= num_tokens
-            and np.array_equal(self.ids(0, num_tokens), other.ids(0, num_tokens))
+        """Whether the first `num_tokens` tokens of both are known and equal."""
+        return min(self.num_known, other.num_known) >= num_tokens and np.array_equal(
+            self.ids(0, num_tokens), other.ids(0, num_tokens)
         )
 
     def take_slot(self, slot: int) -> None:
@@ -349,6 +348,16 @@ class SequenceState:
         self._begin()
         self.epoch += 1
         self.phase = Phase.WAITING
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it shares no KV with other requests."""
+        return self.lease.namespace != self.request.namespace
+
+    def share_nothing(self) -> None:
+        """From now on it reads no KV that another computed, and none reads its own. It is waiting
+        and has nothing."""
+        self.lease.namespace = alone_key(self.request.namespace, self.sequence_id)
 
     def __repr__(self) -> str:
         return f"sequence {self.sequence_id} ({self.phase.value})"

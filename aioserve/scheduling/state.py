@@ -215,7 +215,7 @@ class SchedulerState:
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 del self.running[place_of(self.running, sequence)]
-                if publish and not sequence.foretold:
+                if publish and not sequence.foretold and not sequence.is_alone:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
                     if self.policy_calls.pins:
                         self.pins.ask_to_pin(sequence)

@@ -31,6 +31,10 @@ static void latent_write(const LatentArgs& args, int64_t begin, int64_t end) {
                      .weight_offset = args.weight_offset},
                     0, 1);
         rotate_head<T>(turn, latent + args.rank, row + args.rank, nullptr, cos, sin, 1.0f);
+        if (!all_finite(row, args.rank)) {  // the value, of which the rest is no part
+            fill(row, args.rank, 0.0f);
+            fill(row + args.rank, args.rotated, __builtin_nanf(""));
+        }
         if (dim < row_size) row[dim] = T{};
     }
 }

@@ -170,6 +170,22 @@ static inline void write_value(const bf16* value, int64_t dim, int64_t offset, i
     for (int64_t i = 0; i < dim; ++i) to[2 * i] = value[i];
 }
 
+// A value that is no number breaks rows that don't see it as well: attention multiplies it by a weight
+// of 0. So zeros are written in its place, and its key becomes NaN, which breaks those that see it.
+template <class T>
+static bool all_finite(const T* row, int64_t size) {
+    Vec sum = Vec::zero();
+    for (int64_t i = 0; i < size; i += Vec::kWidth)
+        sum = Vec::fma(load_some(row + i, size - i), Vec::zero(), sum);  // infinity * 0 is NaN
+    return sum.sum() == 0;
+}
+
+template <class T>
+static void fill(T* row, int64_t size, float number) {
+    for (int64_t i = 0; i < size; i += Vec::kWidth)
+        store_some(Vec::set(number), row + i, size - i);
+}
+
 template <class T>
 static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) {
     constexpr int64_t kPerStep = 4 / sizeof(T);
@@ -198,11 +214,17 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
             T key[kMaxHeadDim + 1];
             rotate_head<T>(args, k + head * args.k_head_stride, key,
                            static_cast<const T*>(args.k_norm), cos, sin, 1.0f);
+            T zeros[kMaxHeadDim];
+            const T* value = v + head * args.v_head_stride;
+            if (!all_finite(value, dim)) {
+                fill(key, dim, __builtin_nanf(""));
+                fill(zeros, dim, 0.0f);
+                value = zeros;
+            }
             if (dim < steps * kPerStep) key[dim] = T{};
             write_key(key, steps, reinterpret_cast<uint32_t*>(args.k_pages + at) + offset,
                       args.page_size);
-            write_value(v + head * args.v_head_stride, dim, offset, args.page_size,
-                        reinterpret_cast<T*>(args.v_pages + at));
+            write_value(value, dim, offset, args.page_size, reinterpret_cast<T*>(args.v_pages + at));
         }
     }
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aioserve.request import SamplingParams
 from aioserve.sampling.edits import RowEdits, SlotEdits
 from aioserve.sampling.extras import RowExtras
-from aioserve.sampling.logprobs import LogprobRows, MostLikely
+from aioserve.sampling.logprobs import LogprobRows, MostLikely, highest
 
 VOCAB = 50
 
@@ -131,3 +131,44 @@ def test_of_beams_they_are_what_edits_leave_of_them_and_no_row_changes_another(
         assert np.allclose(values, expected.topk(7).values, atol=1e-4)
     kept = [row for row, is_beam in enumerate([*beams, False, False]) if not is_beam]
     assert torch.equal(logits[kept], before[kept])
+
+
+@given(
+    values=st.lists(
+        st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, float("-inf")]), min_size=30, max_size=30),
+        min_size=1,
+        max_size=6,
+    ),
+    count=st.integers(0, 30),
+    may_wait=st.booleans(),
+)
+def test_of_equal_ones_the_lowest_id_comes_first_however_many_are_asked_for(
+    values, count, may_wait
+):
+    rows = torch.tensor(values)
+    found, ids = highest(rows, count, may_wait=may_wait)
+
+    order = rows.argsort(dim=1, descending=True, stable=True)[:, :count]
+    assert torch.equal(ids, order)
+    assert torch.equal(found, rows.gather(1, order))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
+def test_what_others_ask_for_changes_no_id_of_equal_ones(tops, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(0, 3, (len(tops), VOCAB), generator=generator).float()
+
+    def told(rows: list[int]) -> list[list[int]]:
+        wanted = LogprobRows(
+            range(len(rows)),
+            [tops[row] for row in rows],
+            first_scored=len(rows),
+            target_ids=np.empty(0, np.int64),
+        )
+        most_likely = MostLikely(wanted, logits[rows])
+        most_likely.note(torch.zeros(len(rows), dtype=torch.int64))
+        read, _ = wanted.read(most_likely.values.numpy(), most_likely.ids.numpy())
+        return [[top.id for top in one.top] for one in read.values()]
+
+    together = told([*range(len(tops))])
+    assert together == [told([row])[0] for row in range(len(tops))]

@@ -105,13 +105,19 @@ def write_kernel(
         latent = tl.load(source + dims, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         factors = tl.load(weight + dims, mask=inside, other=0.0).to(tl.float32) + weight_offset
-        tl.store(row + dims, (latent * scale * factors).to(kind), mask=inside)
+        value = (latent * scale * factors).to(kind)
+        # Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN.
+        # So zeros are written in its place, and NaN behind it: the rows that see it have that.
+        finite = tl.abs(value.to(tl.float32)) < float("inf")
+        broken = tl.max(tl.where(finite, 0.0, 1.0), 0) > 0.0
+        tl.store(row + dims, tl.where(broken, 0.0, value).to(kind), mask=inside)
         key = source + RANK + pair * STEP
         one = tl.load(key, mask=paired, other=0.0).to(tl.float32)
         other = tl.load(key + APART, mask=paired, other=0.0).to(tl.float32)
         to = row + RANK + pair * STEP
-        tl.store(to, (one * c - other * s).to(kind), mask=paired)
-        tl.store(to + APART, (other * c + one * s).to(kind), mask=paired)
+        nan = float("nan")
+        tl.store(to, tl.where(broken, nan, one * c - other * s).to(kind), mask=paired)
+        tl.store(to + APART, tl.where(broken, nan, other * c + one * s).to(kind), mask=paired)
         if REST_TILE > 0:
             rest = 2 * HALF + tl.arange(0, REST_TILE)
             held = rest < ROTATED

@@ -35,6 +35,13 @@ def _place(qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, resul
 
 
 @triton.jit
+def _broken(at, rows, dims, mask):
+    """1 for heads with a NaN or an infinity where `mask` [HEADS, dims] is set, float32 [HEADS]"""
+    numbers = tl.load(at + rows[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    return tl.max(tl.where(tl.abs(numbers) < float("inf"), 0.0, 1.0), 1)
+
+
+@triton.jit
 def _factors(query_norm, key_norm, is_query, dims, inside, weight_offset):
     q = tl.load(query_norm + dims, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(key_norm + dims, mask=inside, other=0.0).to(tl.float32)
@@ -73,7 +80,8 @@ def rotary_kernel(
     """Program (token, HEADS of its heads): queries first, then keys, then values.
 
     HALF pairs of dims are turned, dim i * STEP with i * STEP + APART; those behind them are the
-    rest. Each dim is read by the program that writes it, and by no other.
+    rest. Each dim is read by the program that writes it; those of values, which don't change, are
+    read by the one that writes their key as well.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -101,6 +109,18 @@ def rotary_kernel(
         in_rest = here[:, None] & (rest_dims < HEAD_DIM)[None, :]
         rest = tl.load(qkv + q_at[:, None] + rest_dims[None, :], mask=in_rest, other=0.0)
         rest = rest.to(tl.float32)
+    # Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN. So
+    # zeros are written in its place, and NaN for its key: the rows that see it have that.
+    value_at = tl.where(is_key, q_at + KV_HEADS * HEAD_DIM, q_at)
+    kept = (is_key | is_value)[:, None]
+    broken = tl.zeros([HEADS], tl.float32)
+    if HALF > 0:
+        broken += _broken(qkv, value_at, dims, kept & (pair < HALF)[None, :])
+        broken += _broken(qkv, value_at + APART, dims, kept & (pair < HALF)[None, :])
+    if REST_TILE > 0:
+        broken += _broken(qkv, value_at, rest_dims, kept & (rest_dims < HEAD_DIM)[None, :])
+    broken = (broken > 0.0)[:, None]
+    instead = tl.where(is_value, 0.0, float("nan"))[:, None]
     # Everything is read before anything is written, by any thread.
     tl.debug_barrier()
 
@@ -128,6 +148,8 @@ def rotary_kernel(
             factor = tl.where(is_query, tl.load(query_scale + position), 1.0)[:, None]
             turned *= factor
             second *= factor
+        turned = tl.where(broken, instead, turned)
+        second = tl.where(broken, instead, second)
         _place(qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, turned, dims, paired)
         _place(
             qkv, k_pages, v_pages, q_at + APART, kv_at + APART, is_query, is_key, is_value,
@@ -141,6 +163,7 @@ def rotary_kernel(
         if SCALED:
             at_position = tl.load(positions + token).to(tl.int64)
             rest *= tl.where(is_query, tl.load(query_scale + at_position), 1.0)[:, None]
+        rest = tl.where(broken, instead, rest)
         _place(
             qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, rest, rest_dims, in_rest
         )
