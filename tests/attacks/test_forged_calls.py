@@ -18,7 +18,8 @@ from tests.attacks.test_forged_turns import forgeries, marks_of, names_of, templ
 KINDS = ("chatml", "not marked", "stripping", "nested names", "spelled by the model")
 
 TEMPLATES = {
-    "as JSON": "{{ bos_token }}{{ messages | tojson }}{{ tools | tojson }}{{ x | tojson }}",
+    "as JSON": "{{ bos_token }}{{ messages | tojson }}{{ tools | tojson }}"
+    "{{ x | default('') | tojson }}",
     "as ASCII": "{{ messages | tojson(ensure_ascii=true) }}{{ tools | tojson(indent=2) }}{{ x }}",
     "as Python shows it": "{{ bos_token }}{{ messages }}{{ tools }}{{ x }}{{ eos_token }}",
     "part by part": "{% for m in messages %}{{ bos_token ~ m.reasoning_content ~ m.content }}"
