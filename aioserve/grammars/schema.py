@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from aioserve.errors import InvalidSamplingError
 
@@ -47,6 +47,9 @@ that."""
 MAX_RULES = 1000
 """Most rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB
 mostly."""
+MAX_SCHEMAS = 10_000
+"""Most schemas within a schema. What is referred to by its way through others counts once more with
+all within it. They take some two seconds."""
 MAX_PLACES = 20_000
 """Most places of strings in a schema, counted once for each way that leads there."""
 
@@ -104,11 +107,12 @@ def sound_schema(text: str, argument: str) -> str:
         raise _refused(argument, "has the keyword x-guidance, which is none of JSON Schema")
     checked: list[dict[str, Any]] = []
     _check_each(schema, argument, 0, checked)
+    respelled = [_respell(each) for each in checked]
     _Joined(schema, argument, checked).of(schema, ())
     has_one_of = any(len(_list(each, "oneOf")) > 1 for each in checked)
     narrowed = [_narrow(each, argument, has_one_of) for each in checked]
     if not any(narrowed):
-        return text
+        return json.dumps(schema) if any(respelled) else text
     if has_one_of and (name := next(filter(_NOT_PLAIN.search, _names(schema)), None)):
         raise _refused(
             argument,
@@ -196,6 +200,16 @@ def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, 
     checked.append(schema)
 
 
+def _respell(schema: dict[str, Any]) -> bool:
+    """Spell a schema's reference in the one way that llguidance always takes, by which it is known.
+    Return whether that changed it."""
+    ref = schema.get("$ref")
+    if not isinstance(ref, str):
+        return False
+    schema["$ref"] = spelled = "#" + quote(unquote(ref)[1:], safe="/~") if ref[:1] == "#" else ref
+    return spelled != ref
+
+
 def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
     """Exclude from a schema's further names the names that it knows, written in another way. Return
     whether that was needed."""
@@ -255,7 +269,7 @@ class _Joined:
         self._root = root
         self._checked = set(map(id, checked))
         self._argument = argument
-        self._num_places = 0
+        self._num_places = self._num_schemas = 0
         self._known: dict[str, Counter[_Path]] = {}
         """Counts of the schemas that are referred to, by reference."""
 
@@ -264,6 +278,9 @@ class _Joined:
         counts: Counter[_Path] = Counter()
         if not isinstance(schema, dict):
             return counts
+        self._num_schemas += 1
+        if self._num_schemas > MAX_SCHEMAS:
+            raise _refused(self._argument, "comes to more schemas within it", MAX_SCHEMAS)
         counts[()] = ("pattern" in schema) + ("format" in schema)
         for inner in _list(schema, "allOf"):
             counts.update(self.of(inner, refs))
@@ -305,6 +322,9 @@ class _Joined:
         return at
 
 
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
 def referred(root: Any, ref: str) -> Any:
     """What a reference leads to by `#/...`; None where that is nothing."""
     at = root
@@ -313,7 +333,7 @@ def referred(root: Any, ref: str) -> Any:
         return None
     for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+        if isinstance(at, list) and _INDEX.fullmatch(name) and int(name) < len(at):
             at = at[int(name)]
         elif isinstance(at, dict) and name in at:
             at = at[name]
