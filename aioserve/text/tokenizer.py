@@ -14,8 +14,9 @@ from pathlib import Path
 import tokenizers
 
 from aioserve.arguments import boolean, check, integer, sequence
-from aioserve.errors import InvalidPromptError, ModelError
+from aioserve.errors import InvalidPromptError, ModelError, UnsupportedModelError
 from aioserve.text import library
+from aioserve.text.encoding_cost import is_quick
 from aioserve.text.special_tokens import SpecialTokens
 from aioserve.text.token_bytes import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
@@ -52,7 +53,8 @@ class Tokenizer:
 
     `backend` must not be changed by anyone afterwards. `source` names it in error messages.
     `vocab_size` is one past its highest id; leave it out if it isn't known.
-    Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
+    Raises `UnsupportedModelError` for a decoder that can't be streamed exactly, for dropout, and
+    for steps that multiply a text.
     """
 
     def __init__(
@@ -64,6 +66,13 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            raise UnsupportedModelError(
+                f"{source}: dropout must be left out of its model, got {backend.model.dropout}: it "
+                "draws the tokens of a text anew each time"
+            )
+        self.is_quick: bool = is_quick(backend, source)
+        """Whether short texts are encoded in no time. If not, encode on a thread alone."""
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
@@ -95,7 +104,7 @@ class Tokenizer:
     def special_tokens(self) -> SpecialTokens:
         """Special tokens, kept apart from the text of messages. Made when first used, which may
         take a while: use it in a thread."""
-        return SpecialTokens(self._backend, self._source)
+        return SpecialTokens(self._backend, self._source, is_quick=self.is_quick)
 
     @cached_property
     def frame(self) -> tuple[int, int]:
@@ -126,7 +135,11 @@ class Tokenizer:
         check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
         try:
             return library.encode_ids(
-                self._backend, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+                self._backend,
+                text,
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                is_quick=self.is_quick,
             )
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
@@ -142,11 +155,11 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text that UTF-8 can encode, without any frame and of any length."""
-        return library.encode_ids(self._backend, text)
+        return library.encode_ids(self._backend, text, is_quick=self.is_quick)
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Ids as of `encode_plain`, and where in `text` each token ends, in characters."""
-        encoding = library.encode(self._backend, text)
+        encoding = library.encode(self._backend, text, is_quick=self.is_quick)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def token_bytes(self, token_id: int) -> bytes:
