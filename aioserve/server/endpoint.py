@@ -30,7 +30,7 @@ from aioserve.server.bodies import (
     read_body,
 )
 from aioserve.server.call_log import CALL_LOG
-from aioserve.server.errors import ApiError, aborted, api_error_of, called
+from aioserve.server.errors import ApiError, aborted, api_error_of, busy, called
 
 __all__ = [
     "EVENT_STREAM",
@@ -219,7 +219,7 @@ class EndpointApp(Generic[B]):
             return None if kind is None else found
         parameters(scope, NoParameters)  # what a query asks for must not be missed
         seconds = call.settings.body_timeout_seconds
-        with anyio.move_on_after(seconds):
+        with call.app_state.calls.reading(call.call_log) as ended, anyio.move_on_after(seconds):
             body = await read_body(
                 scope,
                 receive,
@@ -227,6 +227,8 @@ class EndpointApp(Generic[B]):
                 any_content_type=self._endpoint.any_content_type,
             )
             return parse(body, kind)
+        if ended.cancelled_caught:
+            raise busy(call.settings.max_concurrent_calls)
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
