@@ -135,7 +135,7 @@ class GrammarMatcher:
             if self.error is not None:
                 return mask
             mask[: len(words)] = words[: len(mask)]
-            if vocabulary.end < vocabulary.num_logits:
+            if vocabulary.end < 32 * vocabulary.num_words:
                 _clear(mask, (vocabulary.end,))
         if self._not_first is not None and not self._follower.has_begun:
             mask &= ~self._not_first
