@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from aioserve.cli._streams import printable
+from aioserve.cli._printable import printable
 
 __all__ = ["plain_console"]
 

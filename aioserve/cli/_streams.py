@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aioserve.cli._printable import printable
 from aioserve.errors import ConfigError, InvalidPromptError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ __all__ = [
     "json_text",
     "one_line",
     "open_streams",
-    "printable",
     "read_prompt",
     "table_console",
 ]
@@ -138,11 +138,3 @@ def one_line(error: object) -> str:
 def answer_text(text: str) -> str:
     """A piece of a model's answer as stdout gets it: a file as it is, a terminal `printable`."""
     return printable(text) if sys.stdout.isatty() else text
-
-
-def printable(text: str) -> str:
-    """Text that a terminal shows and does nothing else with: lines and tabs stay, and other
-    characters that aren't printable are written as Python spells them."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

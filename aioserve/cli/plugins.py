@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._plugin_project import write_project
-from aioserve.cli._streams import printable
+from aioserve.cli._printable import printable
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown

@@ -14,7 +14,8 @@ from rich.table import Table
 from aioserve.assets import model_path
 from aioserve.cli import _streams
 from aioserve.cli._console import plain_console
-from aioserve.cli._streams import answer_text, printable
+from aioserve.cli._printable import printable
+from aioserve.cli._streams import answer_text
 from tests.cli.command import Run
 from tests.cli.http_load.misbehaving import answering
 
