@@ -8,6 +8,7 @@ the name of the command's `main`.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 
@@ -17,6 +18,9 @@ __all__ = ["leave_at_once", "leave_at_once_on", "main"]
 def main() -> None:
     """Run one command and leave with its exit code; with 130 where Ctrl-C comes before it runs."""
     before = leave_at_once_on(signal.SIGINT)
+    # The first to be registered is the last to run. Behind it Python gives up its handlers, and
+    # Ctrl-C would end a process by the signal that has done its work and said so.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     from aioserve.cli import main as run
 
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioserve.arguments import counted, shown
-from aioserve.cli._streams import check_output
+from aioserve.cli._streams import check_output, one_line
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import CostModel, CostTable
 from aioserve.simulation.options import SchedulerOptions, TrialOptions
@@ -165,7 +165,7 @@ def say_what_is_unknown(machine: Machine, options: TrialOptions) -> None:
     if unknown:
         missing, instead = zip(*unknown, strict=True)
         print(
-            f"aioserve: {_name_of(options)} doesn't tell {', '.join(missing)}: "
+            f"aioserve: {one_line(_name_of(options))} doesn't tell {', '.join(missing)}: "
             f"{', '.join(instead)}",
             file=sys.stderr,
             flush=True,
@@ -210,7 +210,7 @@ def warn_of_steps_outside(options: TrialOptions, found: Iterable[tuple[str, Metr
 
 
 def warn(text: str) -> None:
-    print(f"aioserve: warning: {text}", file=sys.stderr, flush=True)
+    print(f"aioserve: warning: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def _name_of(options: TrialOptions) -> str:

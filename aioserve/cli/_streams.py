@@ -13,12 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aioserve.cli._printable import printable
 from aioserve.errors import ConfigError, InvalidPromptError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "answer_text",
     "check_output",
     "decoded",
     "discard_unwritten",
@@ -119,10 +121,10 @@ def _finite(value: Any) -> Any:
 def table_console() -> Console:
     """stdout, for tables: a file has room for all columns, and a narrow terminal for all digits on
     more lines."""
-    from rich.console import Console
+    from aioserve.cli._console import plain_console
 
     width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    return Console(file=sys.stdout, width=width, markup=False, highlight=False)
+    return plain_console(width=width, highlight=False)
 
 
 def one_line(error: object) -> str:
@@ -131,3 +133,8 @@ def one_line(error: object) -> str:
     if len(text) > MAX_LINE_CHARS:
         text = f"{text[: MAX_LINE_CHARS // 2]} ... {text[-MAX_LINE_CHARS // 2 :]}"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def answer_text(text: str) -> str:
+    """A piece of a model's answer as stdout gets it: a file as it is, a terminal `printable`."""
+    return printable(text) if sys.stdout.isatty() else text

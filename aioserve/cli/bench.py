@@ -126,10 +126,11 @@ def _bench(kind: str, model: str, options: BenchOptions) -> None:
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=sys.stdout)
+    from aioserve.cli._console import plain_console
+
+    console = plain_console()
     options, machine, stats = result["options"], result["machine"], result["stats"]
     console.print(
         f"{result['kind']}: {counted(options['num_prompts'], 'request')}, "

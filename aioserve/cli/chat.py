@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from aioserve.cli._engine import Opening, RunOptions, given_params, opening, summary_line
-from aioserve.cli._streams import decoded
+from aioserve.cli._streams import answer_text, decoded
 from aioserve.errors import AioserveError, InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
 
@@ -172,7 +172,7 @@ class _Conversation:
             async with self._engine.stream(system + asked, self._params) as stream:
                 async for token in stream:
                     answer += token.text
-                    sys.stdout.write(token.text)
+                    sys.stdout.write(answer_text(token.text))
                     sys.stdout.flush()
             sys.stdout.write("\n")
             _note(summary_line(stream.usage, stream.timings, stream.finish_reason))

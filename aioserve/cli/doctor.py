@@ -55,15 +55,15 @@ def doctor(model: str | None = None, /, *, digests: bool = False, json: bool = F
     if json:
         print(json_module.dumps(sections, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from aioserve.cli._console import plain_console
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for section, facts in sections.items():
         for index, (name, value) in enumerate(facts.items()):
             table.add_row("" if index else section, name.replace("_", " "), _shown(value))
-    # Facts are data: brackets in them are no markup.
-    Console(markup=False).print(table)
+    plain_console().print(table)
 
 
 def _shown(value: Any) -> str:

@@ -103,9 +103,9 @@ def tokens_of(text: str) -> int:
 
 
 def _print_tables(found: Capacity) -> None:
-    from rich.console import Console
+    from aioserve.cli._console import plain_console
 
-    console = Console(markup=False, highlight=False)
+    console = plain_console(highlight=False)
     gpus = counted(found.num_gpus, "GPU")
     parameters = f"{_parameters(found.num_parameters)} parameters"
     if found.num_active_parameters < found.num_parameters:

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._plugin_project import write_project
+from aioserve.cli._printable import printable
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
@@ -100,7 +101,7 @@ def check(name: str, /, *, examples: int = 100) -> None:
         raise ConfigError(_why_not(registry, name))
     failed = len(broken)
     for one in broken:
-        print(f"{one.name} ({one.origin}) is broken: {one.reason}")
+        print(printable(f"{one.name} ({one.origin}) is broken: {one.reason}"))
     for what, run in checks:
         try:
             with redirect_stdout(sys.stderr):
@@ -114,7 +115,7 @@ def check(name: str, /, *, examples: int = 100) -> None:
         except BaseException as error:
             failed += 1
             text = str(error) if isinstance(error, AssertionError) else shown(error)
-            print(f"{what} fails: {text}")
+            print(printable(f"{what} fails: {text}"))
         else:
             times = f"; {_told(measured)}" if isinstance(measured, DraftTimes) else ""
             print(f"{what} keeps its contract: {counted(examples, 'random example')}{times}")
@@ -189,8 +190,9 @@ def _row(
 
 
 def _print_table(rows: list[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from aioserve.cli._console import plain_console
 
     table = Table(box=None, pad_edge=False)
     for column in ("kind", "name", "description", "distribution", "version", "api", "state"):
@@ -199,7 +201,7 @@ def _print_table(rows: list[Row]) -> None:
         shown = [row[key] for key in ("kind", "name", "description", "distribution", "version")]
         state = row["state"] if row["cause"] is None else f"{row['state']}: {row['cause']}"
         table.add_row(*shown, "" if row["api"] is None else str(row["api"]), state)
-    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+    plain_console(highlight=False).print(table)
 
 
 def _why_not(registry: PluginRegistry, text: str) -> str:

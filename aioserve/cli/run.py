@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from aioserve.cli._engine import Opening, RunOptions, given_params, opening, summary_line
 from aioserve.cli._models import check_model
-from aioserve.cli._streams import read_prompt
+from aioserve.cli._streams import answer_text, read_prompt
 from aioserve.cli.chat import converse
 from aioserve.errors import InvalidPromptError, InvalidRequestError
 
@@ -110,7 +110,7 @@ async def _stream(text: str, opened: Opening, *, chat: bool | None, system: str 
         prompt = _prompt(engine, text, chat=chat, system=system)
         async with engine.stream(prompt, opened.params(engine)) as stream:
             async for token in stream:
-                sys.stdout.write(token.text)
+                sys.stdout.write(answer_text(token.text))
                 sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()

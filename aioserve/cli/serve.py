@@ -15,9 +15,8 @@ import re
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +27,8 @@ from aioserve.arguments import counted
 from aioserve.cli._engine import chosen_policy, frozen_heap, open_engine
 from aioserve.cli._flags import setting_flags, takes_flags
 from aioserve.cli._interrupts import leaving_at_once
+from aioserve.cli._log_writer import LineHandler, LogWriter
+from aioserve.cli._models import check_model
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
@@ -36,15 +37,16 @@ from aioserve_main import leave_at_once
 try:
     from aioserve.server import ServerSettings, create_app, tracing
     from aioserve.server.listening import Listening, bound, check_reach, check_tls, url_of
-    from aioserve.server.request_checks import operators_of
+    from aioserve.server.request_checks import checks_of
     from aioserve.server.running import new_event_loop, serve_app
+    from aioserve.server.steps.trace import check_trace_file
 except ModuleNotFoundError as _missing:
     raise ConfigError(
         f"aioserve serve needs {_missing.name}: pip install 'aioserve[server]'"
     ) from _missing
 
 if TYPE_CHECKING:
-    from aioserve import Engine
+    from aioserve import Engine, SchedulingPolicy
 
 __all__ = ["SETTINGS", "Keys", "keys_of", "serve"]
 
@@ -110,23 +112,43 @@ def serve(
     engine = made(EngineConfig, values, _ENGINE)
     keys = keys_of(made(Keys, values, _KEYS))
     server = made(ServerSettings, values, _SERVER)
-    if show_config:
-        print(shown_settings(SETTINGS, values), end="")
-        return
     # Whoever calls it by the name that it listens at means it.
     hosts = dict.fromkeys([*server.allowed_hosts, *listening.names])
     server = msgspec.structs.replace(server, api_keys=keys, allowed_hosts=tuple(hosts))
     check_reach(listening, has_keys=bool(keys))
     check_tls(listening)
-    operators_of(server.keys, server.operators)
+    checks_of(server)
     what = made(Served, values, _WHAT)
+    policy = chosen_policy(what.policy)
+    if what.trace is not None:
+        check_trace_file(what.trace)
+    if show_config:
+        _check_engine(what.model, policy, engine)
+        print(shown_settings(SETTINGS, values), end="")
+        return
     with (
         # Until it serves. A container's first process ignores what it has no handler for.
         leaving_at_once(signal.SIGTERM),
         bound(listening) as sockets,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
-        runner.run(Serving(what, engine, server, listening, sockets).run())
+        runner.run(Serving(what, policy, engine, server, listening, sockets).run())
+
+
+def _check_engine(model: str, policy: str | SchedulingPolicy, config: EngineConfig) -> None:
+    """Raise what an engine would for these before it reads the model's files."""
+    check_model(model, None)
+    with leaving_at_once():
+        from aioserve import Engine
+        from aioserve.plugins import PluginRegistry
+    Engine(model, policy=policy, **msgspec.structs.asdict(config))
+    registry = PluginRegistry()
+    registry.check_selected()
+    if isinstance(policy, str):
+        registry.policy(policy)
+    registry.eviction(config.eviction)
+    if config.speculation is not None:
+        registry.drafter(config.speculation.drafter)
 
 
 _GROUPS = {
@@ -172,23 +194,25 @@ def _lines(file: str | None) -> list[str]:
 
 
 class Serving:
-    """`sockets` are bound, and belong to the caller. Raises as `chosen_policy`."""
+    """`sockets` are bound, and belong to the caller."""
 
     def __init__(
         self,
         what: Served,
+        policy: str | SchedulingPolicy,
         engine: EngineConfig,
         settings: ServerSettings,
         listening: Listening,
         sockets: list[socket.socket],
     ) -> None:
         self._what = what
-        self._policy = chosen_policy(what.policy)
+        self._policy = policy
         self._config = engine
         self._settings = settings
         self._listening = listening
         self._sockets = sockets
         self._stop = asyncio.Event()
+        self._log: LogWriter
 
     async def run(self) -> None:
         options = msgspec.structs.asdict(self._config)
@@ -196,7 +220,7 @@ class Serving:
             app = create_app(engine, self._settings)
             name = app.state.app_state.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}
-            with _logging(), self._stopping_by_signals(engine), frozen_heap():
+            with _logging() as self._log, self._stopping_by_signals(), frozen_heap():
                 async with self._tracing(engine):
                     ended = await serve_app(
                         app,
@@ -204,19 +228,20 @@ class Serving:
                         self._listening,
                         stop=self._stop,
                         on_ready=lambda: self._say_ready(engine, paths, name),
+                        on_drain=lambda: self._say_draining(engine),
                     )
-        late = (
-            f"; {counted(ended, 'request was', 'requests were')} ended by --drain-seconds"
-            if ended
-            else ""
-        )
-        _say(f"drained{late}")
+                late = (
+                    f"; {counted(ended, 'request was', 'requests were')} ended by --drain-seconds"
+                    if ended
+                    else ""
+                )
+                self._say(f"drained{late}")
 
     def _tracing(self, engine: Engine) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._what.trace is None else tracing(engine, self._what.trace)
 
     @contextmanager
-    def _stopping_by_signals(self, engine: Engine) -> Iterator[None]:
+    def _stopping_by_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         stopping = (signal.SIGTERM, signal.SIGINT)
 
@@ -226,12 +251,6 @@ class Serving:
                 loop.remove_signal_handler(signum)
                 signal.signal(signum, self._leave_at_once)
             self._stop.set()
-            stats = engine.stats()
-            _say(
-                f"draining for at most {self._listening.drain_seconds:g} s: "
-                f"{stats.num_running} running, {stats.num_waiting} waiting; "
-                "a second signal ends at once"
-            )
 
         for signum in stopping:
             loop.add_signal_handler(signum, stop)
@@ -251,13 +270,24 @@ class Serving:
         url = url_of(self._listening, self._sockets)
         at = url if self._listening.uds is None else f"{url} by {self._listening.uds}"
         page = f"; a page to try it: {url}/" if "/" in paths else ""
-        _say(f"{self._what.model} is served at {at}{page}")
+        self._say(f"{self._what.model} is served at {at}{page}")
         if engine.has_tokenizer and not engine.has_chat_template:
-            _say(
+            self._say(
                 f"{self._what.model} has no chat template: texts are completed, and messages are "
                 "refused. --chat-template FILE gives it one"
             )
-        _say(f"try: {self._first_curl(engine, url, paths, name)}")
+        self._say(f"try: {self._first_curl(engine, url, paths, name)}")
+
+    def _say(self, text: str) -> None:
+        self._log.put(f"aioserve: {text}")
+
+    def _say_draining(self, engine: Engine) -> None:
+        stats = engine.stats()
+        self._say(
+            f"draining for at most {self._listening.drain_seconds:g} s: "
+            f"{stats.num_running} running, {stats.num_waiting} waiting; "
+            "a second signal ends at once"
+        )
 
     def _first_curl(self, engine: Engine, url: str, paths: set[str | None], name: str) -> str:
         about: dict[str, Any] = {"model": name}
@@ -277,16 +307,11 @@ class Serving:
         return line + ' -H "authorization: Bearer $KEY"' if self._settings.api_keys else line
 
 
-def _say(text: str) -> None:
-    """A server goes on when its output is no longer read."""
-    with suppress(OSError):
-        print(f"aioserve: {text}", file=sys.stderr, flush=True)
-
-
 @contextmanager
-def _logging() -> Iterator[None]:
+def _logging() -> Iterator[LogWriter]:
     """Warnings and errors go to stderr, and the lines of calls as they are."""
-    plain, access = logging.StreamHandler(), logging.StreamHandler()
+    writer = LogWriter()
+    plain, access = LineHandler(writer), LineHandler(writer)
     plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("aioserve.access")
     before = logger.level, logger.propagate
@@ -295,9 +320,10 @@ def _logging() -> Iterator[None]:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        yield
+        yield writer
     finally:
         logging.root.removeHandler(plain)
         logger.removeHandler(access)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+        writer.close()

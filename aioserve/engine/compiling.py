@@ -24,7 +24,8 @@ from aioserve.errors import InvalidSamplingError, QueueFullError
 from aioserve.execution.runner import LoadedModel
 from aioserve.execution.worker_thread import WorkerThread
 from aioserve.grammars.calls import CallsOutput
-from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
+from aioserve.grammars.channels import ChannelOutput
+from aioserve.grammars.grammar import CompiledGrammar, argument_of, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
 from aioserve.structured_output import StructuredOutput
 
@@ -37,8 +38,8 @@ MAX_THREADS = 2
 MAX_STUCK = 2
 """Further threads that have taken too long and aren't back."""
 MAX_KEPT = 256
-MAX_KEPT_BYTES = 2**20
-"""Bytes of the kept sources in UTF-8. A grammar takes up to some 400 times as much memory."""
+MAX_KEPT_BYTES = 2**29
+"""Bytes of memory that what is kept may come to hold. It mostly holds a tenth of that."""
 EXIT_SECONDS = 0.5
 """How long an interpreter that exits waits for a compile."""
 
@@ -148,6 +149,12 @@ class GrammarCompiler:
             retry_after_seconds=COMPILE_SECONDS,  # they took that long, and may take as long again
         )
 
+    async def prepare(self) -> None:
+        """Make the model's vocabulary, on a thread. Large ones take seconds, and the library holds
+        the interpreter's lock meanwhile, so no request may begin with that."""
+        if self._model.generates and self._model.tokenizer is not None:
+            await asyncio.to_thread(self._vocabulary.get)
+
     async def wait_idle(self) -> None:
         """Wait until no request waits for a grammar."""
         await self._idle.wait()
@@ -240,12 +247,12 @@ class GrammarCompiler:
         self, output: StructuredOutput, compiled: CompiledGrammar | InvalidSamplingError
     ) -> None:
         key = _key(output)
-        if self._kept.pop(key, None) is None:
-            self._kept_bytes += _num_bytes(key)
+        if (before := self._kept.pop(key, None)) is not None:
+            self._kept_bytes -= _num_bytes(key, before)
+        self._kept_bytes += _num_bytes(key, compiled)
         self._kept[key] = compiled
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
-            oldest, _ = self._kept.popitem(last=False)
-            self._kept_bytes -= _num_bytes(oldest)
+            self._kept_bytes -= _num_bytes(*self._kept.popitem(last=False))
 
 
 class _OneVocabulary:
@@ -282,7 +289,7 @@ def _compile(
 
 
 def _too_slow(output: StructuredOutput) -> InvalidSamplingError:
-    argument = "tools" if isinstance(output, CallsOutput) else output.kind
+    argument = argument_of(output)
     return InvalidSamplingError(
         f"{argument} must be one that is compiled within {COMPILE_SECONDS:g} s",
         argument=argument,
@@ -292,14 +299,19 @@ def _too_slow(output: StructuredOutput) -> InvalidSamplingError:
 
 def _key(output: StructuredOutput) -> tuple[Any, ...]:
     schemas = output.schemas if isinstance(output, CallsOutput) else None
-    form = output.form if isinstance(output, CallsOutput) else None
+    form = output.form if isinstance(output, CallsOutput | ChannelOutput) else None
     given = getattr(output, output.kind)
     inner = None if form is None else _key(form)
     return (output.kind, given, output.whitespace, schemas, inner)
 
 
-def _num_bytes(key: tuple[Any, ...]) -> int:
+def _num_bytes(key: tuple[Any, ...], compiled: Compiled) -> int:
+    """Bytes of memory of what is kept, at most."""
+    return _key_bytes(key) + (compiled.num_bytes if isinstance(compiled, CompiledGrammar) else 0)
+
+
+def _key_bytes(key: tuple[Any, ...]) -> int:
     _, value, _, schemas, inner = key
     texts = value if isinstance(value, tuple) else (str(value),)
     num_bytes = sum(len(text.encode()) for text in (*texts, *(schemas or ())))
-    return num_bytes + (0 if inner is None else _num_bytes(inner))
+    return num_bytes + (0 if inner is None else _key_bytes(inner))

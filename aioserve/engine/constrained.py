@@ -45,10 +45,11 @@ class Guide(msgspec.Struct, frozen=True, gc=False):
 class ConstrainedCompletion:
     """What is known of one completion, and which rows of steps wait for more."""
 
-    __slots__ = ("_begin", "_first", "_guide", "_position", "_waiting")
+    __slots__ = ("_begin", "_first", "_guide", "_position", "_waiting", "is_large")
 
-    def __init__(self, position: int) -> None:
-        """`position` is that of its first token."""
+    def __init__(self, position: int, is_large: bool = False) -> None:
+        """`position` is that of its first token. `is_large` tells of its grammar."""
+        self.is_large: bool = is_large
         self._begin = self._first = self._position = position
         self._guide: Guide | None = None
         """What guides the tokens from `_first` on: those that are forced, and the one behind them,

@@ -45,7 +45,8 @@ class GrammarGuides:
     """Guides the constrained completions of one engine. For the thread of the event loop that it is
     made on; `tell` is called there.
 
-    Its own thread starts with the first such completion.
+    Its own thread starts with the first such completion. Those of large grammars have another one:
+    a completion may need such a grammar compiled anew, and that takes up to some seconds.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class GrammarGuides:
         self._jump_forward = jump_forward
         self.is_used: bool = False
         """Whether there has been a constrained completion."""
-        self._thread: StepThread[list[Guide]] | None = None
+        self._threads: dict[bool, StepThread[list[Guide]]] = {}
+        """The one for large grammars is that of True."""
         self._asked: dict[LiveSample, list[int]] = {}
         """Samples that are asked about next, with tokens of theirs."""
-        self._running: asyncio.Future[list[Guide]] | None = None
-        """The last call."""
+        self._running: dict[bool, asyncio.Future[list[Guide]]] = {}
+        """The last call on each thread."""
         self._launched: dict[int, LateMasks] = {}
         """Masks of steps in flight, by step."""
         self._expecting: set[LiveSample] = set()
@@ -71,8 +73,9 @@ class GrammarGuides:
         request = sample.request.request
         if request is None:
             return
-        sample.constrained = ConstrainedCompletion(request.prompt_tokens)
-        self._call({sample: 0}, partial(_begin, sample, grammar, request.end_ids))
+        sample.constrained = ConstrainedCompletion(request.prompt_tokens, grammar.is_large)
+        begin = partial(_begin, sample, grammar, request.end_ids)
+        self._call(grammar.is_large, {sample: 0}, begin)
 
     def note(self, sample: LiveSample, token_id: int) -> None:
         """A token was sampled for a completion that goes on. `ask` asks about all but forced ones:
@@ -85,18 +88,18 @@ class GrammarGuides:
             self._tell(sample, Guide((), None, constrained.error_behind))
 
     def ask(self) -> None:
-        asked, self._asked = self._asked, {}
-        if asked:
-            looks = self._jump_forward
-            steps = [
-                (s.matcher, ids, _look_of(s) if looks else LookAhead.NO) for s, ids in asked.items()
-            ]
-            self._call({s: len(ids) for s, ids in asked.items()}, partial(_advance, steps))
+        every, self._asked = self._asked, {}
+        for is_large in (False, True):
+            asked = {s: ids for s, ids in every.items() if _is_large(s) is is_large}
+            if asked:
+                steps = [(s.matcher, ids, self._look_of(s)) for s, ids in asked.items()]
+                new = {s: len(ids) for s, ids in asked.items()}
+                self._call(is_large, new, partial(_advance, steps))
 
     @property
     def is_busy(self) -> bool:
         """Whether something was asked and hasn't been told yet."""
-        return self._running is not None and not self._running.done()
+        return any(not running.done() for running in self._running.values())
 
     def expect(self, step: int, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
         """The masks of a step that is about to be launched: of the row with this index, which
@@ -132,8 +135,19 @@ class GrammarGuides:
                 sample.constrained.ended()
 
     async def aclose(self) -> None:
-        if self._thread is not None:
-            await self._thread.aclose()
+        for thread in self._threads.values():
+            await thread.aclose()
+
+    def _look_of(self, sample: LiveSample) -> LookAhead:
+        """Tokens may come without a draw where their logits aren't wanted, the grammar alone has a
+        say in them, and no later draw depends on more than their keys and values. Logits processors
+        may count on being called once a token, in one step after the other."""
+        request = sample.request.request
+        if not self._jump_forward or request is None or request.params.logits_processors:
+            return LookAhead.NO
+        if request.params.logprobs is None and not request.params.edits_logits:
+            return LookAhead.TAKEN
+        return LookAhead.DRAWN
 
     def _ask_behind(
         self,
@@ -152,18 +166,22 @@ class GrammarGuides:
             known = [guide.mask_at(place + 1 + n) for n in range(count)]
             masks.bring_behind(row, count, [mask for mask in known if mask is not None])
             return
-        if self._thread is None or sample is None or sample.matcher is None:
+        thread = None if sample is None else self._threads.get(_is_large(sample))
+        if thread is None or sample is None or sample.matcher is None:
             masks.bring_behind(row, count, ())
         else:
-            self._thread.post(partial(_bring_behind, masks, row, sample.matcher, guesses))
+            thread.post(partial(_bring_behind, masks, row, sample.matcher, guesses))
 
-    def _call(self, samples: Mapping[LiveSample, int], call: Callable[[], list[Guide]]) -> None:
+    def _call(
+        self, is_large: bool, samples: Mapping[LiveSample, int], call: Callable[[], list[Guide]]
+    ) -> None:
         """`samples`: how many tokens of theirs are new."""
-        if self._thread is None:
-            self._thread = StepThread(f"aioserve-grammar-{self._name}")
+        if (thread := self._threads.get(is_large)) is None:
+            kind = "large-grammar" if is_large else "grammar"
+            thread = self._threads[is_large] = StepThread(f"aioserve-{kind}-{self._name}")
             self.is_used = True
-        self._running = asyncio.ensure_future(self._thread.submit(call))
-        self._running.add_done_callback(partial(self._done, samples))
+        running = self._running[is_large] = asyncio.ensure_future(thread.submit(call))
+        running.add_done_callback(partial(self._done, samples))
 
     def _done(self, samples: Mapping[LiveSample, int], future: asyncio.Future[list[Guide]]) -> None:
         if future.cancelled():
@@ -180,16 +198,8 @@ class GrammarGuides:
                 sample.constrained.told(guide, num_tokens)
 
 
-def _look_of(sample: LiveSample) -> LookAhead:
-    """Tokens may come without a draw where their logits aren't wanted, the grammar alone has a say
-    in them, and no later draw depends on more than their keys and values. Logits processors may
-    count on being called once a token, in one step after the other."""
-    request = sample.request.request
-    if request is None or request.params.logits_processors:
-        return LookAhead.NO
-    if request.params.logprobs is None and not request.params.edits_logits:
-        return LookAhead.TAKEN
-    return LookAhead.DRAWN
+def _is_large(sample: LiveSample) -> bool:
+    return sample.constrained is not None and sample.constrained.is_large
 
 
 def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> list[Guide]:

@@ -343,7 +343,8 @@ class Intake:
             self._queue(checked, prompt)
             return
         with self._failing(checked.live):
-            is_quick = _has_no_messages(prompt) and num_chars <= INLINE_CHARS
+            is_quick = self._model.tokenizer is None or self._model.tokenizer.is_quick
+            is_quick &= _has_no_messages(prompt) and num_chars <= INLINE_CHARS
             whole: Any = prompt
             if checked.truncation is not None and not isinstance(prompt, np.ndarray):
                 whole = TruncatedPrompt(prompt, checked.truncation)

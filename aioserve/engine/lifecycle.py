@@ -139,6 +139,8 @@ class EngineLifecycle:
             try:
                 self._check_loading()
                 self._assemble(plugins, model)
+                await self.intake.compiler.prepare()
+                self._check_loading()
                 self._serving = self._new_task(loop, self.core.run())
             except BaseException:
                 await _finish(model.runner.aclose())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
+from functools import partial
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.calls import CallsOutput, calls_source
 from aioserve.grammars.channels import ChannelOutput
+from aioserve.grammars.follower import Follower
 from aioserve.grammars.gbnf import is_gbnf, lark_of
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import json_spacing, sound_lark, sound_schema
@@ -18,7 +20,7 @@ from aioserve.grammars.structural_tag import structural_tag_source
 from aioserve.grammars.vocabulary import Vocabulary, llguidance
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["CompiledGrammar", "compile_grammar"]
+__all__ = ["CompiledGrammar", "argument_of", "compile_grammar"]
 
 MAX_REASON_CHARS = 500
 
@@ -27,27 +29,69 @@ INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
-"""Most states of the lexer: a kilobyte or two each, in every matcher that comes to have so many."""
+"""Most states of a lexer that follows one completion: half a kilobyte to two each."""
+SHARED_LEXER_STATES = 4096
+"""Most states of a lexer that completions share. Usual schemas come to a few hundred."""
 MAX_GRAMMAR_SIZE = 100_000
+
+LARGE_SOURCE_CHARS = 4096
+"""Longest source of a grammar that takes no more than some 50 ms to compile."""
+
+STATE_BYTES = 1024
+PIECE_BYTES = 400
+"""Memory of a byte that a terminal forces."""
+SOURCE_BYTES = 200
+"""Memory of a grammar for each byte of its source."""
 
 
 class CompiledGrammar:
-    """A grammar for all completions with one structured output. Thread-safe."""
+    """A grammar for all completions with one structured output. Thread-safe.
+
+    Copies of the library's matcher share the states of one lexer, which only grow. So completions
+    begin with copies of a prototype whose lexer may have few states. When it has them all, the
+    completion that needs more gets a lexer of its own, and the next completion a new prototype.
+    """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        prototype: Any,
+        source: str,
         *,
-        forced: tuple[int, ...] = (),
+        piece_bytes: int = 0,
         starts_with_spaces: bool = False,
     ) -> None:
-        """`forced`: tokens that every completion begins with, which may take long to find out.
-        `starts_with_spaces`: a completion is valid with spaces before it or without."""
+        """`piece_bytes`: size of the largest terminal. `starts_with_spaces`: a completion is valid
+        with spaces before it or without."""
         self._vocabulary = vocabulary
-        self._prototype = prototype
-        self._forced = forced
+        self._source = source
+        # A large grammar takes long to compile, so it is seldom compiled anew.
+        self._max_shared = min(SHARED_LEXER_STATES + len(source) // 4, MAX_LEXER_STATES)
+        self.num_bytes: int = (
+            SOURCE_BYTES * len(source) + STATE_BYTES * self._max_shared + PIECE_BYTES * piece_bytes
+        )
+        """Bytes of memory that it may come to hold, at most."""
         self._starts_with_spaces = starts_with_spaces
+        self._forced: tuple[int, ...] = ()
+        self._prototype: Any = None
+        """The library's matcher, of which copies are made; None when its lexer is full."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a call of a matcher of it may take seconds: it may compile the grammar anew."""
+        return len(self._source) > LARGE_SOURCE_CHARS
+
+    def check(self, refuse: Callable[[str], InvalidSamplingError]) -> None:
+        """Make the prototype. Raise what `refuse` makes of the reason if nothing can be valid."""
+        first = self._new(self._max_shared)
+        if first.is_error():
+            raise refuse(first.get_error())
+        if warnings := first.get_grammar_warnings():
+            raise refuse("; ".join(warnings))
+        self._prototype = first
+        matcher = self.matcher(frozenset())
+        if not matcher.allowed().any() and not matcher.is_accepting:
+            raise refuse("nothing that the tokenizer can write is valid")
+        self._forced = matcher.forced()
 
     def matcher(self, end_ids: Set[int]) -> GrammarMatcher:
         """Return a matcher for a new completion, which any of `end_ids` ends."""
@@ -55,9 +99,26 @@ class CompiledGrammar:
         not_first = vocabulary.not_first
         if self._starts_with_spaces:
             not_first = vocabulary.not_first_but_for_spaces
+        if (prototype := self._prototype) is None:
+            prototype = self._prototype = self._new(self._max_shared)
         known = self._forced and end_ids.isdisjoint(self._forced)
+        follower = Follower(
+            prototype.deep_copy(), partial(self._alone, prototype), vocabulary.end // 32 + 1
+        )
         forced = self._forced if known else None
-        return GrammarMatcher(vocabulary, self._prototype.deep_copy(), end_ids, not_first, forced)
+        return GrammarMatcher(vocabulary, follower, end_ids, not_first, forced)
+
+    def _alone(self, full: Any) -> Any:
+        """Return the library's matcher with a lexer of its own. The one of `full` has no room."""
+        if self._prototype is full:
+            self._prototype = None
+        return self._new(MAX_LEXER_STATES)
+
+    def _new(self, max_states: int) -> Any:
+        limits = _limits(max_states)
+        return llguidance().LLMatcher(
+            self._vocabulary.library, self._source, log_level=0, limits=limits
+        )
 
 
 def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
@@ -72,37 +133,32 @@ def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> Compile
 
 
 def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
-    library = llguidance()
-    argument = _argument(output)
+    argument = argument_of(output)
+    is_text = isinstance(output, CallsOutput) and output.form is None
+    free = is_text or output.structural_tag is not None
     try:
-        source = bounded_source(_source(output), argument)
-        prototype = library.LLMatcher(vocabulary.library, source, log_level=0, limits=_limits())
+        source, piece_bytes = bounded_source(_source(output), argument)
+        grammar = CompiledGrammar(
+            vocabulary, source, piece_bytes=piece_bytes, starts_with_spaces=free
+        )
+        grammar.check(partial(_refused, argument))
     except InvalidSamplingError:
         raise
     except ValueError as error:
         raise _refused(argument, str(error)) from None
     except RecursionError:
         raise _refused(argument, "what is within it is nested too deep") from None
-    if prototype.is_error():
-        raise _refused(argument, prototype.get_error())
-    if warnings := prototype.get_grammar_warnings():
-        raise _refused(argument, "; ".join(warnings))
-    is_text = isinstance(output, CallsOutput) and output.form is None
-    free = is_text or output.structural_tag is not None
-    first = CompiledGrammar(vocabulary, prototype, starts_with_spaces=free).matcher(frozenset())
-    if not first.allowed().any() and not first.is_accepting:
-        raise _refused(argument, "nothing that the tokenizer can write is valid")
-    return CompiledGrammar(vocabulary, prototype, forced=first.forced(), starts_with_spaces=free)
+    return grammar
 
 
-def _argument(output: StructuredOutput) -> str:
+def argument_of(output: StructuredOutput) -> str:
     """What to blame for a grammar that can't be kept."""
     if isinstance(output, ChannelOutput):
-        return _argument(output.form)
+        return argument_of(output.form)
     return "tools" if isinstance(output, CallsOutput) else output.kind
 
 
-def _limits() -> object:
+def _limits(max_states: int) -> object:
     """Limits of one grammar's cost, in units of the library: some 20 ms of its lexer to compile,
     some 15 ms for a token."""
     return llguidance().LLParserLimits(
@@ -110,7 +166,7 @@ def _limits() -> object:
         initial_lexer_fuel=INITIAL_LEXER_FUEL,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
-        max_lexer_states=MAX_LEXER_STATES,
+        max_lexer_states=max_states,
         max_grammar_size=MAX_GRAMMAR_SIZE,
         precompute_large_lexemes=False,
         verbose_errors=False,

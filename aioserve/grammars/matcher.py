@@ -8,11 +8,12 @@ a caller that takes such tokens without asking a model gets the same completion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.grammars.follower import Follower
 from aioserve.grammars.vocabulary import Vocabulary
 
 __all__ = ["Grammar", "GrammarMatcher", "Matcher", "set_bits"]
@@ -20,6 +21,11 @@ __all__ = ["Grammar", "GrammarMatcher", "Matcher", "set_bits"]
 
 class Grammar(Protocol):
     """What holds the completions of a request. Thread-safe."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a call of a matcher of it may take seconds."""
+        ...
 
     def matcher(self, end_ids: Set[int]) -> Matcher: ...
 
@@ -47,7 +53,7 @@ class GrammarMatcher:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        matcher: Any,
+        follower: Follower,
         end_ids: Set[int],
         not_first: npt.NDArray[np.int32] | None,
         forced: tuple[int, ...] | None = None,
@@ -56,13 +62,12 @@ class GrammarMatcher:
         if known."""
         self._vocabulary = vocabulary
         self._not_first = not_first
-        self._matcher = matcher
+        self._follower = follower
         self._end_ids = end_ids
         self._forced = forced
         """Forced tokens ahead; None while not known. They may be as long as the completion."""
         self._num_followed = 0
         """Number of forced tokens that were followed."""
-        self._num_accepted = 0
         self.has_ended: bool = False
 
     @property
@@ -74,20 +79,16 @@ class GrammarMatcher:
     def error(self) -> str | None:
         """Reason why it allows nothing any more, if that is not due to the completion: the grammar
         was too costly to follow."""
-        return str(self._matcher.get_error()).partition("\n")[0] if self._failed else None
-
-    @property
-    def _failed(self) -> bool:
-        return self._matcher.is_error()
+        return self._follower.error
 
     @property
     def is_accepting(self) -> bool:
         """Whether the completion is valid as it is."""
-        return not self._failed and self._matcher.is_accepting()
+        return self.error is None and self._follower.is_accepting
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False for one that isn't allowed, which changes nothing."""
-        if self.has_ended or self._failed:
+        if self.has_ended or self.error is not None:
             return False
         if token_id in self._end_ids:
             self.has_ended = self.is_accepting
@@ -99,14 +100,11 @@ class GrammarMatcher:
             return False
         if not 0 <= token_id < self._vocabulary.end or self._differs_here(token_id):
             return False
-        if self._matcher.validate_tokens([token_id]) != 1:
-            return False
-        if not self._matcher.consume_token(token_id):
+        if not self._follower.accept(token_id):
             return False
         self._num_followed += 1
         if self._forced is not None and self._num_followed >= len(self._forced):
             self._forced = None
-        self._num_accepted += 1
         return True
 
     def accept_all(self, token_ids: Iterable[int]) -> bool:
@@ -127,56 +125,60 @@ class GrammarMatcher:
         `error` is set, or no token can go on."""
         vocabulary = self._vocabulary
         mask = np.zeros(vocabulary.num_words, np.int32)
-        if self.has_ended or self._failed:
+        if self.has_ended or self.error is not None:
             return mask
         if forced := self.forced(1):
             set_bits(mask, forced)
             return mask
-        if not self._matcher.is_stopped():
-            words = np.zeros(vocabulary.end // 32 + 1, np.int32)
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if self._failed:
+        if not self._follower.is_stopped:
+            words = self._follower.mask()
+            if self.error is not None:
                 return mask
-            _clear(words, (vocabulary.end,))
             mask[: len(words)] = words[: len(mask)]
-        if self._not_first is not None and not self._num_accepted:
+            if vocabulary.end < 32 * vocabulary.num_words:
+                _clear(mask, (vocabulary.end,))
+        if self._not_first is not None and not self._follower.has_begun:
             mask &= ~self._not_first
-        (set_bits if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
+        (set_bits if self._follower.is_accepting else _clear)(mask, self._end_ids)
         return mask
 
     def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]:
         """What `allowed` would say behind the first of `token_ids`, behind the first two and so on,
-        up to one that isn't allowed or ends the completion. The matcher stays as it is."""
-        other = GrammarMatcher(
-            self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
-        )
-        other._num_accepted, other.has_ended = self._num_accepted, self.has_ended
-        other._forced, other._num_followed = self._forced, self._num_followed
+        up to one that isn't allowed or ends the completion. The matcher stays as it is. Empty
+        once it has a lexer of its own, whose room is for the completion and no guesses."""
         masks: list[npt.NDArray[np.int32]] = []
+        if not self._follower.shares:
+            return masks
+        other = GrammarMatcher(
+            self._vocabulary, self._follower.copy(), self._end_ids, self._not_first
+        )
+        other.has_ended = self.has_ended
+        other._forced, other._num_followed = self._forced, self._num_followed
         for token_id in token_ids:
             if not other.accept(token_id) or other.has_ended:
                 break
-            masks.append(other.allowed())
+            mask = other.allowed()
+            other._follower.mask()  # tells if what was said before can be trusted
+            if other.error is not None:
+                break
+            masks.append(mask)
         return masks
 
     def _differs_here(self, token_id: int) -> bool:
         not_first = self._not_first
-        if not_first is None or self._num_accepted:
+        if not_first is None or self._follower.has_begun:
             return False
         return bool(not_first[token_id // 32] >> (token_id % 32) & 1)
 
     def _look_ahead(self) -> tuple[int, ...]:
-        if self.has_ended or self._failed:
+        if self.has_ended or self.error is not None:
             return ()
-        if self._matcher.is_stopped() or self._matcher.is_accepting():
-            only = self._matcher.is_stopped() and len(self._end_ids) == 1
-            return tuple(self._end_ids) if only else ()
-        forced = self._matcher.compute_ff_tokens()
+        stopped = self._follower.is_stopped
+        if stopped or self._follower.is_accepting:
+            return tuple(self._end_ids) if stopped and len(self._end_ids) == 1 else ()
         end, ends = self._vocabulary.end, self._end_ids
-        known = next((n for n, i in enumerate(forced) if i >= end or i in ends), len(forced))
-        if known and self._differs_here(forced[0]):
-            return ()
-        return tuple(forced[: self._matcher.validate_tokens(forced[:known])]) if known else ()
+        forced = self._follower.forced(lambda token_id: token_id < end and token_id not in ends)
+        return () if forced and self._differs_here(forced[0]) else tuple(forced)
 
 
 def set_bits(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> None:

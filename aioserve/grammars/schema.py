@@ -52,6 +52,9 @@ that."""
 MAX_RULES = 1000
 """Most rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB
 mostly."""
+MAX_SCHEMAS = 10_000
+"""Most schemas within a schema. What is referred to by its way through others counts once more with
+all within it. They take some two seconds."""
 MAX_PLACES = 20_000
 """Most places of strings in a schema, counted once for each way that leads there."""
 
@@ -299,7 +302,7 @@ class _Joined:
         self._root = root
         self._checked = set(map(id, checked))
         self._argument = argument
-        self._num_places = 0
+        self._num_places = self._num_schemas = 0
         self._known: dict[str, Counter[_Path]] = {}
         """Counts of the schemas that are referred to, by reference."""
 
@@ -308,6 +311,9 @@ class _Joined:
         counts: Counter[_Path] = Counter()
         if not isinstance(schema, dict):
             return counts
+        self._num_schemas += 1
+        if self._num_schemas > MAX_SCHEMAS:
+            raise _refused(self._argument, "comes to more schemas within it", MAX_SCHEMAS)
         counts[()] = ("pattern" in schema) + ("format" in schema)
         for inner in _list(schema, "allOf"):
             counts.update(self.of(inner, refs))
@@ -349,6 +355,9 @@ class _Joined:
         return at
 
 
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
 def referred(root: Any, ref: str) -> Any:
     """What a reference leads to by `#/...`; None where that is nothing."""
     at = root
@@ -357,7 +366,7 @@ def referred(root: Any, ref: str) -> Any:
         return None
     for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+        if isinstance(at, list) and _INDEX.fullmatch(name) and int(name) < len(at):
             at = at[int(name)]
         elif isinstance(at, dict) and name in at:
             at = at[name]

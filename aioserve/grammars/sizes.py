@@ -51,10 +51,10 @@ _MAX_SIZE = 10**12
 _NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
-def bounded_source(source: str, argument: str) -> str:
+def bounded_source(source: str, argument: str) -> tuple[str, int]:
     """A grammar as llguidance takes it, made one that is not looked ahead in where that takes too
-    much. Raises `InvalidSamplingError` for a terminal that is too large; `argument` names what it
-    came in."""
+    much, and the bytes of its largest terminal. Raises `InvalidSamplingError` for a terminal that
+    is too large; `argument` names what it came in."""
     grammars = json.loads(source)["grammars"]
     sizes: list[_Size] = []
     for grammar in grammars:
@@ -70,7 +70,7 @@ def bounded_source(source: str, argument: str) -> str:
             limit=MAX_TERMINAL_BYTES,
         )
     if max(size.forced for size in sizes) <= MAX_FORCED_BYTES:
-        return source
+        return source, largest
     for grammar in grammars:
         lark, schema = grammar.get("lark_grammar"), grammar.get("json_schema")
         grammar["json_schema"] = None
@@ -79,7 +79,7 @@ def bounded_source(source: str, argument: str) -> str:
             if lark is None
             else f"{lark}\n{_NO_FORCING}\n"
         )
-    return json.dumps({"grammars": grammars})
+    return json.dumps({"grammars": grammars}), largest
 
 
 def of_lark(text: str) -> str:

@@ -41,6 +41,11 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     grammar: CompiledGrammar | None = None
     """What else holds the completions."""
 
+    @property
+    def is_large(self) -> bool:
+        """As `Grammar.is_large`."""
+        return self.grammar is not None and self.grammar.is_large
+
     def matcher(self, end_ids: Set[int]) -> ThinkingMatcher:
         """Return a matcher for a new completion, which any of `end_ids` ends."""
         inner = None if self.grammar is None else self.grammar.matcher(end_ids)

@@ -5,8 +5,7 @@ They are taken from the same pieces that completions are put together of
 Special tokens add none, and are allowed only where a grammar names them.
 
 Making a vocabulary takes a second or less for 150,000 tokens, nearly all of it in two calls of the
-library that hold the interpreter's lock: so a model has one, and only once a request asks for
-structured output.
+library that hold the interpreter's lock: so a model has one, made when its engine starts.
 """
 
 from __future__ import annotations

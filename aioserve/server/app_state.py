@@ -57,6 +57,8 @@ class Calls:
         shows what the engine does has no end, and is none of them."""
         self._none_left = asyncio.Event()
         self._none_left.set()
+        self._reading: dict[CallLog, anyio.CancelScope] = {}
+        """Cancel scopes of the calls whose bodies are coming, the oldest first."""
         self._scopes: dict[CallLog, anyio.CancelScope] = {}
         """Cancel scopes of the calls that are being answered, by the log of each call."""
 
@@ -82,6 +84,25 @@ class Calls:
             self.num_running -= 1
             if not self.num_running:
                 self._none_left.set()
+
+    @contextmanager
+    def reading(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
+        """Let `end_oldest_body` end what is done within; whether it did, the scope says."""
+        with anyio.CancelScope() as scope:
+            self._reading[call_log] = scope
+            try:
+                yield scope
+            finally:
+                self._reading.pop(call_log, None)
+
+    def end_oldest_body(self) -> bool:
+        """Wait no longer for the body that is coming for the longest time; return whether there is
+        one. Clients that send no bodies must not keep out those that do."""
+        for call_log, scope in self._reading.items():
+            del self._reading[call_log]
+            scope.cancel()
+            return True
+        return False
 
     @contextmanager
     def ended_by_name(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.config import EngineConfig
 from aioserve.server.app_state import AppState
+from aioserve.server.descriptors import DescriptorWatch
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.outgoing import Outgoing
@@ -54,6 +55,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a request beside its body, at most."""
     stall_seconds: float
     """How long a client may take nothing of what is sent."""
+    descriptors: DescriptorWatch
 
 
 def http_protocol(app: Starlette | None = None) -> type[Protocol]:
@@ -69,6 +71,7 @@ def http_protocol(app: Starlette | None = None) -> type[Protocol]:
         max_header_bytes=settings.max_header_bytes,
         max_envelope_bytes=settings.max_header_bytes + beside,
         stall_seconds=stall_seconds,
+        descriptors=DescriptorWatch(),
     )
     try:
         return _with_httptools(limits)
@@ -100,6 +103,8 @@ class _OneAtATime(_UvicornProtocol):
         self._out = Outgoing(transport, loop, stall_seconds=self._limits.stall_seconds)
         super().connection_made(self._out)
         self._await_head()
+        if (connection := transport.get_extra_info("socket")) is not None:
+            self._limits.descriptors.taken(connection.fileno(), loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_no_head()

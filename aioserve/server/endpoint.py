@@ -31,7 +31,7 @@ from aioserve.server.bodies import (
     read_body,
 )
 from aioserve.server.call_log import CALL_LOG
-from aioserve.server.errors import ApiError, aborted, api_error_of, called
+from aioserve.server.errors import ApiError, aborted, api_error_of, busy, called
 from aioserve.server.hint_fields import HintReader, let_through
 from aioserve.server.json_parts import gathered, parts_of, sliced
 from aioserve.server.pace import Pace
@@ -244,7 +244,7 @@ class EndpointApp(Generic[B]):
             return None if kind is None else found
         parameters(scope, NoParameters)  # what a query asks for must not be missed
         seconds = call.settings.body_timeout_seconds
-        with anyio.move_on_after(seconds):
+        with call.app_state.calls.reading(call.call_log) as ended, anyio.move_on_after(seconds):
             body = await read_body(
                 scope,
                 receive,
@@ -257,6 +257,8 @@ class EndpointApp(Generic[B]):
             for field, count in hints.found.items():
                 let_through(call.call_log, field, count)
             return parsed
+        if ended.cancelled_caught:
+            raise busy(call.settings.max_concurrent_calls)
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "aborted",
     "api_error_of",
     "as_named",
+    "busy",
     "called",
     "refuse",
 ]
@@ -83,6 +84,19 @@ class ApiError(Exception):
 def refuse(field: str, why: str, code: str | None = None) -> ApiError:
     """Return the error of a field of a body."""
     return ApiError(400, f"{field} {why}", param=field, code=code)
+
+
+BUSY_RETRY_SECONDS = 1.0
+
+
+def busy(limit: int) -> ApiError:
+    """As many calls are in progress as may be."""
+    return ApiError(
+        503,
+        f"{limit} calls are in progress, and more are not taken (max_concurrent_calls)",
+        code="server_overloaded",
+        retry_after_seconds=BUSY_RETRY_SECONDS,
+    )
 
 
 def aborted() -> ApiError:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aioserve.server.app_state import Calls
 from aioserve.server.call_log import CALL_LOG, CallLog
 from aioserve.server.endpoint import ErrorShape, send_json
-from aioserve.server.errors import ApiError, api_error_of, called
+from aioserve.server.errors import ApiError, api_error_of, busy, called
 from aioserve.server.request_checks import (
     Arrival,
     Preflight,
@@ -43,7 +43,6 @@ OF_ALL_ANSWERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 OF_OTHERS_PAGES = tuple(one for one in OF_ALL_ANSWERS if one[0] != b"cross-origin-resource-policy")
-BUSY_RETRY_SECONDS = 1.0
 
 
 class Listener:
@@ -120,8 +119,9 @@ class CallMiddleware:
         if any(char < " " for char in arrival.path):
             # Routes match a path with a line end behind it, which checks take for another.
             raise ApiError(404, "there is no such path", code="not_found")
-        if arrival.is_call and self._calls.num_posted >= self._max_calls:
-            raise _busy(self._max_calls)
+        is_full = arrival.is_call and self._calls.num_posted >= self._max_calls
+        if is_full and not self._calls.end_oldest_body():
+            raise busy(self._max_calls)
         with self._calls.running(posted=True) if arrival.is_call else nullcontext():
             await self._app(arrival.scope, receive, send)
 
@@ -183,12 +183,3 @@ def _headers(call_log: CallLog) -> list[tuple[bytes, bytes]]:
     is_shared = any(name == b"access-control-allow-origin" for name, _ in call_log.headers)
     secure = OF_OTHERS_PAGES if is_shared else OF_ALL_ANSWERS
     return [(b"x-request-id", call_log.request_id.encode()), *secure, *call_log.headers]
-
-
-def _busy(limit: int) -> ApiError:
-    return ApiError(
-        503,
-        f"{limit} calls are in progress, and more are not taken (max_concurrent_calls)",
-        code="server_overloaded",
-        retry_after_seconds=BUSY_RETRY_SECONDS,
-    )

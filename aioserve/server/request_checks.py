@@ -6,9 +6,9 @@ Hosts: a page of any site can make its own name point to 127.0.0.1, and is then 
 as a server there (DNS rebinding). The browser still says in `Host` which name it looked up. An
 address needs no look-up, so it can't be another's.
 
-Origins: a browser sends `Origin` with whatever a page asks another site for. Programs send none,
-and are let in. A preflight asks first, and carries no key: it is answered here, and no route sees
-it.
+Origins: a browser sends `Origin` with whatever a page of another site could read or send, and
+`Sec-Fetch-Site` with all that it asks for. Programs send none, and are let in. A preflight asks
+first, and carries no key: it is answered here, and no route sees it.
 
 Keys: `Authorization: Bearer KEY` or `x-api-key: KEY` says on whose behalf a call comes. What shows
 all that a server does is for its operators: the holders of some of the keys. Credentials in URLs
@@ -192,6 +192,8 @@ def _is_address(name: str) -> bool:
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#@\\\s]+)", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 DEFAULT_PORTS = {"http": "80", "https": "443"}
+OTHER_SITES = ("cross-site", "same-site")
+"""Of the same site are other ports of the same name."""
 PREFLIGHT_SECONDS = 600
 """How long a browser may keep the answer."""
 
@@ -215,6 +217,7 @@ class OriginCheck:
     def check(self, arrival: Arrival) -> None:
         origin = arrival.header(b"origin")
         if origin is None:
+            self._check_site(arrival)
             return
         parts = _parts(origin)
         if parts is None or not (self._any or parts in self._allowed):
@@ -238,6 +241,21 @@ class OriginCheck:
             headers.append((b"access-control-allow-headers", wanted.encode()))
             headers.append((b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS))
             raise Preflight
+
+    def _check_site(self, arrival: Arrival) -> None:
+        """Browsers say nothing of `Origin` for pictures and the like, which a page of any site may
+        have. What such a page asks for it can't read; but it would be computed, or go on for ever.
+        A person who follows a link to a page of this server is let in."""
+        if self._any or arrival.header(b"sec-fetch-site") not in OTHER_SITES:
+            return
+        leads_here = arrival.header(b"sec-fetch-mode") == "navigate"
+        if not leads_here or arrival.path in OPERATOR_PATHS:
+            raise ApiError(
+                403,
+                f"pages of other sites may not ask for {arrival.path[:100]}: allowed_origins "
+                "names those that may, by requests with the header origin",
+                code="origin_not_allowed",
+            )
 
 
 Parts = tuple[str, str, str | None]

@@ -45,10 +45,12 @@ async def serve_app(
     *,
     stop: asyncio.Event,
     on_ready: Callable[[], None],
+    on_drain: Callable[[], None],
 ) -> int:
     """Serve until `stop` is set and what ran then has ended; returns how many requests the
-    deadline, `listening.drain_seconds`, ended. `on_ready` is called when connections are accepted.
-    Raises as `drain` does, once all connections are closed."""
+    deadline, `listening.drain_seconds`, ended. `on_ready` is called when connections are accepted,
+    `on_drain` when new requests are refused. Raises as `drain` does, once all connections are
+    closed."""
     server = _Server(_config(app, listening), on_ready)
     serving = asyncio.create_task(server.serve(sockets), name="aioserve server")
     stopping = asyncio.create_task(stop.wait(), name="aioserve stop")
@@ -56,7 +58,12 @@ async def serve_app(
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         # A server that has ended by itself has failed, and says why below.
         server.deadline_seconds = asyncio.get_running_loop().time() + listening.drain_seconds
-        return 0 if serving.done() else await drain(app, listening.drain_seconds)
+        if serving.done():
+            return 0
+        draining = asyncio.create_task(drain(app, listening.drain_seconds), name="aioserve drain")
+        await asyncio.sleep(0)  # until it has begun
+        on_drain()
+        return await draining
     finally:
         stopping.cancel()
         server.should_exit = True

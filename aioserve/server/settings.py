@@ -187,7 +187,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_seconds: Annotated[float, number(0, 3600, above=True)] = 60.0
     """Time until all of a body has come."""
     max_concurrent_calls: Annotated[int, integer(1, 2**20)] = 2048
-    """Requests that ask for something to be computed (POST), of all clients together."""
+    """Requests that ask for something to be computed (POST), of all clients together. One more
+    takes the place of the one whose body is awaited the longest, and else gets the status 503."""
     stream_interval: Annotated[int, integer(1, 1024)] = 1
     """Tokens of each choice that a streamed answer gathers for one chunk. More make a faster server
     and a less even stream. The first token of a choice is never held back, nor is its last, and a

@@ -12,9 +12,12 @@ __all__ = ["encode", "encode_ids"]
 SHORT_TEXT_CHARS = 512
 
 
-def encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """Tokens of `text` with their places in it; no special tokens are added."""
-    if len(text) <= SHORT_TEXT_CHARS:
+def encode(
+    backend: tokenizers.Tokenizer, text: str, *, is_quick: bool = True
+) -> tokenizers.Encoding:
+    """Tokens of `text` with their places in it; no special tokens are added. `is_quick` says of the
+    tokenizer that short texts take no time."""
+    if is_quick and len(text) <= SHORT_TEXT_CHARS:
         return backend.encode(text, add_special_tokens=False)
     # Only the batch methods release the GIL. They start the library's own thread pool.
     return backend.encode_batch([text], add_special_tokens=False)[0]
@@ -26,10 +29,11 @@ def encode_ids(
     *,
     add_special_tokens: bool = False,
     max_tokens: int | None = None,
+    is_quick: bool = True,
 ) -> list[int]:
-    """Token ids of `text` without their places, which is faster. Raises `PromptTooLongError` for
-    more than `max_tokens`."""
-    if len(text) <= SHORT_TEXT_CHARS:
+    """Token ids of `text` without their places, which is faster. `is_quick` is as in `encode`.
+    Raises `PromptTooLongError` for more than `max_tokens`."""
+    if is_quick and len(text) <= SHORT_TEXT_CHARS:
         encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     else:
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)

@@ -57,11 +57,14 @@ class SpecialSpan(NamedTuple):
 class SpecialTokens:
     """Special tokens of one tokenizer: finds them in text, and encodes text without them.
 
-    `backend` must not be changed by anyone afterwards; `source` names it in errors. Thread-safe.
-    Raises `UnsupportedModelError` for special tokens of absurd names or ids.
+    `backend` must not be changed by anyone afterwards; `source` names it in errors; `is_quick` is
+    that of the tokenizer. Thread-safe. Raises `UnsupportedModelError` for special tokens of absurd
+    names or ids.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, source: str) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, source: str, *, is_quick: bool = True
+    ) -> None:
         added: dict[int, AddedToken] = {
             token_id: token
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -76,6 +79,7 @@ class SpecialTokens:
             )
         self._backend = backend
         self._source = source
+        self._is_quick = is_quick
         self._names = dict(zip(specials, names, strict=True))
         self._pattern = re.compile(_any_of(names)) if names else None
         self._longest = len(longest)
@@ -210,7 +214,7 @@ class SpecialTokens:
     def find(self, text: str, escapes: Escapes | None = None) -> list[SpecialSpan]:
         """The special tokens that the tokenizer would recognise in `text`, in order; none that
         has a stand-in."""
-        encoding = library.encode(self._finder, text)
+        encoding = library.encode(self._finder, text, is_quick=self._is_quick)
         spans = [
             SpecialSpan(*offsets, self._found[token_id])
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)
@@ -234,7 +238,9 @@ class SpecialTokens:
         `PromptTooLongError` for more than `max_tokens`.
         """
         if escapes.is_empty and not self._spelled:
-            ids = library.encode_ids(self._backend, text, max_tokens=max_tokens)
+            ids = library.encode_ids(
+                self._backend, text, max_tokens=max_tokens, is_quick=self._is_quick
+            )
         else:
             pieces, done = [], 0
             for span in spans:
@@ -243,7 +249,9 @@ class SpecialTokens:
                 done = end
             named = escapes.unescape("".join([*pieces, text[done:]]))
             known = self._ids
-            found = library.encode_ids(self._inner, named, max_tokens=max_tokens)
+            found = library.encode_ids(
+                self._inner, named, max_tokens=max_tokens, is_quick=self._is_quick
+            )
             ids = [known.get(new, new) for new in found]
         marks = self._names.keys() - {self._unknown_id}
         if [token_id for token_id in ids if token_id in marks] != [

@@ -14,8 +14,9 @@ from pathlib import Path
 import tokenizers
 
 from aioserve.arguments import boolean, check, integer, sequence
-from aioserve.errors import InvalidPromptError, ModelError
+from aioserve.errors import InvalidPromptError, ModelError, UnsupportedModelError
 from aioserve.text import library
+from aioserve.text.encoding_cost import is_quick
 from aioserve.text.ends import mark_ends
 from aioserve.text.special_tokens import SpecialTokens
 from aioserve.text.token_bytes import PieceTable
@@ -54,7 +55,8 @@ class Tokenizer:
     `backend` must not be changed by anyone afterwards; tokens in it that end answers are made
     special ones. `source` names it in error messages.
     `vocab_size` is one past its highest id; leave it out if it isn't known.
-    Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
+    Raises `UnsupportedModelError` for a decoder that can't be streamed exactly, for dropout, and
+    for steps that multiply a text.
     """
 
     def __init__(
@@ -67,6 +69,13 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         mark_ends(backend)
+        if getattr(backend.model, "dropout", None):
+            raise UnsupportedModelError(
+                f"{source}: dropout must be left out of its model, got {backend.model.dropout}: it "
+                "draws the tokens of a text anew each time"
+            )
+        self.is_quick: bool = is_quick(backend, source)
+        """Whether short texts are encoded in no time. If not, encode on a thread alone."""
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
@@ -98,7 +107,7 @@ class Tokenizer:
     def special_tokens(self) -> SpecialTokens:
         """Special tokens, kept apart from the text of messages. Made when first used, which may
         take a while: use it in a thread."""
-        return SpecialTokens(self._backend, self._source)
+        return SpecialTokens(self._backend, self._source, is_quick=self.is_quick)
 
     @cached_property
     def frame(self) -> tuple[int, int]:
@@ -133,7 +142,11 @@ class Tokenizer:
         check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
         try:
             return library.encode_ids(
-                self._backend, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+                self._backend,
+                text,
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                is_quick=self.is_quick,
             )
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
@@ -149,11 +162,11 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text that UTF-8 can encode, without any frame and of any length."""
-        return library.encode_ids(self._backend, text)
+        return library.encode_ids(self._backend, text, is_quick=self.is_quick)
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Ids as of `encode_plain`, and where in `text` each token ends, in characters."""
-        encoding = library.encode(self._backend, text)
+        encoding = library.encode(self._backend, text, is_quick=self.is_quick)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def token_bytes(self, token_id: int) -> bytes:

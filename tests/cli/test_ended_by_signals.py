@@ -151,3 +151,26 @@ with contextlib.suppress(Ended), cleaning_up_first():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
     assert done.stdout == (b"cleaned\n" if cleaned else b"")
     assert done.returncode == (0 if cleaned else -signal.SIGTERM)
+
+
+AT_THE_END = """
+import os, signal, sys
+
+
+class AtTheEnd:
+    def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGINT):
+        kill(pid, signum)
+
+
+sys.modules["at_the_end"] = AtTheEnd()  # dropped when Python has given up its handlers
+sys.argv = ["aioserve", "--version"]
+from aioserve_main import main
+
+main()
+"""
+
+
+def test_ctrl_c_behind_the_last_line_changes_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"aioserve ")

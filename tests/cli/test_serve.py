@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -256,6 +257,36 @@ def test_a_mistake_is_one_line(aioserve_here: Run, arguments: list[str], named: 
     assert named in one_line(aioserve_here("serve", *arguments))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["/no/such/model"],
+        ["--policy", "nosuch"],
+        ["--policy", "fcfs:nosuch=1"],
+        ["--eviction", "nosuch"],
+        ["--speculation", "nosuch"],
+        ["--host", "0.0.0.0"],
+        ["--tls-cert-file", "/no/such.pem"],
+        ["--operators", "b"],
+        ["--api-key", "short"],
+        ["--allowed-hosts", "http://a"],
+        ["--allowed-origins", "a"],
+        ["--trace", "FIFO"],
+    ],
+    ids=" ".join,
+)
+def test_show_config_refuses_what_is_not_served_in_the_same_words(
+    aioserve_here: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    words = [str(fifo) if word == "FIFO" else word for word in arguments]
+    shown = aioserve_here("serve", *words, "--show-config")
+    assert shown.returncode == 2, shown.stdout
+    assert not shown.stdout
+    served = aioserve_here("serve", *words, "--port", 0)
+    assert (served.returncode, served.stderr) == (2, shown.stderr)
+
+
 def test_a_unix_socket_that_answers_is_in_use_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     from aioserve.errors import ConfigError
     from aioserve.server.listening import Listening, bound
@@ -319,7 +350,7 @@ def test_show_config_prints_each_value_with_its_origin_as_a_file_that_says_the_s
     monkeypatch.setenv("AIOSERVE_PAGE_SIZE", "32")
     monkeypatch.setenv("AIOSERVE_MAX_N", "5")
     done = aioserve_here(
-        *("serve", "/no/such/model", "--config", file, "--max-n", 6, "--no-overlap"),
+        *("serve", "pyhelp", "--config", file, "--max-n", 6, "--no-overlap"),
         *("--show-config", "--api-key", "ci=correct-horse", "--served-model-names", "a,b"),
     )
     assert done.returncode == 0, done.stderr

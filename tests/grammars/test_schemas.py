@@ -8,11 +8,13 @@ from collections import Counter
 from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema
 import pytest
 
 from aioserve import InvalidSamplingError
+from aioserve.grammars import schema as schemas
 from aioserve.grammars.grammar import compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
 from aioserve.structured_output import StructuredOutput
@@ -130,6 +132,56 @@ def test_references_that_multiply_are_counted_in_no_time() -> None:
     }
     schema = {"$defs": defs | {"d30": {"pattern": "x"}}, "$ref": "#/$defs/d0"}
     with pytest.raises(InvalidSamplingError):
+        compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+
+
+def spelled(name: str, number: int) -> str:
+    """One of the ways to write a name in a reference."""
+    ways = [f"%{ord(char):02X}" if number >> place & 1 else char for place, char in enumerate(name)]
+    return "#/$defs/" + "".join(ways)
+
+
+def test_a_reference_that_is_spelled_in_many_ways_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, vocabulary = pyhelp()
+    name = "abcdefghij"
+    inner = {"properties": {f"q{i}": {"type": "string"} for i in range(100)}}
+    schema = {
+        "$defs": {name: inner | {"type": "object", "additionalProperties": False}},
+        "type": "array",
+        "prefixItems": [{"$ref": spelled(name, i)} for i in range(620)],
+    }
+    assert len({each["$ref"] for each in schema["prefixItems"]}) == 620
+    looked_at: list[object] = []
+    within = schemas._Joined.of
+
+    def counted(self: Any, schema: Any, refs: Any) -> Any:
+        looked_at.append(schema)
+        return within(self, schema, refs)
+
+    monkeypatch.setattr(schemas._Joined, "of", counted)
+    compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+    assert len(looked_at) < 10_000
+
+
+@pytest.mark.parametrize("name", ["Größe", "a b", 'a"b', "[z]", "a/b", "a~b", "50%", "#", "名前"])
+def test_names_that_are_referred_to_are_any(name: str) -> None:
+    tokenizer, vocabulary = pyhelp()
+    pointer = name.replace("~", "~0").replace("/", "~1")
+    for ref in (f"#/$defs/{pointer}", f"#/$defs/{quote(pointer)}"):
+        schema = {"$defs": {name: {"const": 17}}, "$ref": ref}
+        matcher = compile_grammar(vocabulary, StructuredOutput(json_schema=schema)).matcher({END})
+        assert matcher.accept_all(tokenizer.encode("17"))
+        assert matcher.is_accepting
+
+
+def test_references_to_each_part_of_nested_schemas_are_counted() -> None:
+    _, vocabulary = pyhelp()
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(29):
+        leaves: dict[str, Any] = {f"x{i}": {"type": "string"} for i in range(30)}
+        schema = {"type": "object", "properties": leaves | {"n": schema}}
+    schema["properties"] |= {f"r{i}": {"$ref": "#" + "/properties/n" * i} for i in range(1, 30)}
+    with pytest.raises(InvalidSamplingError, match="more schemas within it; 10000 are"):
         compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
 
 

@@ -435,7 +435,12 @@ async def test_a_drain_ends_at_its_deadline_whoever_does_not_read(
             sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             port = sockets[0].getsockname()[1]
             serving = asyncio.create_task(
-                serve_app(app, sockets, listening, stop=stop, on_ready=ready.set)
+                serve_app(
+                    *(app, sockets, listening),
+                    stop=stop,
+                    on_ready=ready.set,
+                    on_drain=lambda: None,
+                )
             )
             await ready.wait()
             clients = Unread(port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aioserve import Engine, SamplingParams
+from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.server.steps import trace as trace_module
 from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
@@ -43,6 +44,18 @@ async def test_a_trace_is_whole_when_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_pipe_is_refused_before_anybody_waits_for_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(path)
+    async with Engine(FakeModel()) as engine:
+        for one in (path, link):
+            with pytest.raises(ConfigError, match="trace must be a file"):
+                async with tracing(engine, one):
+                    pass
+        assert not engine.dump()["observers"]
+
+
+@pytest.mark.asyncio
 async def test_an_engine_may_be_traced_from_before_it_is_entered_and_no_longer_than_asked(
     tmp_path: Path,
 ) -> None:
@@ -61,7 +74,7 @@ async def test_an_engine_may_be_traced_from_before_it_is_entered_and_no_longer_t
 
 PROGRAM = """
 import asyncio, sys
-from aioserve import Engine, SamplingParams
+from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
 

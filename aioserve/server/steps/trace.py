@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +24,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from aioserve import Engine
+from aioserve import ConfigError, Engine
+from aioserve.arguments import shown
 from aioserve.server.steps.recorder import (
     Arrived,
     Ended,
@@ -35,7 +38,15 @@ from aioserve.server.steps.recorder import (
 )
 from aioserve.timings import loop_seconds
 
-__all__ = ["TRACE_BEGIN", "TRACE_END", "TraceEvent", "Tracer", "encoded", "tracing"]
+__all__ = [
+    "TRACE_BEGIN",
+    "TRACE_END",
+    "TraceEvent",
+    "Tracer",
+    "check_trace_file",
+    "encoded",
+    "tracing",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -271,6 +282,21 @@ MAX_PENDING = 500_000
 """Entries and parts that wait to be written. A disk that leaves so many behind ends the trace."""
 
 
+def check_trace_file(path: str | Path) -> None:
+    """Raise `ConfigError` for a pipe or a socket: to open one, or to write to it, may wait for
+    whoever reads it, and the end of the engine would wait too."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # opening it says what is wrong, or makes it
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        raise ConfigError(
+            f"trace must be a file, got {shown(str(path))}, which is a pipe or a socket",
+            argument="trace",
+            value=str(path),
+        )
+
+
 @asynccontextmanager
 async def tracing(
     engine: Engine, path: str | Path, *, max_pending: int = MAX_PENDING
@@ -278,10 +304,11 @@ async def tracing(
     """Write what `engine` does meanwhile to the file `path`, which is made anew: Chrome's trace
     format. What happened is in the file about a second later.
 
-    Raises `OSError` if it can't be opened. Where writing fails later, or falls behind by more than
-    `max_pending` entries and parts of steps, the log says so, the trace ends there, and the engine
-    goes on.
+    Raises `OSError` if it can't be opened, and `ConfigError` for a pipe or a socket. Where writing
+    fails later, or falls behind by more than `max_pending` entries and parts of steps, the log says
+    so, the trace ends there, and the engine goes on.
     """
+    await asyncio.to_thread(check_trace_file, path)
     with await asyncio.to_thread(open, path, "wb", buffering=0) as file:
         notes = _Notes(max_pending)
         now = loop_seconds()

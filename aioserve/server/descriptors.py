@@ -1,0 +1,49 @@
+"""Tells in the log when a process is about to run out of file descriptors: from there on the system
+drops new connections, and event loops may say nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None
+
+__all__ = ["DescriptorWatch"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+FEW_LEFT = 8
+SECONDS_BETWEEN = 60.0
+
+
+class DescriptorWatch:
+    """For the connections of one server. A new descriptor is the lowest that is free, so a high one
+    says how many are in use."""
+
+    def __init__(self) -> None:
+        self._told_seconds: float | None = None
+
+    def taken(self, descriptor: int, now_seconds: float) -> None:
+        """A connection has this descriptor."""
+        limit = _limit()
+        if limit is None or descriptor < limit - FEW_LEFT:
+            return
+        told = self._told_seconds
+        if told is None or now_seconds - told >= SECONDS_BETWEEN:
+            self._told_seconds = now_seconds
+            logger.error(
+                "this process may open %d file descriptors, and nearly all are in use: new "
+                "connections are dropped until some end (ulimit -n sets the limit)",
+                limit,
+            )
+
+
+def _limit() -> int | None:
+    """Descriptors that the process may have; None where there is no limit."""
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
