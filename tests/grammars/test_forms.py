@@ -117,7 +117,8 @@ def test_a_grammar_may_have_special_tokens_and_schemas() -> None:
         ({"regex": "(a"}, "unclosed group"),
         ({"regex": r"(a)\1"}, "backreferences"),
         ({"grammar": "start: a"}, 'unknown name: "a"'),
-        ({"grammar": "start: a\na: b\nb: a"}, "nothing that the tokenizer can write"),
+        ({"grammar": "start: a\na: b\nb: a"}, "no text of the rule 'start' ends"),
+        ({"grammar": "start: A\nA: /a/ & /b/"}, "nothing that the tokenizer can write"),
         (
             {"grammar": 'start: %json {"type": "object", "minProperties": 3}'},
             "names may come twice",

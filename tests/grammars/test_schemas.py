@@ -92,7 +92,7 @@ REFUSED: dict[str, Any] = {
     "x-guidance": {"type": "string", "x-guidance": {"lenient": True}},
     "Unknown format": {"type": "string", "format": "unheard-of"},
     "http://example.com": {"$ref": "http://example.com/schema.json"},
-    "nothing that the tokenizer can write": {"$ref": "#"},
+    "no value that ends at #": {"$ref": "#"},
     "oneOf": {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]},
     "names may come twice": {"type": "object", "minProperties": 2},
     "9 patterns and formats": {

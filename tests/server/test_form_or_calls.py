@@ -268,3 +268,15 @@ async def test_white_space_of_either_is_what_the_body_says(
                 if (await client.post(PATH, json=BODIES[PATH] | given | {"seed": seed})).is_success
             ]
         assert good == taken, text
+
+
+@pytest.mark.parametrize("spaces", [0, 2])
+async def test_white_space_of_a_form_is_that_of_a_call_that_must_be_made(spaces: int) -> None:
+    outputs = {"json": SCHEMA, "max_whitespace": spaces}
+    more = {"response_format": None, "structured_outputs": outputs, "tool_choice": "required"}
+    for count in range(4):
+        gap = " " * count
+        text = f'[{{"name":{gap}"weather","arguments":{{"city":"Oslo"}}}}]'
+        async with scripted(text, **ONE_BY_ONE) as (_, client):
+            answer = await client.post(PATH, json=BODIES[PATH] | more)
+        assert answer.is_success is (count <= spaces), text

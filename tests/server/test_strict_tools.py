@@ -284,15 +284,6 @@ async def test_white_space_of_calls_that_must_be_made_is_what_the_body_says() ->
         (
             {
                 "tools": STRICT,
-                "tool_choice": "required",
-                "structured_outputs": {"max_whitespace": 3, "json_object": True},
-            },
-            "structured_outputs",
-            "goes with tools only",
-        ),
-        (
-            {
-                "tools": STRICT,
                 "structured_outputs": {"max_whitespace": 3, "disable_any_whitespace": True},
             },
             "structured_outputs",

@@ -413,7 +413,10 @@ def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan
     no other answer, and the form holds those of later turns. Raises `ApiError` where they can't be
     either."""
     if calls.required:
-        return calls
+        if text.whitespace is None or calls.form is None:
+            return calls
+        form = msgspec.structs.replace(calls.form, max_whitespace=text.whitespace)
+        return msgspec.structs.replace(calls, form=form, max_whitespace=text.whitespace)
     if text.kind not in ("json_schema", "json_object"):
         raise refuse(field, NOT_BOTH_AS_LIKED)
     return msgspec.structs.replace(calls, form=text, max_whitespace=text.whitespace)
