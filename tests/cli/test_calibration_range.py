@@ -126,7 +126,6 @@ def test_what_others_take_of_the_processors_is_seen_and_what_we_take_is_not(
     busy = watch.busy()
     assert busy.stolen == pytest.approx(0.1)
     assert busy.others == pytest.approx(0.5, abs=0.01)  # and hardly anything is ours
-    assert busy.others <= 0.5
     missing = MachineWatch(tmp_path / "no-such-file").busy()
     assert (missing.others, missing.stolen) == (None, None)
 
