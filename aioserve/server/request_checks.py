@@ -193,7 +193,7 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#@\\\s]+
 HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 OTHER_SITES = ("cross-site", "same-site")
-"""Of the same site are other ports of the same name."""
+"""Other ports of the same name are of the same site."""
 PREFLIGHT_SECONDS = 600
 """How long a browser may keep the answer."""
 
