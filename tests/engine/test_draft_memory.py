@@ -61,6 +61,7 @@ async def test_a_draft_leaves_room_for_fewer_pages() -> None:
         kind="model",
         weight_bytes=1 << 20,
         kv_bytes_per_token=100,
+        num_kv_heads=2,
         state_bytes_per_token=28,
     )
     without = capacity_of("pyhelp", sizes, gpu_memory_bytes=room)

@@ -40,7 +40,9 @@ def compiled(form: dict[str, Any], *, shared: int | None = None) -> CompiledGram
     with pytest.MonkeyPatch.context() as patch:
         if shared is not None:
             patch.setattr(grammars, "SHARED_LEXER_STATES", shared)
-        compact = {"disable_any_whitespace": True} if "json_schema" in form else {}
+        compact: dict[str, Any] = {}
+        if "json_schema" in form:
+            compact["disable_any_whitespace"] = True
         made = compile_grammar(pyhelp()[1], StructuredOutput(**form, **compact))
         if shared is not None:
             made._max_shared = shared
