@@ -28,7 +28,7 @@ from aioserve.scheduling.recovery import (
     after_failed_step,
 )
 from aioserve.scheduling.sanity import check_state
-from aioserve.scheduling.sequence import Run, SequenceState
+from aioserve.scheduling.sequence import Phase, Run, SequenceState
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
@@ -303,11 +303,11 @@ class Scheduler:
                 if item.scored is not None and sequence.sequence_id == item.sequence_id:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
                     scored = outcome.scored[begin:scores_read]
-                    if drops:
-                        unheard = item, sequence, scored
-                    else:
+                    if not drops:
                         updates.append(_scored(sequence, scored))
                         sequence.scored += len(scored)
+                    elif sequence.phase is not Phase.FINISHED:
+                        unheard = item, sequence, scored
                 elif unheard is not None and unheard[0] is item and not drops:
                     updates.append(_scored_by(*unheard))
                     unheard = None

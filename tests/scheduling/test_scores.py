@@ -47,3 +47,13 @@ def test_all_of_a_prompt_is_told_before_a_token_of_another_sample() -> None:
     assert [one.scored for one in alone.step() if one.scored] == [told]
     while bench.sequences:
         assert not [one for one in bench.step() if one.scored]
+
+
+def test_scores_of_a_sample_that_was_cancelled_are_told_nobody() -> None:
+    """Its step is in flight, and another sample of the prompt goes on."""
+    bench = Bench(prefix_caching=True, max_num_batched_tokens=6)
+    own, other = bench.submit_all(10, 3, n=2, score_from=1)
+    bench.step()
+    last = bench.plan()
+    bench.scheduler.finish(own)
+    assert [one.sequence_id for one in bench.commit(last)] == [other]
