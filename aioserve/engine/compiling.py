@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -27,9 +28,12 @@ from aioserve.grammars.calls import CallsOutput
 from aioserve.grammars.channels import ChannelOutput
 from aioserve.grammars.grammar import CompiledGrammar, argument_of, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.isolation import shown
 from aioserve.structured_output import StructuredOutput
 
 __all__ = ["Compiling", "GrammarCompiler"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
 """The largest schemas in use take a second or two."""
@@ -151,9 +155,17 @@ class GrammarCompiler:
 
     async def prepare(self) -> None:
         """Make the model's vocabulary, on a thread. Large ones take seconds, and the library holds
-        the interpreter's lock meanwhile, so no request may begin with that."""
-        if self._model.generates and self._model.tokenizer is not None:
-            await asyncio.to_thread(self._vocabulary.get)
+        the interpreter's lock meanwhile, so no request may begin with that. One that can't be made
+        is told in the log, and fails the requests that need it."""
+        if not self._model.generates or self._model.tokenizer is None:
+            return
+        error = await asyncio.to_thread(self._vocabulary.why_not)
+        if error is not None:
+            logger.warning(
+                "%s: structured output can't be made with this tokenizer: %s",
+                self._model.name,
+                shown(error),
+            )
 
     async def wait_idle(self) -> None:
         """Wait until no request waits for a grammar."""
@@ -274,6 +286,14 @@ class _OneVocabulary:
                     )
                 self._made = Vocabulary(self._tokenizer, self._num_logits)
             return self._made
+
+    def why_not(self) -> BaseException | None:
+        """Make it; what is raised meanwhile, if anything is."""
+        try:
+            self.get()
+        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+            return error
+        return None
 
 
 def _compile(

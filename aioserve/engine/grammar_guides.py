@@ -89,12 +89,13 @@ class GrammarGuides:
 
     def ask(self) -> None:
         every, self._asked = self._asked, {}
-        for is_large in (False, True):
-            asked = {s: ids for s, ids in every.items() if _is_large(s) is is_large}
-            if asked:
-                steps = [(s.matcher, ids, self._look_of(s)) for s, ids in asked.items()]
-                new = {s: len(ids) for s, ids in asked.items()}
-                self._call(is_large, new, partial(_advance, steps))
+        on_threads: dict[bool, dict[LiveSample, list[int]]] = {}
+        for sample, ids in every.items():
+            on_threads.setdefault(_is_large(sample), {})[sample] = ids
+        for is_large, asked in on_threads.items():
+            steps = [(s.matcher, ids, self._look_of(s)) for s, ids in asked.items()]
+            new = {s: len(ids) for s, ids in asked.items()}
+            self._call(is_large, new, partial(_advance, steps))
 
     @property
     def is_busy(self) -> bool:

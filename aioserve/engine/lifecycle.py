@@ -44,6 +44,7 @@ from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
+from aioserve.timings import clock_of
 
 __all__ = ["EngineLifecycle"]
 
@@ -204,7 +205,7 @@ class EngineLifecycle:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_reserve_tokens=config.output_reserve_tokens,
-            clock=asyncio.get_running_loop().time,
+            clock=clock_of(asyncio.get_running_loop()),
             policy_name=plugins.policy_name,
         )
         self.core = CoreLoop(

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, SamplingParams, Speculation, StructuredOutput
+from aioserve import (
+    Engine,
+    RequestFailedError,
+    SamplingParams,
+    Speculation,
+    StructuredOutput,
+)
 from aioserve.engine import compiling
 from aioserve.engine.compiling import GrammarCompiler
 from aioserve.grammars import grammar as grammars
@@ -69,6 +75,25 @@ async def test_the_vocabulary_is_made_on_a_thread_before_the_engine_takes_reques
         params = SamplingParams(max_tokens=3, structured_output=FORMS[0])
         assert (await engine.generate("Hi", params)).text == "aaa"
     assert len(made) == 1
+
+
+class Panic(BaseException):
+    """As a panic in Rust code is raised."""
+
+
+@pytest.mark.parametrize("raised", [ValueError("no"), Panic("no")], ids=["error", "panic"])
+async def test_a_vocabulary_that_cannot_be_made_fails_those_requests_alone_that_need_it(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(self: Vocabulary, *arguments: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(Vocabulary, "__init__", breaks)
+    async with Engine("pyhelp") as engine:
+        assert "structured output can't be made with this tokenizer" in caplog.text
+        assert (await engine.generate("Hi", SamplingParams(max_tokens=3))).usage
+        with pytest.raises(RequestFailedError):
+            await engine.generate("Hi", SamplingParams(structured_output=FORMS[0]))
 
 
 async def test_answers_are_the_same_where_the_lexer_that_they_share_is_full(

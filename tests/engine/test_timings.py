@@ -318,3 +318,22 @@ def test_times_on_uvloop_come_from_the_systems_clock(monkeypatch: pytest.MonkeyP
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def test_a_slow_policy_is_named_on_uvloop_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Within one iteration uvloop's own clock stands still."""
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 100.0).__next__)
+
+    class Slow(SchedulingPolicy):
+        def order(self, waiting, view):
+            return waiting
+
+    async def main() -> None:
+        async with Engine(FakeModel(num_pages=256), policy=Slow()) as it:
+            await it.generate(PROMPT, answer(1))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert "scheduling policy Slow is slow" in caplog.text

@@ -88,7 +88,6 @@ class Plugin:
         return [DrafterSpec("wrong", Wrong)]
 
 
-@pytest.mark.usefixtures("unmeasured_steps")
 @pytest.mark.parametrize("max_branches", [0, 2])
 async def test_a_wrong_guess_ends_no_request(model: Path, max_branches: int) -> None:
     expected = await each_alone(model)
