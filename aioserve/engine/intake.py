@@ -312,8 +312,7 @@ class Intake:
             self.encoder.tokenizer_for("prompt")
             if self._model.chat_template is None:
                 raise InvalidPromptError(
-                    f"prompt is a list of messages, but {self._model.name} has no chat template; "
-                    "the engine's option chat_template gives it one"
+                    f"{self._model.name} has no chat template; the option chat_template gives one"
                 )
             conversation = conversation_of(prompt, max_chars=self.encoder.max_chars, **chat)
             self._model.chat_template.check_read(conversation)

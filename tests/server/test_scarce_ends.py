@@ -51,7 +51,8 @@ async def test_bodies_that_never_come_keep_out_none_that_does() -> None:
 
 
 async def test_calls_that_are_computed_are_ended_by_no_other() -> None:
-    model = FakeModel(step_seconds=lambda _: 0.002)
+    is_refused = False
+    model = FakeModel(step_seconds=lambda _: 0.0 if is_refused else 0.05)
     async with Engine(model) as engine:
         app = create_app(engine, ServerSettings(max_concurrent_calls=MOST))
         calls = app.state.app_state.calls
@@ -66,6 +67,7 @@ async def test_calls_that_are_computed_are_ended_by_no_other() -> None:
             await until(lambda: calls.num_posted == MOST and not calls._reading)
             refused = await client.post("/v1/completions", json=BODY)
             assert refused.status_code == 503
+            is_refused = True
             for call in begun:
                 assert (await call).status_code == 200
 
