@@ -77,6 +77,8 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
     "Engine.relevance": lambda e, s: relevance(e),
     "Engine.retrieval": lambda e, s: e.retrieval,
+    "Engine.generates": lambda e, s: e.generates,
+    "Engine.filled_in": lambda e, s: e.filled_in("a", "b"),
     "Engine.tells_relevance": lambda e, s: e.tells_relevance,
     "Engine.encode": lambda e, s: e.encode([1, 2]),
     "Engine.reset_prefix_cache": lambda e, s: e.reset_prefix_cache(),

@@ -349,7 +349,7 @@ def test_the_most_layers_that_are_believed_are_compared_with_the_weights_within_
         ("llama3", {"rope_theta": 1e-308}, "rope_theta must be a number in"),
         ("llama3", {"rope_theta": 10**400}, "rope_theta must be a number in"),
         ("qwen3-sliding", {"layer_types": 5}, "layer_types must be a list"),
-        ("mistral", {"layer_types": 5}, "layer_types = 5 is not supported"),
+        ("mistral", {"layer_types": 5}, "layer_types must be a list"),
         ("llama3", {"architectures": 5}, "architectures must be a list of strings"),
         ("llama3", {"architectures": ["x" * 10**5]}, "is not supported"),
         ("llama3", {"rope_scaling": {"x" * 10**5: 1}}, "an unknown rotary parameter"),

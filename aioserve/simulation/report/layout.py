@@ -148,12 +148,12 @@ PARTS = Path(__file__).with_name("parts")
 
 def rendered(template: str, **values: Any) -> str:
     """Render a page from a template of `parts/` and what it names. All text of `values` is
-    escaped."""
+    escaped, and what UTF-8 can't encode, as in names of files, is written as `?`."""
     style, script = _part("report.css"), _part("report.js")
     templates = {path.name: _part(path.name) for path in sorted(PARTS.glob("*.html"))}
     environment = Environment(loader=DictLoader(templates), autoescape=True)
     environment.filters["csv_link"] = csv_link
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         version=metadata.version("aioserve"),
         symbols=symbols(),
         style=style,
@@ -162,6 +162,7 @@ def rendered(template: str, **values: Any) -> str:
         script_hash=_hash_of(script),
         **values,
     )
+    return page.encode("utf-8", "replace").decode()
 
 
 def legend_of(names: Sequence[str]) -> list[dict[str, str]]:
