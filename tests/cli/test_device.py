@@ -108,7 +108,7 @@ def test_what_the_engine_refuses_is_one_line(
 def test_what_the_start_took_is_told_where_it_is_asked_for(
     aioserve_here: Run, tiny_model: Path
 ) -> None:
-    options = ("--max-tokens", 1, "--device", "cpu")
+    options = ("--max-tokens", 1, "--device", "cpu", "--raw")
     done = aioserve_here("run", tiny_model, "x", *options, "--verbose")
     (start, counts) = done.stderr.splitlines()
     assert re.fullmatch(rf"\[{START}\]", start)
