@@ -63,7 +63,7 @@ def test_templates_in_their_folder_are_downloaded_too(
 def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
     aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:
-    words = ("run", "made-up/tiny", "x", "--max-tokens", 4, "--temperature", 0)
+    words = ("run", "made-up/tiny", "x", "--max-tokens", 4, "--temperature", 0, "--raw")
     with Hub({"made-up/tiny": Repository(files)}) as hub:
         first = aioserve(*words, HF_ENDPOINT=hub.url)
         assert first.returncode == 0, first.stderr
