@@ -168,6 +168,13 @@ class Kept:
         self._unsent.keep(size.kept_bytes)
         self._size, self._num_bytes = size, size.kept_bytes
 
+    def keep(self, num_bytes: int) -> None:
+        """Count an answer that is made, and has no tokens. Raises `ApiError` where all that is kept
+        is too much."""
+        self.end()
+        self._unsent.keep(num_bytes)
+        self._size, self._num_bytes = None, num_bytes
+
     def made(self, tokens: int) -> None:
         """All its choices have ended, with so many tokens together."""
         if self._size is not None:

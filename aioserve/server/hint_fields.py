@@ -27,8 +27,9 @@ __all__ = ["HintReader", "let_through"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-MAX_DROPPED = 10_000
-"""Fields of one body that ask for nothing: to drop them takes the event loop some milliseconds."""
+MAX_LOOKED_AT = 10_000
+"""Fields of a body, and of objects in it, that are looked at where one of them asks for nothing: it
+takes the event loop some 10 ms. Messages and schemas aren't looked into."""
 NULL = b"null"
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -50,7 +51,7 @@ class HintReader:
 
     def __init__(self, reasons: Callable[[], bool]) -> None:
         self._reasons = reasons
-        self._num_dropped = 0
+        self._num_looked_at = 0
         self._known: dict[type, dict[str, inspect.Field]] = {}
         self.found: Counter[str] = Counter()
         """How often each hint was there, by its place, whichever element of a list it is in."""
@@ -74,10 +75,12 @@ class HintReader:
         if struct is not None:
             return self._fields(fields, struct, place)
         if (values := _values_of(kind)) is not None:
+            self._look_at(len(fields))
+            takes_null = _takes_null(values)
             return {
                 name: value
                 for name, value in fields.items()
-                if not self._drops_null(value, takes=_takes_null(values))
+                if takes_null or memoryview(value) != NULL
             }
         return raw
 
@@ -87,6 +90,7 @@ class HintReader:
         if (known := self._known.get(struct.cls)) is None:
             known = {field.encode_name: field for field in struct.fields}
             self._known[struct.cls] = known
+        self._look_at(1 + len(given))
         hints = getattr(struct.cls, "hints", NO_HINTS)
         kept: dict[str, Any] = {}
         for name, raw in given.items():
@@ -94,22 +98,16 @@ class HintReader:
             field = known.get(name)
             if field is not None:
                 takes = field.required or _takes_null(field.type)
-                if not self._drops_null(raw, takes=takes):
+                if takes or memoryview(raw) != NULL:
                     kept[name] = self._value(raw, field.type, where)
             elif name == struct.tag_field:
                 kept[name] = raw
-            elif not self._drops_null(raw, takes=False):
+            elif memoryview(raw) != NULL:
                 if name in hints:
                     self._drop_hint(where, raw, hints[name])
                 else:
                     kept[name] = raw
         return kept
-
-    def _drops_null(self, raw: msgspec.Raw, *, takes: bool) -> bool:
-        if takes or memoryview(raw) != NULL:
-            return False
-        self._count()
-        return True
 
     def _drop_hint(self, where: str, raw: msgspec.Raw, hint: Hint) -> None:
         value = msgspec.json.decode(raw)
@@ -117,15 +115,15 @@ class HintReader:
             is_harmless = is_one_of(value, hint.without_reasoning)
             if not is_harmless or self._reasons():
                 raise refuse(where, _refusal(hint, is_harmless), "unsupported_parameter")
-        self._count()
         self.found[_INDEX.sub("", where)] += 1
 
-    def _count(self) -> None:
-        self._num_dropped += 1
-        if self._num_dropped > MAX_DROPPED:
+    def _look_at(self, fields: int) -> None:
+        self._num_looked_at += fields
+        if self._num_looked_at > MAX_LOOKED_AT:
             raise ApiError(
                 400,
-                f"the body must have at most {MAX_DROPPED} fields that ask for nothing, got more",
+                f"the body must have at most {MAX_LOOKED_AT} fields, those of objects in it "
+                "included, where one of them asks for nothing; got more",
                 code="limit_exceeded",
             )
 

@@ -36,7 +36,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _CONTAINERS += (type({}.items()), type({}.keys()), type({}.values()))
 SCOPES = frozenset(("_loop_vars", "_block_vars"))
 """Arguments of the library's own, beside those of a call."""
-_WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(?:\d{5}|\*)")
+_WIDE_FORMAT = re.compile(r"%\([^()]*\(|%(?:\([^()]*\))?[^%a-zA-Z]*(?:\d{5}|\*)")
+"""A width of five digits, or one that is given, behind a key or none; or a key with parentheses."""
 _WIDE_FIELD = re.compile(r"\{[^{}]*(?:\d{5}|\{)")
 
 

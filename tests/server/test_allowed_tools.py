@@ -59,3 +59,12 @@ async def test_what_is_allowed_must_be_there(names: tuple[str, ...]) -> None:
         for path, of in ((CHAT, of_chat), (RESPONSES, of_responses)):
             answer = await client.post(path, json=of("auto", *names))
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_no_more_are_allowed_than_there_may_be() -> None:
+    async with scripted(MOVE) as (_, client):
+        for path, of in ((CHAT, of_chat), (RESPONSES, of_responses)):
+            assert (await client.post(path, json=of("auto", *["move"] * 128))).status_code == 200
+            answer = await client.post(path, json=of("auto", *["move"] * 129))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+            assert "at most 128 tools" in answer.text

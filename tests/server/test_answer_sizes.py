@@ -192,6 +192,20 @@ async def test_an_answer_counts_for_nothing_however_it_ended() -> None:
         await until(lambda: not unsent.num_bytes)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/api/embed"])
+@pytest.mark.asyncio
+async def test_vectors_count_until_they_are_sent(path: str) -> None:
+    body = {"model": "pyhelp", "input": ["a", "b"]}
+    async with tight() as (_, client, unsent):
+        unsent.keep(LIMIT - 8)  # of others
+        refused = await client.post(path, json=body)
+        assert (refused.status_code, unsent.num_bytes) == (503, LIMIT - 8)
+        assert "max_unsent_bytes" in refused.text
+        unsent.change(LIMIT - 8, 0)
+        assert (await client.post(path, json=body)).status_code == 200
+        await until(lambda: not unsent.num_bytes)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 500), st.booleans(), st.integers(1, 600)),

@@ -178,6 +178,23 @@ async def test_a_reference_to_what_is_not_stored_is_refused_by_its_place() -> No
         assert (await post(more)).status_code == 200
 
 
+async def test_references_stand_for_no_more_than_a_body_may_have() -> None:
+    settings = ServerSettings(max_body_bytes=8192)
+    async with scripted("Rain.", settings=settings) as (_, _, client):
+
+        async def post(given: list[Any]) -> httpx.Response:
+            return await client.post("/v1/responses", json={"model": "scripted", "input": given})
+
+        user = {"role": "user", "content": ASKED}
+        long = {"role": "assistant", "type": "message", "id": "msg_long", "content": "a" * 900}
+        assert (await post([user, long, user])).status_code == 200
+        item = {"type": "item_reference", "id": "msg_long"}
+        assert (await post([user, item, user])).status_code == 200
+        error = (await post([user, *[item] * 9, user])).json()["error"]
+    assert (error["param"], error["code"]) == ("input", "limit_exceeded")
+    assert "at most 8192 bytes together" in error["message"]
+
+
 async def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
     body = {"model": "scripted", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
     async with scripted("Rain.") as (_, _, client):

@@ -31,11 +31,12 @@ async def test_an_answer_fills_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
         wrong = [
             await client.post("/v1/completions", json=BODY | {"echo": True}),
             await client.post("/v1/completions", json=BODY | {"prompt": [[5]]}),
+            await client.post("/v1/completions", json=BODY | {"truncate_prompt_tokens": 4}),
             await client.post("/api/generate", json=lines | {"system": "x"}),
         ]
     assert answer["choices"][0]["text"] == whole["choices"][0]["text"] == told["response"]
     assert answer["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
-    assert [one.status_code for one in wrong] == [400] * 3
+    assert [one.status_code for one in wrong] == [400] * 4
     assert all("suffix" in one.text for one in wrong)
 
 

@@ -127,3 +127,18 @@ async def test_schemas_in_all_fields_are_limited() -> None:
             answer = await client.post(COMPLETIONS, json=body_of(COMPLETIONS) | form)
             error = answer.json()["error"]
             assert (error["param"], error["code"]) == (next(iter(form)), "limit_exceeded")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_form_of_nothing_is_none(path: str) -> None:
+    async with served(num_pages=256) as (_, client):
+
+        async def text(**form: Any) -> str:
+            choice = (await post(client, path, body_of(path) | form))["choices"][0]
+            return choice["message"]["content"] if path == CHAT else choice["text"]
+
+        free, an_object = await text(), await text(response_format={"type": "json_object"})
+        assert await text(grammar="") == free
+        assert await text(grammar="", regex="[ab]{3}") != free
+        assert await text(response_format={"type": "json_object", "schema": {}}) == an_object
+        assert an_object.startswith("{")

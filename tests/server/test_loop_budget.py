@@ -35,6 +35,10 @@ def turns(count: int) -> list[dict[str, Any]]:
     ]
 
 
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "content", "content": [{"type": "text", "text": "a"}] * 60_000},
+}
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "many short lists of log-probabilities": (
         COMPLETIONS,
@@ -102,6 +106,30 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
                 }
             ],
             "max_tokens": 1,
+        },
+    ),
+    "texts in documents": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [DOCUMENT]}], "max_tokens": 1},
+    ),
+    "texts in documents in results": (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": [DOCUMENT]}],
+                }
+            ],
+            "max_tokens": 1,
+        },
+    ),
+    "tools beside a null": (
+        CHAT,
+        {
+            "messages": USER,
+            "tools": [{"type": "function", "function": {"name": "f"}}] * 30_000,
+            "odd": None,
         },
     ),
     "null fields": (CHAT, {"messages": USER, **{f"a{number}": None for number in range(120_000)}}),

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from aioserve.server.hint_fields import MAX_DROPPED
+from aioserve.server.hint_fields import MAX_LOOKED_AT
 from aioserve.server.hint_tables import TABLES, Hint, is_one_of
 from tests.server.scripts import TEMPLATE, TURNS, scripted
 from tests.server.what_clients_send import (
@@ -183,11 +183,16 @@ async def test_a_hint_is_named_in_the_log_and_counted_as_often_as_it_is_there(
 
 async def test_more_than_anybody_sends_is_refused() -> None:
     async with scripted() as (_, _, client):
-        for count, status in ((MAX_DROPPED, 200), (MAX_DROPPED + 1, 400)):
+        for count, status in ((MAX_LOOKED_AT - 100, 200), (MAX_LOOKED_AT, 400)):
             nulls = dict.fromkeys(f"odd{number}" for number in range(count))
-            answer = await sent(client, "/v1/completions", nulls)
+            answer = await sent(client, "/v1/completions", {"logit_bias": nulls})
             assert answer.status_code == status, answer.text
-    assert f"at most {MAX_DROPPED} fields that ask for nothing" in answer.text
+        # So is what stands beside it.
+        tools = [{"type": "function", "function": {"name": "f"}}] * MAX_LOOKED_AT
+        many = await sent(client, "/v1/chat/completions", {"tools": tools, "odd": None})
+    for one in (answer, many):
+        assert one.status_code == 400
+        assert f"at most {MAX_LOOKED_AT} fields" in one.text
 
 
 async def test_what_stands_beside_a_hint_is_read_as_it_was_written() -> None:

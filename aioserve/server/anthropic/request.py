@@ -7,7 +7,7 @@ server, added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -332,7 +332,7 @@ async def conversation_of(call: Call, body: Conversation) -> Turns:
     most = call.settings.max_items
     check_at_most("messages", "have at most {} blocks", num_items, most)
     blocks = [block for content in contents if isinstance(content, list) for block in content]
-    check_at_most("messages", "have at most {} blocks in blocks", num_entries(blocks), most)
+    _check_inner(blocks, most)
     turns, unknown = Turns(), UnknownFields()
     if system := system_text_of(body.system, unknown):
         turns.system(system, "system")
@@ -344,6 +344,18 @@ async def conversation_of(call: Call, body: Conversation) -> Turns:
     if not turns.messages:
         raise ApiError(400, "messages must have a block, got none", param="messages")
     return turns
+
+
+def _check_inner(blocks: Sequence[object], most: int) -> None:
+    """Raise `ApiError` for more than `most` blocks in blocks: in results, and in documents, which
+    may be in results."""
+    must = "have at most {} blocks in blocks"
+    check_at_most("messages", must, num_inner := num_entries(blocks), most)
+    objects = [block for block in blocks if isinstance(block, dict)]
+    inner = [block.get("content") for block in objects]
+    objects += [one for each in inner if isinstance(each, list) for one in each]
+    sources = [one.get("source") for one in objects if isinstance(one, dict)]
+    check_at_most("messages", must, num_inner + num_entries(sources), most)
 
 
 async def asked_of(call: Call, body: MessageRequest) -> Asked:

@@ -20,7 +20,7 @@ import msgspec
 from aioserve.config import ToolParserName
 from aioserve.engine.engine import Engine
 from aioserve.server.bodies import Strict
-from aioserve.server.chat_parts.sampling import AskedForm, check_schema
+from aioserve.server.chat_parts.sampling import AskedForm, check_at_most, check_schema
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.hint_tables import OF_TOOLS, Hints
 from aioserve.server.settings import ServerSettings
@@ -398,7 +398,8 @@ def _calls(
 def _calls_of_some(
     settings: ServerSettings, by_name: Mapping[str, Tool], allowed: AllowedTools, *, one_call: bool
 ) -> AnswerPlan | None:
-    names = [each.function.name for each in allowed.tools]
+    check_at_most("tool_choice", "have at most {} tools", len(allowed.tools), settings.max_tools)
+    names = {each.function.name: None for each in allowed.tools}
     if not names:
         raise refuse("tool_choice", "must allow at least one tool; none forbids all")
     for name in names:
@@ -455,7 +456,7 @@ def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredO
         return None if asked is None else asked.outputs.form
     if asked is not None:
         raise refuse(asked.field, "and response_format ask for a form both")
-    if wanted.type == "json_object" and wanted.schema is not None:
+    if wanted.type == "json_object" and wanted.schema:  # {} says nothing of the object
         return StructuredOutput(json_schema=wanted.schema)
     if wanted.type == "json_object":
         return StructuredOutput(json_object=True)

@@ -33,7 +33,9 @@ class Turns:
     def __init__(self, *, knows_developer: bool = False) -> None:
         """`knows_developer`: the model's template knows the role of that name."""
         self._knows_developer = knows_developer
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._joined: dict[str, tuple[str, list[str]]] = {}
+        """Texts of fields of the last message that aren't written yet, and what goes between."""
         self._places: list[str] = []
         """Places of the first part of each message."""
         self._calls: dict[tuple[int, int], tuple[str, str]] = {}
@@ -43,9 +45,15 @@ class Turns:
         self._open: dict[str, str] = {}
         """Where the calls without a result stand, by their ids."""
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All that there are so far."""
+        self._write_joined()
+        return self._messages
+
     def system(self, text: str, place: str) -> None:
         """Join system messages that begin the conversation: many templates take no second one."""
-        if len(self.messages) == 1 and self._last_is("system"):
+        if len(self._messages) == 1 and self._last_is("system"):
             self._join("content", text, "\n\n")
         else:
             self._add("system", place, content=text)
@@ -92,7 +100,7 @@ class Turns:
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         calls = self._assistant(place).setdefault("tool_calls", [])
-        self._calls[len(self.messages) - 1, len(calls)] = place, arguments_field
+        self._calls[len(self._messages) - 1, len(calls)] = place, arguments_field
         calls.append(call)
 
     def result(self, call_id: str, text: str, place: str) -> None:
@@ -132,17 +140,29 @@ class Turns:
     def _assistant(self, place: str) -> dict[str, Any]:
         if not self._last_is("assistant"):
             self._add("assistant", place, content="")
-        return self.messages[-1]
+        return self._messages[-1]
 
     def _last_is(self, role: str) -> bool:
-        return bool(self.messages) and self.messages[-1]["role"] == role
+        return bool(self._messages) and self._messages[-1]["role"] == role
 
     def _join(self, field: str, text: str, between: str) -> None:
-        before = self.messages[-1].get(field)
-        self.messages[-1][field] = f"{before}{between}{text}" if before else text
+        before = self._messages[-1].get(field) or ""
+        _, parts = self._joined.setdefault(field, (between, [before]))
+        if parts == [""]:
+            parts[0] = text
+        else:
+            parts.append(text)
+
+    def _write_joined(self) -> None:
+        """Join the texts of the last message, once: each time would take the square of their
+        number."""
+        for field, (between, parts) in self._joined.items():
+            self._messages[-1][field] = between.join(parts)
+        self._joined.clear()
 
     def _add(self, role: str, place: str, **fields: Any) -> None:
-        self.messages.append({"role": role, **fields})
+        self._write_joined()
+        self._messages.append({"role": role, **fields})
         self._places.append(place)
 
 

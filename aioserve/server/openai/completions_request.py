@@ -11,6 +11,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
 from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most
 from aioserve.server.errors import refuse
+from aioserve.server.hint_fields import let_through
 from aioserve.server.hint_tables import OF_COMPLETIONS, Hints
 from aioserve.server.openai.fields import ChunkFields
 from aioserve.server.settings import ServerSettings
@@ -40,6 +41,8 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
+        if self.suffix == "":
+            let_through(call.call_log, "suffix")
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise refuse("best_of", "must be at most n where the answer is streamed")
         if self.max_tokens == 0 and self.min_tokens:
@@ -53,6 +56,9 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             return prompts
         if self.echo:
             raise refuse("suffix", "goes with echo=false alone")
+        if self.truncate_prompt_tokens is not None:
+            why = "goes without truncate_prompt_tokens alone: marks of the gap would be cut off"
+            raise refuse("suffix", why)
         return [gap_of(engine, each, self.suffix) for each in prompts]
 
     @property

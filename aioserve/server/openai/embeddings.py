@@ -153,7 +153,9 @@ def written(
     in_base64: bool = False,
 ) -> Any:
     """A list of what is `made` of each of `vectors`, `[N, hidden]`, by its index and as numbers or
-    as their bytes in base64. It is made while it is sent."""
+    as their bytes in base64. It is made while it is sent: until then the vectors are kept. Raises
+    `ApiError` where there are too many of all calls."""
+    call.kept.keep(vectors.nbytes)
 
     async def entries() -> AsyncGenerator[object, None]:
         for index, one in enumerate(vectors):

@@ -30,6 +30,7 @@ from aioserve.server.chat_parts.sampling import (
     sampling_params,
 )
 from aioserve.server.errors import refuse
+from aioserve.server.hint_fields import let_through
 from aioserve.server.hint_tables import OF_CALLS, OF_CHUNK_OPTIONS, Hints
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
@@ -253,7 +254,7 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     grammar: str | None = None
-    """The form of the answer as clients of llama.cpp say it, as the next one."""
+    """The form of the answer as clients of llama.cpp say it, as the next one; "" asks for none."""
     json_schema: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     max_draft_tokens: int | None = None
@@ -264,6 +265,8 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
 
     def check(self, call: Call) -> None:
         super().check(call)
+        if self.grammar == "":
+            let_through(call.call_log, "grammar")
         if self.asked_form is not None:
             self.asked_form.check_sizes(call.settings)
 
@@ -275,7 +278,7 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
         found = [
             AskedForm(field, StructuredOutputs(**{kind: getattr(self, field)}, **spacing))
             for field, kind in _FORMS.items()
-            if getattr(self, field) is not None
+            if getattr(self, field) is not None and (field != "grammar" or self.grammar)
         ]
         if own is not None and not (found and spacing):
             found.append(AskedForm("structured_outputs", own))

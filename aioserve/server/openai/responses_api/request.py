@@ -280,24 +280,27 @@ async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item
     unknown = UnknownFields()
     must = "have at most {} parts in its items together"
     check_at_most("input", must, num_entries(given), call.settings.max_items)
-    found: dict[str, dict[str, Item]] = {}
+    found: dict[str, dict[str, tuple[Item, int]]] = {}
+    num_bytes, most = 0, call.settings.max_body_bytes
     items: list[Item] = []
     for index, each in enumerate(given):
         await call.pace.before(3 * units_of([each]))
         place = f"input[{index}]"
         item = item_of(each, place, unknown)
         if isinstance(item, ItemReference):
-            item = await _referred(call, item.id, place, found)
+            item, size = await _referred(call, item.id, place, found)
+            num_bytes += size  # a body of short references stands for no more than a whole one
+            check_at_most("input", "refer to items of at most {} bytes together", num_bytes, most)
         items.append(kept(item))
     unknown.tell(call.call_log)
     return items
 
 
 async def _referred(
-    call: Call, item_id: str, place: str, found: dict[str, dict[str, Item]]
-) -> Item:
-    """The stored item of that id. `found` has the items of responses that were read for others.
-    Raises `ApiError`."""
+    call: Call, item_id: str, place: str, found: dict[str, dict[str, tuple[Item, int]]]
+) -> tuple[Item, int]:
+    """The stored item of that id, and its bytes as JSON. `found` has those of responses that were
+    read for others. Raises `ApiError`."""
     responses = call.app_state.responses
     response_id = responses.with_item(call.tenant, item_id)
     stored = None if response_id is None else responses.get(call.tenant, response_id)
@@ -309,8 +312,12 @@ async def _referred(
         given = msgspec.json.decode(stored.before, type=list[msgspec.Raw])[-stored.num_given :]
         items = [msgspec.json.decode(one, type=Item) for one in given]
         items += msgspec.json.decode(stored.body, type=_Earlier).output
-        found[response_id] = {item.id: item for item in items if item.id is not None}
-    return without_logprobs(found[response_id][item_id])
+        found[response_id] = {
+            item.id: (bare := without_logprobs(item), len(msgspec.json.encode(bare)))
+            for item in items
+            if item.id is not None
+        }
+    return found[response_id][item_id]
 
 
 class _Earlier(msgspec.Struct):
