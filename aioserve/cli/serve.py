@@ -119,13 +119,13 @@ def serve(
     check_tls(listening)
     checks_of(server)
     what = made(Served, values, _WHAT)
-    policy = chosen_policy(what.policy)
     if what.trace is not None:
         check_trace_file(what.trace)
     if show_config:
-        _check_engine(what.model, policy, engine)
+        _check_engine(what.model, what.policy, engine)
         print(shown_settings(SETTINGS, values), end="")
         return
+    policy = chosen_policy(what.policy)
     with (
         # Until it serves. A container's first process ignores what it has no handler for.
         leaving_at_once(signal.SIGTERM),
@@ -135,16 +135,20 @@ def serve(
         runner.run(Serving(what, policy, engine, server, listening, sockets).run())
 
 
-def _check_engine(model: str, policy: str | SchedulingPolicy, config: EngineConfig) -> None:
-    """Raise what an engine would for these before it reads the model's files."""
+def _check_engine(model: str, policy: str, config: EngineConfig) -> None:
+    """Raise what an engine would for these before it reads the model's files. The file of a policy
+    isn't run."""
     check_model(model, None)
     with leaving_at_once():
         from aioserve import Engine
         from aioserve.plugins import PluginRegistry
-    Engine(model, policy=policy, **msgspec.structs.asdict(config))
+        from aioserve.plugins.files import names_policy_file
+    is_of_file = names_policy_file(policy)
+    named = {} if is_of_file else {"policy": policy}
+    Engine(model, **named, **msgspec.structs.asdict(config))
     registry = PluginRegistry()
     registry.check_selected()
-    if isinstance(policy, str):
+    if not is_of_file:
         registry.policy(policy)
     registry.eviction(config.eviction)
     if config.speculation is not None:

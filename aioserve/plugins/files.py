@@ -14,7 +14,7 @@ from aioserve.plugins.options import made, split_name
 from aioserve.plugins.registry import PluginRegistry, check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["named_policy", "policy_of_file"]
+__all__ = ["named_policy", "names_policy_file", "policy_of_file"]
 
 SEPARATOR = ".py:"
 
@@ -26,6 +26,20 @@ def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
     return registry.policy(text) if make is None else make()
 
 
+def names_policy_file(text: str) -> bool:
+    """True for a text that names a policy of a file, which is there. Nothing of it is run. Raises
+    `ConfigError` for one that isn't there, and for a file without a class."""
+    if SEPARATOR in text:
+        path = Path(f"{text.partition(SEPARATOR)[0]}.py")
+        if not _is_file(path):
+            raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
+        return True
+    if text.endswith(".py") and _is_file(Path(text)):
+        named = shown(f"{text}:CLASS")
+        raise ConfigError(f"policy {shown(text)}: name a class of the file, as {named}")
+    return False
+
+
 def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
     """Factory of policy objects for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`; None for a
     text that names no file.
@@ -34,16 +48,11 @@ def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
     has no such policy, `PluginError` for one that can't be run; what is made raises the same for
     options and for a class that makes no policy.
     """
-    if SEPARATOR not in text:
-        if text.endswith(".py") and _is_file(Path(text)):
-            named = shown(f"{text}:CLASS")
-            raise ConfigError(f"policy {shown(text)}: name a class of the file, as {named}")
+    if not names_policy_file(text):
         return None
     file, _, rest = text.partition(SEPARATOR)
     name, options = split_name(rest)
     path = Path(f"{file}.py")
-    if not _is_file(path):
-        raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
     in_file = _loaded(path, text)
     found = in_file.get(name)
     if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):

@@ -155,3 +155,6 @@ def test_show_config_shows_a_policy_of_a_file_as_it_is_given_and_runs_nothing(
     done = aioserve_here("serve", "--policy", policy, "--show-config")
     assert done.returncode == 0, done.stderr
     assert tomllib.loads(done.stdout)["engine"]["policy"] == policy
+    nowhere = aioserve_here("serve", "--policy", "./nowhere.py:Mine", "--show-config")
+    assert nowhere.returncode != 0
+    assert "there is no file" in nowhere.stderr
