@@ -223,7 +223,7 @@ CHOICES: dict[str, list[Any]] = {
 async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_turn(
     path: str, stream: bool
 ) -> None:
-    """As agents ask: the same form in both turns, and a call in the first."""
+    """Agents ask so: the same form in both turns, and a call in the first."""
     arguments = '{"city": "Oslo"}'
     for number, choice in enumerate(CHOICES[path]):
         listed = f'[{{"name": "weather", "arguments": {arguments}}}]'

@@ -225,9 +225,9 @@ async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
 
 
 def check_generated(call: Call, body: GenerateBody) -> bool:
-    """Whether the prompt is the text that it is: where the body says so, or what stands behind a
-    gap, and where the model has no template. Raises `ApiError` for what there is no text model, or
-    no other way, for."""
+    """Return true if the prompt is used as it is: the body says so or gives the text behind a gap,
+    or the model has no template. Raises `ApiError` for a field that is not supported, that the
+    model can't use, or that goes with no other."""
     for field in ("images", "template", "context"):
         if getattr(body, field):
             raise refuse(field, "isn't supported", "unsupported_parameter")

@@ -37,7 +37,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     logprobs: int | None = None
     """How many of the most likely tokens are told at each place, beside the one that is there."""
     suffix: str | None = None
-    """What stands behind the answer, for models that fill in a gap."""
+    """Text behind the answer, for models that fill in a gap."""
 
     def check(self, call: Call) -> None:
         super().check(call)
