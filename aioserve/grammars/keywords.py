@@ -180,4 +180,4 @@ def _inwards(keyword: str, bound: float, is_upper: bool) -> float:
 
 
 def _beyond(keyword: str, bound: float) -> ValueError:
-    return ValueError(f"has {keyword} {bound!r:.40}, beyond the numbers that are drawn")
+    return ValueError(f"has {keyword} {bound!r:.40}, beyond all numbers of answers")

@@ -93,7 +93,7 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
             return
         factors = [f"prompts: {self.prompts}", f"choices of each: {self.n}"]
         if self.buffered_tokens is None:
-            why = "" if self.says_tokens else ", all that the context holds, as none is said"
+            why = "" if self.says_tokens else ", the whole context, as no limit on tokens is given"
             factors.append(f"tokens of each choice: {self.tokens}{why}")
         if self.copies > 1:
             factors.append(f"times that each is told: {self.copies}")
@@ -136,8 +136,8 @@ class Unsent:
         if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             raise ApiError(
                 503,
-                f"answers of {self.num_bytes} bytes are being made or wait for their readers; with "
-                f"{num_bytes} more there would be more than {self._max_bytes} (max_unsent_bytes)",
+                f"answers must have at most {self._max_bytes} bytes together until they are sent "
+                f"(max_unsent_bytes): others have {self.num_bytes}, and this one {num_bytes}",
                 code="server_overloaded",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )

@@ -93,7 +93,7 @@ def busy(limit: int) -> ApiError:
     """Return the error of a call beyond `limit`, the most that may be in progress."""
     return ApiError(
         503,
-        f"{limit} calls are in progress, and more are not taken (max_concurrent_calls)",
+        f"{limit} calls are in progress, the most that the server takes (max_concurrent_calls)",
         code="server_overloaded",
         retry_after_seconds=BUSY_RETRY_SECONDS,
     )

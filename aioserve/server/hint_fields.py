@@ -122,8 +122,8 @@ class HintReader:
         if self._num_looked_at > MAX_LOOKED_AT:
             raise ApiError(
                 400,
-                f"the body must have at most {MAX_LOOKED_AT} fields, those of objects in it "
-                "included, where one of them asks for nothing; got more",
+                f"the body must have at most {MAX_LOOKED_AT} fields if one asks for nothing; got "
+                "more, counted with those of objects in it",
                 code="limit_exceeded",
             )
 

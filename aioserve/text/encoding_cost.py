@@ -41,8 +41,8 @@ def is_quick(backend: tokenizers.Tokenizer, source: str) -> bool:
         growth = min(growth * _growth(step), MAX_GROWTH + 1)
     if growth > MAX_GROWTH:
         raise UnsupportedModelError(
-            f"{source}: its normalizer and pre_tokenizer may make more than {MAX_GROWTH} "
-            "characters of one, and no more are taken"
+            f"{source}: its normalizer and pre_tokenizer must make at most {MAX_GROWTH} "
+            "characters of one, and may make more"
         )
     return growth <= QUICK_GROWTH and all(map(_is_quick, filter(None, map(_expression, steps))))
 

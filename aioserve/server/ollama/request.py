@@ -172,8 +172,8 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
     if given.repeat_last_n not in (None, *REPEAT_LAST_N, 0):
         raise refuse(
             "options.repeat_last_n",
-            "must be -1, as penalties go over all of the context, 64, which is the usual value, "
-            f"or 0 for none of them, got {given.repeat_last_n}",
+            "must be -1 or 64 for penalties over all of the context, or 0 for no penalties, "
+            f"got {given.repeat_last_n}",
             "unsupported_parameter",
         )
     if given.repeat_last_n in REPEAT_LAST_N:
