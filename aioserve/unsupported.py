@@ -20,7 +20,7 @@ NOT_THERE: Final[dict[str, tuple[str, ...]]] = {
     "computing": ("branches of draft tokens on GPUs",),
     "APIs": ("Ollama's downloads",),
 }
-"""What isn't there, by area."""
+"""Features that aren't there, by area."""
 
 
 def not_there(what: str) -> str:

@@ -1,4 +1,4 @@
-"""How long chat templates take to load and to render.
+"""Times that chat templates take to load and to render.
 
     python benchmarks/chat_templates.py DIRECTORY [--only WORD ...]
 

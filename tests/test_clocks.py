@@ -49,7 +49,7 @@ def test_no_clock_goes_back(kind: str) -> None:
 
 
 async def measures_steps() -> bool:
-    """Whether an engine that speculates knows afterwards what its steps have cost."""
+    """Return true if an engine that speculates knows afterwards what its steps have cost."""
     engine = Engine(
         FakeModel(step_seconds=lambda plan: 0.001),
         speculation=Speculation(drafter="scripted", max_tokens=4),

@@ -67,7 +67,7 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What guesses for a model takes, divided among its GPUs as the model is."""
+    """Memory of a draft model or head, divided among its GPUs as the model is."""
 
     draft: str
     """Name of a draft model, or directory of a head."""
@@ -80,7 +80,7 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
     """KV heads that the GPUs divide. Where they are more GPUs than heads, each has one; 0: it
     keeps no keys and values."""
     state_bytes_per_token: int
-    """What a head reads of the model's layers: hidden states, which each GPU has."""
+    """Hidden states of the model's layers that a head reads. Each GPU has them."""
 
     def weight_bytes_on(self, num_gpus: int) -> int:
         """Bytes on one of `num_gpus`."""

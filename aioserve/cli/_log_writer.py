@@ -16,7 +16,7 @@ __all__ = ["LineHandler", "LogWriter"]
 MAX_LINES = 4096
 """Lines that wait to be written."""
 CLOSE_SECONDS = 1.0
-"""How long the end of a server waits for the last lines to be read."""
+"""Seconds that the end of a server waits for the last lines to be read."""
 
 
 class LogWriter:

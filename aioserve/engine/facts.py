@@ -87,7 +87,7 @@ class EngineFacts:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model may reason before it answers: its chat template or the engine's options
+        """True if the model may reason before it answers. Its chat template or the engine's options
         tell how it writes that, or the template has a switch or an effort of it."""
         template = self._lifecycle.started().model.chat_template
         source = "" if template is None else template.source
@@ -127,8 +127,8 @@ class EngineFacts:
 
     @property
     def says_sampling(self) -> bool:
-        """Whether `default_params` are those of the model's files. False for a GGUF file that says
-        nothing of sampling: they are then those of llama.cpp."""
+        """True if the model's files set `default_params`. False for a GGUF file that says nothing
+        of sampling: they are then those of llama.cpp."""
         return self._lifecycle.started().model.says_sampling
 
     @property

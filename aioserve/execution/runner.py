@@ -81,8 +81,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     runner: Runner
     limits: ModelLimits
     defaults: SamplingParams
-    """How the model is sampled, by its makers if they say it: for requests without parameters of
-    their own."""
+    """Sampling of requests without parameters of their own. The model's makers set it if they say
+    it."""
     tokenizer: Tokenizer | None
     """None: the model takes and gives token ids alone."""
     chat_template: ChatTemplate | None
@@ -104,7 +104,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     retrieval: Retrieval = Retrieval()
     """How texts are embedded, where a request doesn't say."""
     says_sampling: bool = True
-    """Whether its makers say how it is sampled."""
+    """True if the model's makers say how it is sampled."""
     reranker: Reranker | None = None
     """What tells the relevance of documents to queries; None: their embeddings are compared."""
 

@@ -21,8 +21,8 @@ MAX_STEPS = 64
 
 
 def may_be_call(schema: Any, root: Any, *, lists: bool, steps: int = 0) -> bool:
-    """Whether a value of `schema` may be a call, or with `lists` a list that begins with one.
-    References lead into `root`."""
+    """Return true if a value of `schema` may be a call, or with `lists` a list that begins with
+    one. References lead into `root`."""
     if not isinstance(schema, dict) or steps > MAX_STEPS:
         return schema is not False
     root = root if isinstance(root, dict) else {}
@@ -50,7 +50,7 @@ def may_be_call(schema: Any, root: Any, *, lists: bool, steps: int = 0) -> bool:
 
 
 def _has_members(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether an object may have a name and arguments."""
+    """Return true if an object may have a name and arguments."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
     others = True if schema.get("patternProperties") else schema.get("additionalProperties", True)

@@ -82,7 +82,7 @@ class Rules:
         """Schemas of what the grammar has in JSON."""
         self._lines: list[str] = []
         self.is_spaced: bool = max_whitespace is None
-        """Whether one space may stand behind a comma and a colon of JSON, and none elsewhere."""
+        """True if one space may stand behind a comma and a colon of JSON, and none elsewhere."""
         self.gap: str = "" if max_whitespace == 0 else "WS?"
         """White space within the JSON of a call. Around it a model writes some all the same."""
         self.space: str = rf"[ \t\n\r]{{1,{max_whitespace or 1}}}"

@@ -121,9 +121,9 @@ def _check_form(form: StructuredOutput, style: Style) -> None:
     schema = True if form.json_schema is None else json.loads(str(form.json_schema))
     if may_be_call(schema, schema, lists=parser.takes_lists):
         raise InvalidSamplingError(
-            f"{form.kind} must be one that takes no object with a name and arguments beside tools: "
-            f"the model writes calls as {parser.name} reads them, as JSON without a mark. Give its "
-            "objects additionalProperties: false",
+            f"{form.kind} must take no object with a name and arguments where there are tools: "
+            f"calls of this model ({parser.name}) are JSON without a mark, as is the form. "
+            "Give its objects additionalProperties: false",
             argument=form.kind,
         )
 

@@ -127,7 +127,8 @@ class _Types:
         return types
 
     def _branch(self, outer: _Parts, schema: Any) -> frozenset[str]:
-        """As `_ended`, of one of several. By itself where it has nothing to do with `outer`."""
+        """Do the same as `_ended` for one of several schemas. One that has nothing to do with
+        `outer` is looked at alone."""
         new = self._joined([schema])
         if new is None:
             return _NONE
@@ -260,7 +261,7 @@ def _names(body: Sequence[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _ends(body: Sequence[tuple[str, Any]], endless: Any) -> bool:
-    """Whether a text of a rule ends, where those of `endless` don't."""
+    """Return true if some text of a rule ends, where those of `endless` don't."""
     outer: list[tuple[bool, bool]] = []
     either, before, last = False, True, True
     for kind, value in body:

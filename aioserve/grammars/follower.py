@@ -20,7 +20,7 @@ __all__ = ["Follower"]
 
 
 class Follower:
-    """What the library knows of one completion. Not thread-safe."""
+    """State of the library for one completion. Not thread-safe."""
 
     def __init__(self, matcher: Any, alone: Callable[[], Any] | None, num_words: int) -> None:
         """`alone` makes a matcher of the library that shares nothing; None if `matcher` shares
@@ -39,7 +39,7 @@ class Follower:
 
     @property
     def shares(self) -> bool:
-        """Whether others use its lexer."""
+        """True if others use its lexer."""
         return self._alone is not None
 
     @property
@@ -51,12 +51,12 @@ class Follower:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the completion is valid as it is."""
+        """True if the completion is valid at this point."""
         return self._matcher.is_accepting()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no token can go on."""
+        """True if no token can go on."""
         stopped = self._matcher.is_stopped()
         return self._matcher.is_stopped() if stopped and self._is_rid_of_others() else stopped
 

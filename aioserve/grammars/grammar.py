@@ -77,7 +77,8 @@ class CompiledGrammar:
 
     @property
     def is_large(self) -> bool:
-        """Whether a call of a matcher of it may take seconds: it may compile the grammar anew."""
+        """True if a call of one of its matchers may take seconds: it may compile the grammar
+        anew."""
         return len(self._source) > LARGE_SOURCE_CHARS
 
     def check(self, refuse: Callable[[str], InvalidSamplingError]) -> None:

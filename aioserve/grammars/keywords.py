@@ -58,7 +58,7 @@ def _reference(ref: str) -> str:
 
 
 def _is_any(schema: object) -> bool:
-    """Whether a schema takes every value."""
+    """Return true if a schema takes every value."""
     return schema is True or (isinstance(schema, dict) and not set(schema) - NOTES)
 
 
@@ -69,14 +69,14 @@ def _are_any(schemas: object, others: tuple[object, ...] = ()) -> bool:
 
 
 def _names_any(schema: object) -> bool:
-    """Whether a schema takes every name, which is a string."""
+    """Return true if a schema takes every name, which is a string."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return not set(schema) - NOTES - {"type"}
     return _is_any(schema)
 
 
 def _is_none(schema: object) -> bool:
-    """Whether a schema plainly takes no value."""
+    """Return true if a schema plainly takes no value."""
     return schema is False or (
         isinstance(schema, dict)
         and not set(schema) - NOTES - {"not"}
@@ -89,7 +89,7 @@ def _branches_on_nothing(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_required(schema: Mapping[str, Any]) -> bool:
-    """Whether as many names as there must be are required anyway."""
+    """Return true if `required` names at least `minProperties` members anyway."""
     least, required = schema["minProperties"], schema.get("required", [])
     number = len(set(map(str, required))) if isinstance(required, list) else 0
     return _is_number(least) and least <= number
@@ -180,4 +180,4 @@ def _inwards(keyword: str, bound: float, is_upper: bool) -> float:
 
 
 def _beyond(keyword: str, bound: float) -> ValueError:
-    return ValueError(f"has {keyword} {bound!r:.40}, beyond the numbers that are drawn")
+    return ValueError(f"has {keyword} {bound!r:.40}, beyond all numbers of answers")

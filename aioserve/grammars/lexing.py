@@ -44,7 +44,7 @@ class _Shape:
     """Places that a text may begin with and end with."""
 
     is_empty: bool
-    """Whether it may be empty."""
+    """True if the text may be empty."""
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
 
@@ -57,7 +57,7 @@ class TooMuchError(Exception):
 
 
 class Looks:
-    """What may still be looked at."""
+    """Budget of looks that are left. Beyond it, `spend` raises `TooMuchError`."""
 
     def __init__(self) -> None:
         self._left = MAX_LOOKS
@@ -221,8 +221,8 @@ def greedy(
 
 
 def _compared(one: _Chars, other: _Chars, following: int, looks: Looks) -> tuple[bool, bool]:
-    """Whether `other` goes on behind a text of `one` by a byte that may follow that, and whether
-    they have a text in common."""
+    """Compare two terminals. The first result is true if `other` goes on behind a text of `one` by
+    a byte that may follow it. The second is true if they have a text in common."""
     goes_on = meets = False
     waiting: list[tuple[int, int]] = []
     seen: set[tuple[int, int]] = set()

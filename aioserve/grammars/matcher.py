@@ -24,7 +24,7 @@ class Grammar(Protocol):
 
     @property
     def is_large(self) -> bool:
-        """Whether a call of a matcher of it may take seconds."""
+        """True if a call of one of its matchers may take seconds."""
         ...
 
     def matcher(self, end_ids: Set[int]) -> Matcher: ...

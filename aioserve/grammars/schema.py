@@ -236,7 +236,7 @@ def _move_bounds(schema: dict[str, Any], argument: str, has_one_of: bool) -> boo
     except ValueError as error:
         raise _refused(argument, str(error), MAX_BOUND) from None
     if has_moved and has_one_of:
-        raise _refused(argument, "has oneOf, and bounds of many digits", MAX_BOUND)
+        raise _refused(argument, "has oneOf, and a bound of too many digits", MAX_BOUND)
     return has_moved
 
 
@@ -313,7 +313,7 @@ class _Joined:
             return counts
         self._num_schemas += 1
         if self._num_schemas > MAX_SCHEMAS:
-            raise _refused(self._argument, "comes to more schemas within it", MAX_SCHEMAS)
+            raise _refused(self._argument, "has more schemas within it", MAX_SCHEMAS)
         counts[()] = ("pattern" in schema) + ("format" in schema)
         for inner in _list(schema, "allOf"):
             counts.update(self.of(inner, refs))

@@ -124,8 +124,8 @@ class Fields:
 
 
 def asks_nothing(value: object) -> bool:
-    """Whether a value asks for nothing: null, false, zero, an empty text, and lists and objects
-    that hold nothing else."""
+    """Return true if a value asks for nothing: null, false, zero, an empty text, or a list or
+    object that holds nothing else."""
     if isinstance(value, Mapping):
         return all(asks_nothing(item) for item in value.values())
     if isinstance(value, list):

@@ -156,8 +156,8 @@ def _begin_again_alone(state: SchedulerState, sequence: SequenceState) -> None:
 
 
 def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
-    """How many of its pages, from the first on, another sequence has sampled over. It may have
-    seen none of their window pages, so where there are such it proves nothing."""
+    """Count the row's first pages that another sequence has sampled over. With window pages the
+    count is 0: the other may have seen none of them, so it proves nothing."""
     page_ids = broken.page_ids
     if state.memory.windows.num_groups:
         return 0

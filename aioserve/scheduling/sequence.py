@@ -229,8 +229,8 @@ class SequenceState:
 
     @property
     def is_masked(self) -> bool:
-        """Whether there is a mask for what comes behind the known tokens. It may be a forced one,
-        and then there are masks for all of these as well."""
+        """True if there is a mask for the token behind the known ones. If that token is forced, all
+        forced tokens have masks as well."""
         return self.masked_to >= self.num_known
 
     @property
@@ -296,7 +296,7 @@ class SequenceState:
         return self._prefix_key[1]
 
     def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
-        """Whether the first `num_tokens` tokens of both are known and equal."""
+        """Return true if the first `num_tokens` tokens of both are known and equal."""
         return min(self.num_known, other.num_known) >= num_tokens and np.array_equal(
             self.ids(0, num_tokens), other.ids(0, num_tokens)
         )
@@ -351,7 +351,7 @@ class SequenceState:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it shares no KV with other requests."""
+        """True if it shares no KV with other requests."""
         return self.lease.namespace != self.request.namespace
 
     def share_nothing(self) -> None:

@@ -1,5 +1,4 @@
-"""How long answers may become, told before anything is computed, and what of all of them is in
-memory at the same time.
+"""Bounds of the answers' bytes: of each before anything is computed, and of all in memory together.
 
     prompts x n x (tokens + echoed tokens) x (1 + logprobs)
 
@@ -30,7 +29,7 @@ UNSAID_TOKENS = 4096
 
 
 class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may have for an answer."""
+    """Factors of the largest answer that one request may have."""
 
     prompts: int = 1
     n: int = 1
@@ -45,7 +44,7 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
     echoed_tokens: int = 0
     """Tokens of prompts that choices begin with, in all choices together."""
     logprobs: int | None = None
-    """How many of the most likely tokens are told at each place, beside its own."""
+    """Number of the most likely tokens told at each place, beside its own."""
     prompt_tokens: int = 0
     """Tokens of prompts that are told by themselves, in all choices together."""
     prompt_logprobs: int | None = None
@@ -53,7 +52,7 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
     entry_bytes: int = 80
     """Bytes of one log-probability, about: they depend on the API."""
     copies: int = 1
-    """How often the answer tells each token."""
+    """Number of times that the answer tells each token."""
 
     @property
     def num_bytes(self) -> int:
@@ -94,7 +93,7 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
             return
         factors = [f"prompts: {self.prompts}", f"choices of each: {self.n}"]
         if self.buffered_tokens is None:
-            why = "" if self.says_tokens else ", all that the context holds, as none is said"
+            why = "" if self.says_tokens else ", the whole context, as no limit on tokens is given"
             factors.append(f"tokens of each choice: {self.tokens}{why}")
         if self.copies > 1:
             factors.append(f"times that each is told: {self.copies}")
@@ -137,8 +136,8 @@ class Unsent:
         if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             raise ApiError(
                 503,
-                f"answers of {self.num_bytes} bytes are being made or wait for their readers; with "
-                f"{num_bytes} more there would be more than {self._max_bytes} (max_unsent_bytes)",
+                f"answers must have at most {self._max_bytes} bytes together until they are sent "
+                f"(max_unsent_bytes): others have {self.num_bytes}, and this one {num_bytes}",
                 code="server_overloaded",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
@@ -150,7 +149,7 @@ class Unsent:
 
 
 class Kept:
-    """What one call keeps of an answer."""
+    """Share of one call in the answers that are kept."""
 
     __slots__ = ("_max_bytes", "_num_bytes", "_size", "_unsent")
 

@@ -136,11 +136,11 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
 
 
 SHAPES_BELOW = {"/api/": ollama.OLLAMA_ERRORS, "/v1/messages/": ANTHROPIC_ERRORS}
-"""How errors are written at paths that begin so, where nothing is served there."""
+"""Shapes of errors at paths that begin so, where nothing is served there."""
 
 
 def _shape_of(shapes: Mapping[str, ErrorShape], path: str) -> ErrorShape:
-    """How errors are written at `path`: as its endpoint does, or else as its API does."""
+    """Return the shape of errors at `path`: its endpoint's, or else its API's."""
     if (found := shapes.get(path)) is not None:
         return found
     below = (shape for begin, shape in SHAPES_BELOW.items() if path.startswith(begin))

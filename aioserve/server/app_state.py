@@ -216,9 +216,9 @@ class Call:
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
     pace: Pace = field(init=False)
-    """What is done for it on the event loop, which others have between."""
+    """Budget of the call's work on the event loop. Others run in between."""
     kept: Kept = field(init=False)
-    """What there is of its answer, made or to be made."""
+    """Size of the call's answer, made or still to be made."""
 
     def __post_init__(self) -> None:
         state = self.app_state
@@ -239,8 +239,8 @@ class Call:
 
     @property
     def default_params(self) -> SamplingParams:
-        """How requests are sampled that don't say it, of an API that documents it: as the model's
-        files say, or else as OpenAI's API does, at temperature 1."""
+        """Sampling of requests that don't say it, for an API that documents it. It is what the
+        model's files say, or else the default of OpenAI's API: temperature 1."""
         params = self.engine.default_params
         if self.engine.says_sampling:
             return params

@@ -66,7 +66,7 @@ class ApiError(Exception):
         """For programs."""
         self.retry_after_seconds: float | None = retry_after_seconds
         self.details: Mapping[str, Any] | None = details
-        """What clients of an API read to go on without what was refused."""
+        """Facts that clients of an API read to go on without the refused thing."""
 
     @property
     def is_fault(self) -> bool:
@@ -90,10 +90,10 @@ BUSY_RETRY_SECONDS = 1.0
 
 
 def busy(limit: int) -> ApiError:
-    """As many calls are in progress as may be."""
+    """Return the error of a call beyond `limit`, the most that may be in progress."""
     return ApiError(
         503,
-        f"{limit} calls are in progress, and more are not taken (max_concurrent_calls)",
+        f"{limit} calls are in progress, the most that the server takes (max_concurrent_calls)",
         code="server_overloaded",
         retry_after_seconds=BUSY_RETRY_SECONDS,
     )

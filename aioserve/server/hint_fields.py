@@ -54,7 +54,7 @@ class HintReader:
         self._num_looked_at = 0
         self._known: dict[type, dict[str, inspect.Field]] = {}
         self.found: Counter[str] = Counter()
-        """How often each hint was there, by its place, whichever element of a list it is in."""
+        """Count of each hint by its place. All elements of a list are one place."""
 
     def without_hints(self, body: bytes, kind: type) -> bytes:
         """The body without them, and without nulls for what needn't be given. Raises `ApiError` for
@@ -122,8 +122,8 @@ class HintReader:
         if self._num_looked_at > MAX_LOOKED_AT:
             raise ApiError(
                 400,
-                f"the body must have at most {MAX_LOOKED_AT} fields, those of objects in it "
-                "included, where one of them asks for nothing; got more",
+                f"the body must have at most {MAX_LOOKED_AT} fields if one asks for nothing; got "
+                "more, counted with those of objects in it",
                 code="limit_exceeded",
             )
 
@@ -156,7 +156,7 @@ def _takes_null(kind: inspect.Type) -> bool:
 
 
 def _item_of(kind: inspect.Type) -> inspect.Type | None:
-    """What a list has where a value of the type is one that is looked into."""
+    """Return the type of a list's items if a value of `kind` may be a list that is looked into."""
     for one in _alternatives(kind):
         if isinstance(one, inspect.ListType) and _is_looked_into(one.item_type):
             return one.item_type
@@ -164,7 +164,7 @@ def _item_of(kind: inspect.Type) -> inspect.Type | None:
 
 
 def _is_looked_into(kind: inspect.Type) -> bool:
-    """Whether there may be fields in it that ask for nothing."""
+    """Return true if a value of `kind` may have fields that ask for nothing."""
     return any(
         isinstance(one, inspect.StructType)
         or (isinstance(one, inspect.ListType) and _is_looked_into(one.item_type))
@@ -174,7 +174,7 @@ def _is_looked_into(kind: inspect.Type) -> bool:
 
 
 def _values_of(kind: inspect.Type) -> inspect.Type | None:
-    """What an object has where it isn't one of fields that are known."""
+    """Return the type of an object's values, for an object without known fields."""
     found = [one for one in _alternatives(kind) if isinstance(one, inspect.DictType)]
     return found[0].value_type if found else None
 

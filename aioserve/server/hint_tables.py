@@ -51,8 +51,8 @@ Hints = Mapping[str, Hint]
 
 
 def is_one_of(value: object, values: tuple[Any, ...]) -> bool:
-    """Whether a value of JSON is among `values`, or of a type among them. True is no number, and an
-    int is a float as well."""
+    """Return true if a value of JSON is among `values`, or of a type among them. True is no number,
+    and an int is a float as well."""
     for one in values:
         if isinstance(one, type):
             kinds = (int, float) if one is float else (one,)

@@ -167,7 +167,7 @@ class Metrics(Listener, Observer):
         shown = CollectorRegistry()
         names = app_state.settings.metrics_names
         registry = None if names == "vllm" else shown
-        """Where metrics of our own names are shown."""
+        """Registry of the metrics with our own names."""
         if registry is not None:
             registry.register(EngineCollector(app_state))
         ProcessCollector(registry=shown)

@@ -28,8 +28,9 @@ __all__ = ["LINGER_BYTES", "LINGER_SECONDS", "Outgoing"]
 LINGER_SECONDS = 5.0
 """How long a client may go on with a request that has been refused."""
 LINGER_BYTES = 16 * 2**20
-"""How much of it. Many clients send all of a body before they read, and one that is refused for its
-length has more than 2 MiB: with a limit of 1 MiB none of them would see why. Nothing is kept."""
+"""Most bytes of such a request that are still read. Nothing is kept. Many clients send all of a
+body before they read the answer. A body refused for its length has more than 2 MiB: with a limit of
+1 MiB no such client would see why."""
 
 
 class Outgoing(Transport):

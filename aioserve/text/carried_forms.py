@@ -142,5 +142,5 @@ def preferred_form(render: Callable[[Conversation], str | None], *, reads_tools:
 
 
 def _num_nones(text: str | None) -> int:
-    """How often a text says none, as a template does that writes what isn't there."""
+    """Count "none" in a text. A template writes it for a value that isn't there."""
     return 0 if text is None else text.lower().count("none")

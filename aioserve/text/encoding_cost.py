@@ -33,16 +33,16 @@ the square of a text's length at most."""
 
 
 def is_quick(backend: tokenizers.Tokenizer, source: str) -> bool:
-    """Whether short texts are encoded in no time. Raises `UnsupportedModelError` for steps that
-    multiply a text by more than `MAX_GROWTH`; `source` names the tokenizer."""
+    """Return true if short texts are encoded in no time. Raises `UnsupportedModelError` for steps
+    that multiply a text by more than `MAX_GROWTH`; `source` names the tokenizer."""
     steps = [*_steps(backend.normalizer), *_steps(backend.pre_tokenizer)]
     growth = 1
     for step in steps:
         growth = min(growth * _growth(step), MAX_GROWTH + 1)
     if growth > MAX_GROWTH:
         raise UnsupportedModelError(
-            f"{source}: its normalizer and pre_tokenizer may make more than {MAX_GROWTH} "
-            "characters of one, and no more are taken"
+            f"{source}: its normalizer and pre_tokenizer must make at most {MAX_GROWTH} "
+            "characters of one, and may make more"
         )
     return growth <= QUICK_GROWTH and all(map(_is_quick, filter(None, map(_expression, steps))))
 
@@ -104,7 +104,7 @@ _COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
 def _is_quick(expression: str) -> bool:
-    """Whether no group that is repeated has endless repeats in it, and no alternative many."""
+    """Return true if no repeated group has endless repeats in it, and no alternative has many."""
     outer: list[tuple[int, int, bool]] = []
     most = here = at = 0
     varies = False  # in number, within this group

@@ -204,7 +204,7 @@ class Budget:
         return text
 
     def join(self, values: Iterable[Any]) -> str:
-        """What the values print, as one text."""
+        """Return the prints of the values as one text."""
         texts = [self.text(value) for value in values]
         self.step()
         self.wrote(sum(map(len, texts)))

@@ -188,7 +188,8 @@ def budgeted_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _passed(function: Callable[..., Any]) -> Callable[[Context], tuple[Any, ...]]:
-    """What the library passes to a filter or test ahead of its arguments."""
+    """Return a function for the values that the library passes to a filter or test ahead of its
+    arguments."""
     kind = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     if kind == "context":
         return lambda context: (context,)

@@ -75,7 +75,7 @@ class Tokenizer:
                 "draws the tokens of a text anew each time"
             )
         self.is_quick: bool = is_quick(backend, source)
-        """Whether short texts are encoded in no time. If not, encode on a thread alone."""
+        """True if short texts are encoded in no time. If false, encode on a thread alone."""
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)

@@ -46,7 +46,7 @@ def table() -> str:
 
 
 def _keyed(hint: Hint) -> Hint:
-    """As a key: with the text of values."""
+    """Return the hint as a key: with the text of values."""
     return Hint(tuple(map(_value, hint.always)), tuple(map(_value, hint.without_reasoning)))
 
 

@@ -20,8 +20,8 @@ class _Unmeasured(DraftLengths):
 
 
 class UnmeasuredScheduler(Scheduler):
-    """As its base; but where the loop's clock is the machine's, nothing is measured for the number
-    of guesses: whether there is one at all would else follow from what else the machine does."""
+    """Scheduler that measures nothing for the number of guesses if the loop's clock is the
+    machine's. With measures, the machine's other work would decide about guesses."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

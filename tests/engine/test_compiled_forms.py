@@ -1,4 +1,4 @@
-"""What an engine keeps of structured outputs, and when it makes what they need."""
+"""Forms that an engine keeps, and the time when it makes what they need."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_vocabulary_is_made_on_a_thread_before_the_engine_takes_reques
 
 
 class Panic(BaseException):
-    """As a panic in Rust code is raised."""
+    """Stand-in for a panic in Rust code, which is no `Exception` either."""
 
 
 @pytest.mark.parametrize("raised", [ValueError("no"), Panic("no")], ids=["error", "panic"])

@@ -1,4 +1,4 @@
-"""Where logits are equal the lowest id comes first, whoever else is in the step."""
+"""Order of equal logits: the lowest id comes first, whoever else is in the step."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def nothing_goes_wrong() -> Iterator[None]:
-    """What planning gets over, after a bug in it, is told in the log alone."""
+    """Fail if anything is logged as an error. Planning gets over its own bugs and tells of them in
+    the log alone."""
     told, logger = _Messages(logging.ERROR), logging.getLogger("aioserve")
     logger.addHandler(told)
     try:

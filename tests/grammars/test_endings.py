@@ -96,7 +96,7 @@ class RecursiveWriter:
 
 
 def has_value(schema: Any, defs: dict[str, Any], depth: int, known: dict[Any, bool]) -> bool:
-    """Whether a schema has a value so deep at most, found by trying."""
+    """Return true if a schema has a value of at most this depth. All are tried."""
     if (id(schema), depth) not in known:
         known[id(schema), depth] = depth > 0 and _tried(schema, defs, depth - 1, known)
     return known[id(schema), depth]

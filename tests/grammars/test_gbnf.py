@@ -165,7 +165,8 @@ def _gbnf(tree: Tree) -> str:
 
 
 def _ends(tree: Tree, text: str, start: int, known: dict[tuple[str, int], set[int]]) -> set[int]:
-    """Where a part of the text from `start` on may end, as far as it is known for rules."""
+    """Return the places where a part of the text from `start` on may end, as far as it is known for
+    rules."""
     kind, value, *more = tree
     if kind == "ref":
         return known.setdefault((value, start), set())

@@ -100,7 +100,7 @@ def test_a_completion_with_a_lexer_of_its_own_tells_nothing_of_guesses() -> None
 
 
 COUNTS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-"""What `mallinfo2` tells, in its order."""
+"""Fields of `mallinfo2`, in its order."""
 
 
 class _Memory(ctypes.Structure):

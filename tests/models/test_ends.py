@@ -42,7 +42,7 @@ class Case:
     generation: tuple[str, ...] = ()
     tokenizer: str | None = None
     file: str | None = None
-    """What a GGUF file of it says."""
+    """Ends that a GGUF file of it names."""
 
     def ids(self) -> dict[str, int]:
         names = list(self.marks)

@@ -53,7 +53,8 @@ class Device:
 
 
 def run_all(bench: Bench, device: Device) -> tuple[dict[int, list[int] | str], dict[int, int]]:
-    """What comes of each sequence where two steps are in flight, and how often each began again."""
+    """Run all sequences with two steps in flight. Return the result of each, and how often each
+    began again."""
     begun: dict[int, int] = {}
     got: dict[int, list[int] | str] = {one: [] for one in bench.sequences}
     in_flight: deque[tuple[StepPlan, StepOutcome]] = deque()

@@ -1,5 +1,4 @@
-"""How long an answer may become is told before anything is computed, and all of them have a bound
-together."""
+"""Bounds of answers: each is told before anything is computed, and all have one together."""
 
 from __future__ import annotations
 
@@ -112,7 +111,7 @@ async def test_a_product_that_is_too_long_is_refused_at_the_door(
 @pytest.mark.parametrize("name", ["samples", "chat", "chat without max_tokens"])
 @pytest.mark.asyncio
 async def test_a_stream_has_no_length(name: str) -> None:
-    """What its client hasn't read isn't made."""
+    """Text that a client hasn't read isn't made."""
     path, fields = LONG[name]
     fields = fields | {"prompt": "a"} if "prompt" in fields else fields
     settings = ServerSettings(max_answer_bytes=2**18)

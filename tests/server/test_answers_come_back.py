@@ -1,5 +1,5 @@
-"""What each API answers comes back as it was told, through templates that take calls as published
-ones do: nothing of a call is lost, and nothing is refused."""
+"""Answers of each API come back as they were told: nothing of a call is lost or refused. Their
+templates take calls as published ones do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANSWERS = {
     "text": "It is wet in Oslo.",
     "nothing": "",
 }
-"""What a model says, by what it is."""
+"""Texts that a model says, by their kind."""
 
 
 async def by_chat(post: Post) -> None:

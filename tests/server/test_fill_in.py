@@ -13,7 +13,7 @@ from tests.server.talking import post
 pytestmark = pytest.mark.asyncio
 
 FORM = "<|im_start|>{prefix}<|im_end|>{suffix}"
-"""Of marks that the embedded model's tokenizer has."""
+"""Form of marks that the embedded model's tokenizer has."""
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "def {suffix}(", "suffix": "{prefix}):"}
 FILLED = "<|im_start|>def {suffix}(<|im_end|>{prefix}):"
 

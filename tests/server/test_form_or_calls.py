@@ -194,7 +194,7 @@ async def test_where_calls_are_json_themselves_a_form_that_takes_one_is_refused_
     async with scripted(QUOTED, template=LLAMA) as (_, client):
         answer = await client.post(path, json=BODIES[path] | more)
     assert answer.status_code == 400, answer.text
-    assert "as JSON without a mark" in answer.json()["error"]["message"]
+    assert "JSON without a mark" in answer.json()["error"]["message"]
     if path != MESSAGES:
         assert answer.json()["error"]["param"] == field
 
@@ -223,7 +223,7 @@ CHOICES: dict[str, list[Any]] = {
 async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_turn(
     path: str, stream: bool
 ) -> None:
-    """As agents ask: the same form in both turns, and a call in the first."""
+    """Agents ask so: the same form in both turns, and a call in the first."""
     arguments = '{"city": "Oslo"}'
     for number, choice in enumerate(CHOICES[path]):
         listed = f'[{{"name": "weather", "arguments": {arguments}}}]'

@@ -189,7 +189,7 @@ async def test_a_long_answer_is_sent_in_parts_and_says_the_same() -> None:
 
 @pytest.mark.asyncio
 async def test_what_a_client_does_not_read_is_not_made() -> None:
-    """Of the sixteen choices no more than the first few, and the call counts for all of it until
+    """No more than the first few of sixteen choices are made. The call counts for all of them until
     the client has gone."""
     made: list[int] = []
     choice = completions.PromptChoices._whole

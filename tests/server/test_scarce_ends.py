@@ -1,4 +1,4 @@
-"""What is left for others where clients send no bodies, pages hold readers, and descriptors end."""
+"""Share of other clients where some send no bodies, pages hold readers, or descriptors end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What asks for nothing is let through and counted, on every API; what would change an answer is
-refused by name."""
+"""Fields that ask for nothing are let through and counted on every API. Fields that would change an
+answer are refused by name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WHERE: dict[str, tuple[str, Any]] = {
     "Ollama's": ("/api/chat", lambda more: more),
     "Ollama's: `options`": ("/api/chat", lambda more: {"options": more}),
 }
-"""Where a field of each table stands."""
+"""Place of a field, by its table."""
 
 
 def counted(metrics: str) -> dict[str, int]:
@@ -76,7 +76,7 @@ def counted(metrics: str) -> dict[str, int]:
 
 
 def said(answer: httpx.Response) -> Any:
-    """What an answer says, without what is another's each time."""
+    """Return the text of an answer, without what differs each time."""
     told = answer.json()
     if "choices" in told:
         return told["choices"]

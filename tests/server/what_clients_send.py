@@ -237,7 +237,7 @@ CLIENTS: list[Row] = [
         {"shift"},
     ),
 ]
-"""What changes no answer of any model."""
+"""Fields that change no answer of any model."""
 
 ON_MODELS_THAT_DO_NOT_REASON: list[Row] = [
     *[
@@ -290,7 +290,7 @@ ON_MODELS_THAT_DO_NOT_REASON: list[Row] = [
     ("ollama", OLLAMA, {"think": False}, {"think"}),
     ("ollama", GENERATE, {"think": True}, {"think"}),
 ]
-"""What changes no answer of these, and might one of others."""
+"""Fields that change no answer of these models, and might change one of others."""
 
 CHANGING: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"web_search_options": {}}, "web_search_options"),
@@ -327,4 +327,4 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
     (OLLAMA, {"options": {"rope_frequency_base": 1e6}}, "options.rope_frequency_base"),
     (OLLAMA, {"think": "much"}, "think"),
 ]
-"""What would change an answer, or might, and the field that is refused."""
+"""Bodies that would or might change an answer, with the field that is refused."""

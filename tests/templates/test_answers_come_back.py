@@ -1,4 +1,4 @@
-"""What a server answers comes back through published templates that know tools.
+"""Answers of a server come back through published templates that know tools.
 
 `AIOSERVE_TEMPLATES` names a directory with them (`*.jinja`); they aren't part of this repository.
 """

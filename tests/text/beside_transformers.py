@@ -156,7 +156,8 @@ def conversations() -> Iterator[Conversation]:
 
 
 def reference(source: str, conversation: Conversation) -> str:
-    """What transformers prints. Raises `jinja2.TemplateError` and whatever the template does."""
+    """Return the print of transformers. Raises `jinja2.TemplateError` and whatever the template
+    does."""
     messages = conversation.messages
     if HarmonyParser.reads(source):
         messages = with_single_calls(messages)
@@ -192,9 +193,9 @@ def _theirs(source: str, conversation: Conversation) -> str | Exception:
 def _expected(
     source: str, ours: ChatTemplate, conversation: Conversation
 ) -> tuple[str | Exception, str]:
-    """What transformers makes of the first form that it takes, and "printed" where that is the
-    conversation as it is, or else "filled"; a refusal, or else the last failure, where it takes
-    none."""
+    """Return the print of transformers for the first form that it takes, and "printed" if that is
+    the conversation itself, or else "filled". If it takes none, return a refusal, or else the last
+    failure."""
     first: Form = ours.for_tools(conversation.tools)._form
     failures: list[Exception] = []
     for whole in (conversation, with_all_fields(conversation)):

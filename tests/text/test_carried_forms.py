@@ -49,7 +49,7 @@ def rendered(source: str, messages: list[dict[str, Any]]) -> str:
 
 
 def called(prompt: str) -> str:
-    """What the prompt has between the user's text and the first result."""
+    """Return the prompt between the user's text and the first result."""
     return prompt.partition("</user>")[2].partition("<tool>")[0]
 
 

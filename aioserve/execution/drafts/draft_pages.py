@@ -37,8 +37,8 @@ class DraftPages:
         return table[start // self._page_size : pages_for(end, self._page_size)].tolist()
 
     def num_alike(self, table: PageIds, start: int, end: int, page_ids: Sequence[int]) -> int:
-        """How many of the positions `[start, end)` have the pages that they had, up to the first
-        that hasn't. `page_ids` are those that were there, from position `start` on."""
+        """Count the positions of `[start, end)` that still have their former pages, up to the first
+        that doesn't. `page_ids` are the former pages, from position `start` on."""
         if start >= end:
             return 0
         now = self.of(table, start, end)

@@ -156,7 +156,7 @@ def _known(keys: Fields, known: frozenset[str]) -> Fields:
 
 
 def _holds_all(keys: Fields, key: str) -> bool:
-    """Whether `key` is a window as long as the context, which leaves nothing out."""
+    """Return true if `key` is a window as long as the context, which leaves nothing out."""
     return (
         key == "attention.sliding_window"
         and not keys.has("rope.scaling.type")

@@ -130,7 +130,8 @@ def _experts(model: FileModel, field: str, scores: int | None = _SOFTMAX) -> dic
 
 
 def _norms(model: FileModel, *, always: bool = False) -> dict[str, Any]:
-    """Whether weights of the chosen experts are made 1 in sum. always: the architecture does."""
+    """Return `norm_topk_prob`: true if the weights of the chosen experts are scaled to a sum of 1.
+    `always`: the architecture does so, and a file that denies it is refused."""
     said = model.keys.flag("expert_weights_norm", always)
     if always and not said:
         model.keys.unsupported("expert_weights_norm", "this architecture makes weights 1 in sum")

@@ -241,7 +241,7 @@ class CompressedTensors(Scheme):
 
 
 def _is_empty(said: Mapping[str, object]) -> bool:
-    """Whether a config of sparsity, or of transforms, asks for none."""
+    """Return true if a config of sparsity, or of transforms, asks for none."""
     return said.get("format") == "dense" or all(
         value is None or (name == "config_groups" and not value) for name, value in said.items()
     )

@@ -57,7 +57,7 @@ def read_scheme(*places: Fields) -> Scheme | None:
 
 
 def _leaves_weights_plain(said: Fields) -> bool:
-    """Whether ModelOpt has quantised no more than the KV cache."""
+    """Return true if ModelOpt has quantised no more than the KV cache."""
     if said.text("quant_method", "") != "modelopt":
         return False
     inside = said.values.get("quantization", said.values)

@@ -53,7 +53,7 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     details: dict[str, Any] | None = None
-    """What clients read to go on without what was refused."""
+    """Facts that a client reads to go on without the refused thing."""
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):

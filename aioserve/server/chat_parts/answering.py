@@ -194,7 +194,7 @@ def size_of(
     stream: bool | None,
     **more: Any,
 ) -> AnswerSize:
-    """How long the answer to messages may become, with `more` of its fields."""
+    """Return the size that the answer to messages may have, with `more` of its fields."""
     context, told = call.engine.limits.max_model_len, {}
     if params.prompt_logprobs is not None:
         # As JSON they have more bytes than the prompt has tokens.

@@ -28,7 +28,7 @@ __all__ = ["EmbedBody", "Embedded", "OneEmbedBody", "OneEmbedding", "embed", "em
 class _EmbedFields(Strict, frozen=True, kw_only=True):
     model: str
     options: ModelOptions | None = None
-    """How to draw tokens. No token is drawn here."""
+    """Options for drawing tokens. No token is drawn here."""
     keep_alive: float | str | None = None
     """The model is there as long as the server is."""
 

@@ -172,8 +172,8 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
     if given.repeat_last_n not in (None, *REPEAT_LAST_N, 0):
         raise refuse(
             "options.repeat_last_n",
-            "must be -1, as penalties go over all of the context, 64, which is the usual value, "
-            f"or 0 for none of them, got {given.repeat_last_n}",
+            "must be -1 or 64 for penalties over all of the context, or 0 for no penalties, "
+            f"got {given.repeat_last_n}",
             "unsupported_parameter",
         )
     if given.repeat_last_n in REPEAT_LAST_N:
@@ -225,9 +225,9 @@ async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
 
 
 def check_generated(call: Call, body: GenerateBody) -> bool:
-    """Whether the prompt is the text that it is: where the body says so, or what stands behind a
-    gap, and where the model has no template. Raises `ApiError` for what there is no text model, or
-    no other way, for."""
+    """Return true if the prompt is used as it is: the body says so or gives the text behind a gap,
+    or the model has no template. Raises `ApiError` for a field that is not supported, that the
+    model can't use, or that goes with no other."""
     for field in ("images", "template", "context"):
         if getattr(body, field):
             raise refuse(field, "isn't supported", "unsupported_parameter")

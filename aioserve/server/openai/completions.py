@@ -194,12 +194,12 @@ class PromptChoices:
 
     @property
     def is_long(self) -> bool:
-        """Whether first pieces may be long, as they have what is told of the prompt."""
+        """True if first pieces may be long, because they tell of the prompt."""
         return self._echoed is not None or self._prompt_ids is not None
 
     def pieces(self, batch: Batch, stream: TokenStream) -> Iterator[CompletionPiece]:
-        """What a batch of `stream` adds to the choices; also the ends of those that have ended.
-        Each is made when it is asked for."""
+        """Make the pieces that a batch of `stream` adds to the choices, and the ends of choices
+        that have ended. Each piece is made when it is asked for."""
         tokens, reasons = batch.tokens, batch.finish_reasons
         by_sample: dict[int, list[Token]] = {}
         if len(tokens) == 1 or self._num_choices == 1:

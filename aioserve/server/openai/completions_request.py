@@ -37,7 +37,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     logprobs: int | None = None
     """How many of the most likely tokens are told at each place, beside the one that is there."""
     suffix: str | None = None
-    """What stands behind the answer, for models that fill in a gap."""
+    """Text behind the answer, for models that fill in a gap."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -55,9 +55,9 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         if not self.suffix:
             return prompts
         if self.echo:
-            raise refuse("suffix", "goes with echo=false alone")
+            raise refuse("suffix", "can't be used with echo")
         if self.truncate_prompt_tokens is not None:
-            why = "goes without truncate_prompt_tokens alone: marks of the gap would be cut off"
+            why = "can't be used with truncate_prompt_tokens: marks of the gap would be cut off"
             raise refuse("suffix", why)
         return [gap_of(engine, each, self.suffix) for each in prompts]
 

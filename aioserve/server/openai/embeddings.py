@@ -176,9 +176,9 @@ async def _encoded(
     *,
     normalize: bool | None = None,
 ) -> tuple[Any, Usage]:
-    """What is `made` of each vector of a body, by its index and as the body wants it written, and
-    the body's tokens. `normalize` where it doesn't say; None: as the model's files say. Raises
-    `ApiError`."""
+    """Return `made` of each vector of a body, and the body's tokens. `made` takes the vector's
+    index and the format that the body asks for. `normalize` counts if the body doesn't say it;
+    None: the model's files decide. Raises `ApiError`."""
     body.check(call)
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize

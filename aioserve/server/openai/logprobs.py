@@ -254,7 +254,7 @@ def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatL
 def all_chat_logprobs(
     texts: TokenTexts, tokens: Sequence[Token], top: int, pace: Pace
 ) -> ChatLogprobs | None:
-    """As `chat_logprobs`, of any number of tokens, with a list that is made when it is sent."""
+    """Do the same as `chat_logprobs` for any number of tokens. The list is made when it is sent."""
     if all(token.logprobs is None for token in tokens):
         return None
 

@@ -42,7 +42,7 @@ class FormOrCallsReader:
         return Parts(tool_calls=self._parser.push(text).tool_calls)
 
     def _look(self, text: str) -> bool | None:
-        """Whether a text from its start is a form; None while that isn't known."""
+        """Return true if a text from its start is a form; None while that isn't known."""
         begun = text.lstrip()
         opens = self._parser.opens or self._parser.marks
         if begun.startswith(opens):
@@ -59,7 +59,7 @@ class FormOrCallsReader:
         return bool(begun) or None
 
     def _look_on(self, text: str) -> bool | None:
-        """As `_look`, at more of the object."""
+        """Do the same as `_look` with more of the object."""
         if self._object is None:
             return None
         self._object.read(text, 0)

@@ -51,7 +51,7 @@ class ToolParser(TextReader):
     opens: ClassVar[tuple[str, ...]] = ()
     """Marks one of which every call begins with; none where a call may begin with a brace."""
     takes_lists: ClassVar[bool] = False
-    """Whether a call may also begin with the bracket of a list, where none has a mark."""
+    """True if a call may also begin with the bracket of a list, where none has a mark."""
     takes_typed_marks: ClassVar[bool] = False
     """Whether marks that are special tokens are marks also where the model types them: the family
     of models writes its marks in words."""

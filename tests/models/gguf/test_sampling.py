@@ -1,4 +1,4 @@
-"""How a model in a GGUF file is sampled by default: as the file says, or else as llama.cpp does."""
+"""Default sampling of a model in a GGUF file: that of the file, or else that of llama.cpp."""
 
 from __future__ import annotations
 

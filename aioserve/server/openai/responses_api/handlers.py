@@ -61,8 +61,8 @@ __all__ = [
 logger: logging.Logger = logging.getLogger(__name__)
 
 COPIES = 4
-"""How often the events at the end of a stream tell what was said: as a text, a part, an item and a
-response."""
+"""Number of times that the last events of a stream tell all that was said: as a text, a part, an
+item and a response."""
 MAX_LISTED = 100
 """Items of one list."""
 

@@ -17,7 +17,7 @@ __all__ = ["ResponseStore", "Stored"]
 
 
 ID_BYTES = 256
-"""What an item takes to be found by its id, beside the id itself."""
+"""Bytes that an item takes to be found by its id, beside the id itself."""
 
 
 class Stored(msgspec.Struct, frozen=True):
