@@ -74,8 +74,14 @@ def document(endpoints: Sequence[Endpoint[Any]], settings: ServerSettings) -> di
     return written
 
 
-TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-TYPES |= {dict: "object", list: "array"}
+TYPES: dict[type[Any], str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+}
 
 
 def _shape(value: Any) -> dict[str, Any]:
