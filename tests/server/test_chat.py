@@ -348,14 +348,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
     ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice"),
-    (
-        {
-            "tools": TOOLS,
-            "tool_choice": "required",
-            "response_format": {"type": "json_object"},
-        },
-        "response_format",
-    ),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},

@@ -188,7 +188,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n": 2, "best_of": 1}, "best_of"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": -1, "echo": True}, "logprobs"),
-    ({"stream_options": {}}, "stream_options"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"suffix": "x"}, "suffix"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
 ]

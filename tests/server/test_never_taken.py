@@ -18,9 +18,12 @@ PARTS: dict[str, dict[str, Any]] = {
         "input_audio": {"input_audio": {"data": "", "format": "wav"}},
         "file": {"file": {"file_id": "f"}},
     },
-    "/v1/messages": {"image": {"source": SOURCE}, "document": {"source": SOURCE}},
+    "/v1/messages": {
+        "image": {"source": SOURCE},
+        "source.type": {"type": "document", "source": SOURCE},
+    },
 }
-"""Of messages, by type."""
+"""Of messages, by type, or by what is refused of one that is known."""
 
 
 @pytest.mark.asyncio

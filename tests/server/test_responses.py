@@ -329,14 +329,6 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         ({"tools": [BROKEN | {"strict": True}]}, "tools"),
         ({"tools": [STRICT], "ignore_eos": True}, "tools"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-        (
-            {
-                "tools": TOOLS,
-                "tool_choice": "required",
-                "text": {"format": {"type": "json_object"}},
-            },
-            "text.format",
-        ),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [BROKEN], "tool_choice": "required"}, "tools"),

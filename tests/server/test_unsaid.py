@@ -44,9 +44,8 @@ async def test_generate_completes_where_there_is_no_template() -> None:
     ("path", "body", "says"),
     [
         ("/api/generate", {"prompt": "ab", "system": "be brief"}, "needs a model with a chat temp"),
-        ("/api/generate", {"prompt": "ab", "think": "high"}, "think"),
-        ("/api/chat", {"messages": MESSAGES}, "option chat_template gives it one"),
-        ("/v1/chat/completions", {"messages": MESSAGES}, "option chat_template gives it one"),
+        ("/api/chat", {"messages": MESSAGES}, "option chat_template gives one"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, "option chat_template gives one"),
     ],
 )
 async def test_what_needs_a_template_says_so(path: str, body: dict[str, Any], says: str) -> None:
