@@ -77,8 +77,8 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     """In all its layers, which keep every position."""
     num_kv_heads: int
-    """KV heads that the GPUs divide. Where they are more GPUs than heads, each has one; 0: it
-    keeps no keys and values."""
+    """KV heads that the GPUs divide. Each GPU has at least one. 0: it keeps no keys and
+    values."""
     state_bytes_per_token: int
     """Hidden states of the model's layers that a head reads. Each GPU has them."""
 
