@@ -46,8 +46,12 @@ async def test_a_text_beyond_the_context_is_cut_unless_that_is_refused() -> None
         whole = await client.post("/api/embed", json=body | {"truncate": False})
         cut = {"truncate_prompt_tokens": 63, "truncation_side": "right"}
         expected = await engine.embed([long], normalize=True, **cut)
+        smaller = await post(client, "/api/embed", body | {"options": {"num_ctx": 16}})
+        none = await client.post("/api/embed", json=body | {"options": {"num_ctx": 0}})
     assert np.allclose(answer["embeddings"], expected, atol=1e-5)
     assert answer["prompt_eval_count"] == 63
+    assert smaller["prompt_eval_count"] == 16
+    assert (none.status_code, "options.num_ctx" in none.json()["error"]) == (400, True)
     assert whole.status_code == 400
     assert set(whole.json()) == {"error"}
 

@@ -16,7 +16,7 @@ from aioserve.request import Usage
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import check_at_most
-from aioserve.server.errors import as_named
+from aioserve.server.errors import as_named, refuse
 from aioserve.server.ollama.answers import posted
 from aioserve.server.ollama.request import ModelOptions, served_name
 from aioserve.server.openai.embeddings import first_dimensions, written
@@ -60,10 +60,14 @@ class OneEmbedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _vectors(
-    call: Call, texts: list[str], *, truncate: bool, normalize: bool
+    call: Call, body: _EmbedFields, texts: list[str], *, truncate: bool, normalize: bool
 ) -> tuple[npt.NDArray[np.float32], Usage]:
+    num_ctx = None if body.options is None else body.options.num_ctx
+    if num_ctx is not None and num_ctx < 1:
+        raise refuse("options.num_ctx", f"must be at least 1, got {num_ctx}")
+    most = -1 if num_ctx is None or num_ctx >= call.engine.limits.max_model_len else num_ctx
     cut: dict[str, Any] = (
-        {"truncate_prompt_tokens": -1, "truncation_side": "right"} if truncate else {}
+        {"truncate_prompt_tokens": most, "truncation_side": "right"} if truncate else {}
     )
     with as_named({"prompt": "input", "prompts": "input"}):
         vectors, usage = await call.engine.embed_counted(
@@ -88,7 +92,11 @@ async def embed(call: Call, body: EmbedBody) -> Embedded:
     num_tokens = 0
     if texts:
         vectors, usage = await _vectors(
-            call, texts, truncate=body.truncate is not False, normalize=body.dimensions is None
+            call,
+            body,
+            texts,
+            truncate=body.truncate is not False,
+            normalize=body.dimensions is None,
         )
         if body.dimensions is not None:
             vectors = first_dimensions(vectors, body.dimensions, normalize=True)
@@ -108,5 +116,5 @@ async def embeddings(call: Call, body: OneEmbedBody) -> OneEmbedding:
         empty: Any = []
         return OneEmbedding(embedding=empty)
     with as_named({"input": "prompt"}):
-        vectors, _ = await _vectors(call, [body.prompt], truncate=True, normalize=False)
+        vectors, _ = await _vectors(call, body, [body.prompt], truncate=True, normalize=False)
     return OneEmbedding(embedding=vectors[0].tolist())
