@@ -139,7 +139,7 @@ async def test_a_form_that_takes_a_call_is_refused_where_calls_have_no_mark(name
     template = TEMPLATE + f"{{# tool_parser: {name} #}}"
     any_object = SamplingParams(structured_output=StructuredOutput(json_object=True))
     async with Engine(ScriptedModel(template, '{"answer": ""}')) as engine:
-        with pytest.raises(InvalidSamplingError, match=f"as {name} reads them, as JSON") as told:
+        with pytest.raises(InvalidSamplingError, match=rf"\({name}\) are JSON") as told:
             await engine.chat(ASK, any_object, tools=TOOLS).completion()
         assert told.value.argument == "json_object"
         answer = await engine.chat(ASK, any_object, tools=TOOLS, tool_parser="none").completion()
