@@ -4,7 +4,7 @@
 #   test    lint, types and the test suite                docs    build/docs/index.html
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
-#   fuzz    attack every door for ten minutes
+#   explore new random examples of each property for ten minutes
 #   pairs   every two features together, on all models, page sizes and seeds
 #   soak    random requests through whole engines for ten minutes
 #   test-optimized  the test suite under `python -O`
@@ -19,8 +19,8 @@
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
-# SANITIZERS="thread" which one `make sanitize` runs, FUZZ="--max-seconds 60" for how long
-# `make fuzz` goes on, PAIRS="-k preemption" which pairs `make pairs` tries,
+# SANITIZERS="thread" which one `make sanitize` runs, EXPLORE="--max-seconds 60 tests/kv"
+# for how long `make explore` goes on and where, PAIRS="-k preemption" which pairs `make pairs` tries,
 # SOAK="--requests 100000 --seed 7" how many requests `make soak` sends, and
 # WHEELS="--pythons 3.12 --out DIR" which wheels `make wheels` builds. Without an NVIDIA driver
 # torch comes from PyTorch's index of CPU builds, unless pip was told where to look: see
@@ -66,7 +66,7 @@ QUICK := -m "not slow and not alone and not published" --hypothesis-profile quic
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-real test-templates test-optimized test-clocks mutants sanitize fuzz pairs soak lint \
+.PHONY: run test test-slow test-real test-templates test-optimized test-clocks mutants sanitize explore pairs soak lint \
   check-install wheels \
   bench docs build clean distclean
 
@@ -109,8 +109,8 @@ mutants: $(FOR_TEST) $(BUILT)
 sanitize: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.sanitizers $(SANITIZERS)
 
-fuzz: $(FOR_TEST) $(BUILT)
-	$(BIN)/python -m tests.attacks $(FUZZ)
+explore: $(FOR_TEST) $(BUILT)
+	$(BIN)/python -m tests.explore --jobs $(WORKERS) $(EXPLORE)
 
 pairs: $(FOR_TEST) $(BUILT)
 	AIOSERVE_PAIRS=all $(PYTEST) --numprocesses $(WORKERS) --dist worksteal tests/pairs $(PAIRS)

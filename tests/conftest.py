@@ -1,9 +1,8 @@
-"""How hypothesis runs here: without deadlines, and in CI with the same examples every time, and
-without explanations of failures, which trace every line and run into the test's time limit. `make
-test` draws fewer examples, where a test doesn't say how many it needs.
+"""How hypothesis runs here: without deadlines, and with the same examples on every machine. It
+explains no failures: that traces every line and runs into the test's time limit. `make test` draws
+fewer examples, where a test doesn't say how many it needs; `make explore` draws new ones.
 
-Whether planted bugs are found (`make mutants`) is asked with these examples too. The smallest one
-that fails is of no interest there.
+`make mutants` asks with the usual examples too, and doesn't look for the smallest one that fails.
 
 And Triton's interpreter, where there is no GPU: Triton must know before the first package, here
 transformers, imports it.
@@ -41,6 +40,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
+from tests.same_examples import draw_no_constants
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -50,32 +50,28 @@ os.environ.setdefault("AIOSERVE_OPS", "native")
 FOLDERS = [path.name for path in Path(__file__).parent.iterdir() if path.is_dir()]
 pytest.register_assert_rewrite(*(f"tests.{folder}" for folder in FOLDERS))
 
-settings.register_profile("developer", deadline=None)
+unexplained = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile(
-    "same-every-time",
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    phases=[phase for phase in Phase if phase is not Phase.explain],
+    "usual", deadline=None, derandomize=True, print_blob=True, phases=unexplained
 )
-settings.register_profile(
-    "planted-bugs", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
-)
-# Four times the examples, a seed for each round, and nothing kept from round to round.
-settings.register_profile(
-    "fuzz",
-    deadline=None,
-    max_examples=400,
-    database=None,
-    print_blob=True,
-    phases=[phase for phase in Phase if phase is not Phase.explain],
-)
-USUAL = "same-every-time" if os.environ.get("CI") else "developer"
 if WRONG_CLOCK:  # by which hypothesis measures how long a draw takes
-    unhurried = settings(settings.get_profile(USUAL), suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile(USUAL, unhurried)
-settings.register_profile("quick", settings.get_profile(USUAL), max_examples=40)
-settings.load_profile("fuzz" if os.environ.get("AIOSERVE_FUZZ") else USUAL)
+    unhurried = settings(
+        settings.get_profile("usual"), suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.register_profile("usual", unhurried)
+settings.register_profile("quick", settings.get_profile("usual"), max_examples=40)
+settings.register_profile(
+    "planted-bugs", settings.get_profile("usual"), phases=[Phase.explicit, Phase.generate]
+)
+settings.register_profile(
+    "explore", deadline=None, database=None, print_blob=True, phases=unexplained
+)
+settings.load_profile("usual")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile") != "explore":
+        draw_no_constants()
 
 
 @pytest.fixture(scope="session", autouse=True)
