@@ -17,7 +17,8 @@
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
-# many processes share the tests, and
+# many processes share the tests, ISAS=all compiles the kernels of all instruction sets and tests
+# those that run here, for this and all later targets, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
 # SANITIZERS="thread" which one `make sanitize` runs, EXPLORE="--max-seconds 60 tests/kv"
 # for how long `make explore` goes on and where, PAIRS="-k preemption" which pairs `make pairs` tries,
@@ -36,8 +37,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet
-INSTALL_ITSELF := $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile
+# Kernels of this machine's instruction set, or of all: what was asked for last.
+ISAS := $(shell cat .venv/.isas 2>/dev/null || echo native)
+INSTALL_ITSELF = $(PIP_INSTALL) --no-build-isolation --no-deps \
+  --config-settings=cmake.define.AIOSERVE_ISAS=$(ISAS) --editable . && echo $(ISAS) > .venv/.isas
 NATIVE := $(shell find native -type f) CMakeLists.txt
 METADATA := pyproject.toml constraints.txt
 
@@ -48,7 +52,7 @@ FOR_RUN := .venv/.for-run
 FOR_TEST := .venv/.for-test
 FOR_CLIENTS := .venv/.for-clients
 FOR_DOCS := .venv/.for-docs
-BUILT := .venv/.built
+BUILT = .venv/.built-$(ISAS)
 
 RUFF := $(BIN)/ruff check && $(BIN)/ruff format --check
 

@@ -1,20 +1,15 @@
 #include "dispatch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 
+#include "cpu.h"
 #include "linear/decoded/tile.h"
 #include "linear/grouped/tile.h"
 #include "ops/types.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace aioserve {
 
@@ -57,31 +52,26 @@ struct Isa {
 };
 
 #if defined(__x86_64__)
-
-// Bits of what CPUID says of a CPU.
-constexpr unsigned kCpuAmxBf16 = 1u << 22, kCpuAmxTile = 1u << 24, kCpuAmxInt8 = 1u << 25;
-
-// Whether this process may use AMX's tiles for `products`: the CPU has them, the system saves tiles,
-// and grants this process the memory for it, which a process has to ask for once.
-bool may_use_amx(unsigned products) {
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const unsigned needed = products | kCpuAmxTile;
-    if ((d & needed) != needed) return false;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
-    uint32_t saved, saved_high;
-    asm("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
-    constexpr uint32_t kTileState = 3u << 17;
-    if ((saved & kTileState) != kTileState) return false;
-#if defined(__linux__)
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+constexpr std::string_view kIsas =
+    "portable avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 amx_bf16 amx_int8 "
+    "avx512_bf16_emulated amx_bf16_emulated amx_int8_emulated";
 #else
-    return false;
+constexpr std::string_view kIsas = "portable amx_bf16_emulated amx_int8_emulated";
 #endif
+constexpr std::string_view kCompiled = AIOSERVE_ISAS;  // by the build; names with a space between
+
+constexpr bool has_word(std::string_view words, std::string_view word) {
+    while (!words.empty()) {
+        const size_t end = std::min(words.find(' '), words.size());
+        if (words.substr(0, end) == word) return true;
+        words.remove_prefix(std::min(end + 1, words.size()));
+    }
+    return false;
 }
 
-#endif
+// The kernels of one that isn't compiled may not even be named, but where nothing is made of it.
+#define AIOSERVE_ADD_ISA(name, ...) \
+    if constexpr (has_word(kCompiled, name)) all.push_back({name, __VA_ARGS__})
 
 std::vector<Isa> isas_of_this_machine() {
     using namespace ops;
@@ -92,44 +82,33 @@ std::vector<Isa> isas_of_this_machine() {
     std::vector<Isa> all{{"portable", true, false, &kPortable, &kPortableFloat32,
                           &kPortableBfloat16, &ints::kPortable, portable_codes}};
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
-    const bool avx2_vnni = avx2 && __builtin_cpu_supports("avxvnni");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512dq");
-    const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-    const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    const bool amx_bf16 = avx512_bf16 && may_use_amx(kCpuAmxBf16);
-    const bool amx_int8 = amx_bf16 && avx512_vnni && may_use_amx(kCpuAmxInt8);
-    const auto* best_ints = avx512_vnni ? &ints::kAvx512Vnni : &ints::kAvx512;
-    const Decodings avx2_codes{&codes::kAvx2Float32, &codes::kAvx2Bfloat16};
-    const Decodings avx512_codes{&codes::kAvx512Float32, &codes::kAvx512Bfloat16};
-    const Decodings bf16_codes{&codes::kAvx512Float32, &codes::kAvx512Bf16Bfloat16};
-    const Decodings amx_codes{&codes::kAvx512Float32, &codes::kAvx512Bf16Unpacked};
-    const Decodings emulated_codes{&codes::kAvx512Float32, &codes::kAvx512Unpacked};
-    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2,
-                   avx2_codes});
-    all.push_back({"avx2_vnni", avx2_vnni, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16,
-                   &ints::kAvx2Vnni, avx2_codes});
-    all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
-                   &ints::kAvx512, avx512_codes});
-    all.push_back({"avx512_vnni", avx512_vnni, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
-                   &ints::kAvx512Vnni, avx512_codes});
-    all.push_back({"avx512_bf16", avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
-                   &kAvx512Bf16Bfloat16, best_ints, bf16_codes});
-    all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
-                   best_ints, amx_codes});
-    all.push_back({"amx_int8", amx_int8, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16,
-                   &ints::kAmxInt8, amx_codes});
-    all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
-                   &kAvx512Bf16EmulatedBfloat16, best_ints, emulated_codes});
+    const Cpu cpu;
+    AIOSERVE_ADD_ISA("avx2", cpu.avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16, &ints::kAvx2,
+                     {&codes::kAvx2Float32, &codes::kAvx2Bfloat16});
+    AIOSERVE_ADD_ISA("avx2_vnni", cpu.avx2_vnni, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16,
+                     &ints::kAvx2Vnni, {&codes::kAvx2Float32, &codes::kAvx2Bfloat16});
+    AIOSERVE_ADD_ISA("avx512", cpu.avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16,
+                     &ints::kAvx512, {&codes::kAvx512Float32, &codes::kAvx512Bfloat16});
+    AIOSERVE_ADD_ISA("avx512_vnni", cpu.avx512_vnni, false, &kAvx512, &kAvx512Float32,
+                     &kAvx512Bfloat16, &ints::kAvx512Vnni,
+                     {&codes::kAvx512Float32, &codes::kAvx512Bfloat16});
+    AIOSERVE_ADD_ISA("avx512_bf16", cpu.avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
+                     &kAvx512Bf16Bfloat16, &ints::kAvx512Vnni,
+                     {&codes::kAvx512Float32, &codes::kAvx512Bf16Bfloat16});
+    AIOSERVE_ADD_ISA("amx_bf16", cpu.amx_bf16, false, &kAmxBf16, &kAvx512Float32,
+                     &kAmxBf16Bfloat16, &ints::kAvx512Vnni,
+                     {&codes::kAvx512Float32, &codes::kAvx512Bf16Unpacked});
+    AIOSERVE_ADD_ISA("amx_int8", cpu.amx_int8, false, &kAmxBf16, &kAvx512Float32,
+                     &kAmxBf16Bfloat16, &ints::kAmxInt8,
+                     {&codes::kAvx512Float32, &codes::kAvx512Bf16Unpacked});
+    AIOSERVE_ADD_ISA("avx512_bf16_emulated", cpu.avx512, true, &kAvx512Bf16Emulated,
+                     &kAvx512Float32, &kAvx512Bf16EmulatedBfloat16, &ints::kAvx512,
+                     {&codes::kAvx512Float32, &codes::kAvx512Unpacked});
 #endif
-    all.push_back({"amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
-                   &kAmxBf16EmulatedBfloat16, &ints::kPortable, portable_codes});
-    all.push_back({"amx_int8_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
-                   &kAmxBf16EmulatedBfloat16, &ints::kAmxInt8Emulated, portable_codes});
+    AIOSERVE_ADD_ISA("amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
+                     &kAmxBf16EmulatedBfloat16, &ints::kPortable, portable_codes);
+    AIOSERVE_ADD_ISA("amx_int8_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
+                     &kAmxBf16EmulatedBfloat16, &ints::kAmxInt8Emulated, portable_codes);
     return all;
 }
 
@@ -145,9 +124,11 @@ const Isa& find(const std::string& source, const std::string& name) {
         if (isa.supported) return isa;
         throw std::invalid_argument(source + "='" + name + "' is not supported by this CPU");
     }
-    std::string names;
-    for (const Isa& isa : isas()) names += std::string(names.empty() ? "" : ", ") + isa.name;
-    throw std::invalid_argument(source + " must be one of " + names + "; got '" + name + "'");
+    if (has_word(kIsas, name))
+        throw std::invalid_argument(source + "='" + name + "' is not in this build, which has " +
+                                    AIOSERVE_ISAS + ": in a checkout, make build ISAS=all");
+    throw std::invalid_argument(source + " must be one of " + std::string(kIsas) + "; got '" + name +
+                                "'");
 }
 
 std::atomic<const Isa*> g_used{nullptr};

@@ -188,9 +188,16 @@ class _Loader:
 
     def _find(self) -> ModelFiles:
         try:
-            _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
+            info = _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if info["best_isa"] not in info["isas_supported"]:
+            logger.warning(
+                "This build has no kernels for %s, the best that this CPU has, and computes with "
+                "%s: in a checkout, make build",
+                info["best_isa"],
+                info["isa"],
+            )
         self.device = chosen_device(self.config)
         if self.device == "cpu":
             used_backend(self.config.backend)

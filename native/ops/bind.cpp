@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/phases.h"
+#include "cpu.h"
 #include "dispatch.h"
 #include "ops/attention.h"
 #include "ops/batch.h"
@@ -242,6 +243,7 @@ void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2
 nb::dict cpu_info() {
     nb::dict info;
     info["isa"] = aioserve::used_isa();
+    info["best_isa"] = aioserve::best_isa();
     info["integer_isa"] = aioserve::used_integer_isa();
     info["isas_supported"] = aioserve::supported_isas();
     info["isas_emulated"] = aioserve::emulated_isas();

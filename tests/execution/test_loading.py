@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, Speculation
+from aioserve import Engine, Speculation, _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution import assembling, loading
@@ -96,3 +96,18 @@ async def test_the_backend_is_chosen_by_name_and_the_environment_only_fills_in(m
         await used()
     with pytest.raises(ConfigError, match="backend must be one of 'auto', 'native', 'reference', "):
         Engine("pyhelp", backend="natvie")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.asyncio
+async def test_a_build_without_the_kernels_of_this_cpu_says_so(monkeypatch, caplog):
+    async def warnings() -> list[str]:
+        caplog.clear()
+        loaded = await loading.load("pyhelp", EngineConfig(num_pages=8), num_slots=2)
+        await loaded.runner.aclose()
+        return [record.message for record in caplog.records if "no kernels" in record.message]
+
+    assert await warnings() == []
+    info = _native.cpu_info()
+    monkeypatch.setattr(_native, "cpu_info", lambda: info | {"best_isa": "avx1024"})
+    (told,) = await warnings()
+    assert told.startswith("This build has no kernels for avx1024, the best that this CPU has")
