@@ -40,6 +40,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
+from tests.pairwise import mark_the_rest_slow
 from tests.same_examples import draw_no_constants
 
 if not torch.cuda.is_available():
@@ -72,6 +73,11 @@ settings.load_profile("usual")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile") != "explore":
         draw_no_constants()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_the_rest_slow(items)
 
 
 @pytest.fixture(scope="session", autouse=True)
