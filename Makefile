@@ -29,7 +29,9 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 
 export PROMPT ?= What does json.dumps do?
 WORKERS ?= 2
@@ -74,11 +76,19 @@ PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   check-install wheels \
   bench docs build clean distclean
 
-run: $(FOR_RUN) $(BUILT)
+# The compiler works while pip unpacks.
+define install_side_by_side
+@+$(MAKE) --silent --no-print-directory --jobs=2 SIDE_BY_SIDE=1 $(1) $(BUILT)
+endef
+
+run: $(FOR_BUILD)
+	$(call install_side_by_side,$(FOR_RUN))
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
 # Neither pyright nor the tests under -O are worth two processes: side by side they keep two busy.
-test: check-install $(FOR_CLIENTS) $(BUILT)
+test: $(FOR_BUILD)
+	$(call install_side_by_side,$(FOR_CLIENTS))
+	$(BIN)/python tools/check_install
 	$(RUFF)
 	$(BIN)/pyright & types=$$!; $(PYTEST_OPTIMIZED) -q --hypothesis-profile quick \
 	  tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling; \
@@ -141,6 +151,7 @@ docs: $(FOR_DOCS) $(BUILT)
 
 build: | $(FOR_BUILD)
 	$(INSTALL_ITSELF)
+	@touch $(BUILT)
 
 $(MADE):
 	@python=$$(tools/find_python "$(PYTHON)") && \
@@ -150,13 +161,14 @@ $(MADE):
 $(FOR_BUILD): constraints.txt | $(MADE)
 	@command -v $(firstword $(CXX)) >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "aioserve compiles C++20: install g++ or clang++, or set CXX" >&2; exit 1; }
-	@echo "Installing into .venv; the first time takes some minutes, most of them for torch."
-	$(PIP_INSTALL) --constraint constraints.txt cmake nanobind ninja scikit-build-core
+	@echo "Installing into .venv: the first time takes some minutes."
+	@$(PIP_INSTALL) --constraint constraints.txt cmake nanobind ninja scikit-build-core
 	@touch $@
 
 define install_requirements
-$(BIN)/python tools/requirements $(1) > .venv/requirements.txt
-$(PIP_INSTALL) --constraint constraints.txt $$($(BIN)/python tools/torch_index) \
+@echo "Installing torch and what else pyproject.toml names."
+@$(BIN)/python tools/requirements $(1) > .venv/requirements.txt
+@$(PIP_INSTALL) --constraint constraints.txt $$($(BIN)/python tools/torch_index) \
   --requirement .venv/requirements.txt
 @touch $(FOR_RUN) $@
 endef
@@ -175,7 +187,8 @@ $(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements,docs server)
 
 $(BUILT): $(NATIVE) $(METADATA) | $(FOR_BUILD)
-	$(INSTALL_ITSELF)
+	@echo "Compiling native/ (ISAS=$(ISAS))."
+	@$(INSTALL_ITSELF)
 	@touch $@
 
 clean:
