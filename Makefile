@@ -11,6 +11,7 @@
 #   test-clocks     the test suite by clocks that go wrong
 #   test-real       downloads a trained model (253 MB) and tests with it
 #   test-templates  downloads published chat templates (124 MB) and renders them
+#   test-clients    the newest versions of the clients that tests talk with
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
 #   wheels  dist/*.whl for CPython 3.11, 3.12 and 3.13, each installed and streamed from
@@ -72,9 +73,8 @@ QUICK := -m "not slow and not alone and not published" --hypothesis-profile quic
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-real test-templates test-optimized test-clocks mutants sanitize explore pairs soak lint \
-  check-install wheels \
-  bench docs build clean distclean
+.PHONY: run test test-slow test-real test-templates test-clients test-optimized test-clocks \
+  mutants sanitize explore pairs soak lint check-install wheels bench docs build clean distclean
 
 # The compiler works while pip unpacks.
 define install_side_by_side
@@ -110,6 +110,11 @@ test-real: $(FOR_TEST) $(BUILT)
 test-templates: $(FOR_TEST) $(BUILT)
 	$(BIN)/python tools/published_templates
 	$(PYTEST) --numprocesses $(WORKERS) -m published tests/templates
+
+# Newest versions of the clients that tests/clients pins.
+test-clients: $(FOR_TEST) $(BUILT)
+	$(BIN)/python tools/install_clients --newest .venv/clients-newest
+	AIOSERVE_CLIENTS=.venv/clients-newest $(PYTEST) --numprocesses $(WORKERS) tests/clients
 
 test-optimized: $(FOR_TEST) $(BUILT)
 	$(PYTEST_OPTIMIZED)

@@ -25,7 +25,7 @@ from tests.server.serving import listening
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "clients"
-CLIENTS = Path(sys.prefix) / "clients"
+CLIENTS = Path(os.environ.get("AIOSERVE_CLIENTS", Path(sys.prefix) / "clients")).resolve()
 KEY = "a-key-that-nobody-guesses"
 ANSWERS = (
     "It is 3.",
