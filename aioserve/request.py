@@ -313,6 +313,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """On the clock of the steps."""
     hints: SchedulingHints = NO_HINTS
     """Facts for the policy, and for plugins."""
+    script: object = None
+    """What the model's own `LoadedModel.script` made of the request."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -45,16 +45,12 @@ from aioserve.errors import (
     RequestFailedError,
     RequestRejectedError,
 )
-from aioserve.execution.runner import LoadedModel
+from aioserve.execution.runner import Asked, LoadedModel
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.hints import checked_hints
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
-from aioserve.request import (
-    FinishReason,
-    Request,
-    SamplingParams,
-)
+from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.conversation import Conversation, conversation_of
 
@@ -178,6 +174,9 @@ class Intake:
             "logits_processors": processors,
             "hints": hints,
         }
+        if self._model.script is not None:
+            asked = Asked(text_or_ids, params, prompt_fields is None)
+            fields["script"] = self._model.script(asked)
         checked = _Checked(live, params, fields, chat_format, prompt_fields, truncation, thinks_in)
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, hints.deadline_seconds)

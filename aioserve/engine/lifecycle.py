@@ -214,7 +214,7 @@ class EngineLifecycle:
             observers=plugins.observers,
             name=model.name.rsplit("/", 1)[-1],
             overlap=config.overlap,
-            jump_forward=config.jump_forward,
+            jump_forward=config.jump_forward and model.takes_forced,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
         model.processors[:] = plugins.registry.processor_makers

@@ -19,7 +19,7 @@ from aioserve.steps.plan import StepPlan
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner", "RunnerFailedError", "Text"]
+__all__ = ["Asked", "LoadedModel", "ModelLimits", "ModelSource", "Runner", "RunnerFailedError", "Text"]
 
 
 class RunnerFailedError(AioserveError):
@@ -74,6 +74,16 @@ class Text(msgspec.Struct, frozen=True):
     """Tokens that end an answer; None: those that the config names."""
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A request as its caller gave it, checked, before its prompt is encoded."""
+
+    prompt: Any
+    """Text, a `Conversation`, token ids as an int32 array, or a prompt with a continuation."""
+    params: SamplingParams
+    answers: bool
+    """Whether answers are asked for; else beams, or something of the prompt alone."""
+
+
 class LoadedModel(msgspec.Struct, frozen=True):
     """A model that is ready to serve."""
 
@@ -107,6 +117,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """True if the model's makers say how it is sampled."""
     reranker: Reranker | None = None
     """What tells the relevance of documents to queries; None: their embeddings are compared."""
+    script: Callable[[Asked], object] | None = None
+    """Hears of each request that is taken, on the event loop and in order; what it returns is
+    `SlotStart.script` of each of its slots."""
+    takes_forced: bool = True
+    """Whether tokens that a grammar forces may be taken although its runner doesn't draw them."""
 
 
 class ModelSource(Protocol):

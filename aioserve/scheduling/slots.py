@@ -62,6 +62,7 @@ class SlotPool:
             bad_word_ids=request.bad_word_ids,
             logits_processors=request.logits_processors,
             drafting=_drafting(request, known_ids) if request.max_draft_tokens else None,
+            script=request.script,
         )
         return slot
 

@@ -80,6 +80,8 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Numbers of `params.logits_processors` in what the runner makes them with."""
     drafting: DraftedSequence | None = None
     """What the drafter hears of the sequence, where guesses for it may be asked for."""
+    script: object = None
+    """What the model's own `script` made of the request, if it has one."""
 
 
 TOTALS = (

@@ -15,6 +15,7 @@ from aioserve.testing.drafter_check import DraftTimes, check_drafter
 from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
 from aioserve.testing.fake_model import (
     FakeModel,
+    FakeRequest,
     FakeRunner,
     Fault,
     Faults,
@@ -39,6 +40,7 @@ __all__ = [
     "DraftTimes",
     "FakeDevice",
     "FakeModel",
+    "FakeRequest",
     "FakeRunner",
     "Fault",
     "Faults",

@@ -48,6 +48,7 @@ __all__ = [
     "JUNK",
     "VOCAB_SIZE",
     "FakeDevice",
+    "RowFailedError",
     "entries_of",
     "expected_hidden",
     "expected_logprobs",
@@ -101,6 +102,10 @@ def expected_hidden(token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
     return np.array([hidden_of(total, position) for position, total in enumerate(totals)])
+
+
+class RowFailedError(Exception):
+    """Nothing can be drawn for one row, whose request ends with this message."""
 
 
 class FakeDevice:
@@ -159,6 +164,7 @@ class FakeDevice:
                 self._write(plan, item)
         token_ids: list[int] = []
         counts: dict[int, int] = {}
+        failures: dict[int, str] = {}
         logprobs: dict[int, Logprobs] = {}
         rows = [(item, row) for item in plan.items for row in item.rows]
         verified = VerifiedRows.of(plan)
@@ -170,19 +176,23 @@ class FakeDevice:
             first, top = len(token_ids), self._start_of(row.slot).params.logprobs
             place = verified.firsts[index]
             drawn = range(place, place + verified.counts[index])
-            token_ids += self._sample(
-                plan, item, row, [found.get(at) for at in drawn if at not in late]
-            )
+            own = [found.get(at) for at in drawn if at not in late]
+            try:
+                token_ids += self._sample(plan, item, row, own)
+            except RowFailedError as error:
+                failures[index] = str(error)
+                token_ids.append(0)  # which counts as nothing
             if len(token_ids) != first + 1:
                 counts[index] = len(token_ids) - first
             for at in range(first, len(token_ids) if top is not None else first):
                 total = self._total(plan, item, row.offset + at - first)
-                logprobs[at] = logprobs_of(total, token_ids[at], top or 0)
+                logprobs[at] = self._logprobs(total, token_ids[at], top or 0)
         outcome = StepOutcome(
             step=plan.step,
             token_ids=tuple(token_ids),
             token_counts=counts,
             drafted=verified.drafted,
+            row_failures=failures,
             logprobs=logprobs,
             scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
             pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
@@ -332,6 +342,9 @@ class FakeDevice:
 
     def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
         return token_of(total, start.seed)
+
+    def _logprobs(self, total: int, token_id: int, count: int) -> Logprobs:
+        return logprobs_of(total, token_id, count)
 
     def _total(self, plan: StepPlan, item: WorkItem, offset: int) -> int:
         """The weighted sum of the entries up to the item's token at `offset`."""

@@ -2,7 +2,8 @@
 what can go wrong with its steps, as values that it is given.
 
 It computes on a `FakeDevice`, so a page that was given away too early, written twice or mixed up
-between sequences changes the tokens; `expected_tokens` says what they should have been.
+between sequences changes the tokens; `expected_tokens` says what they should have been. Or it says
+what a test has written, on a `ScriptedDevice`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from enum import Enum
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
@@ -29,21 +29,30 @@ from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import StepPlan
+from aioserve.testing.answers import Answers, FakeRequest, GivenAnswers
+from aioserve.testing.byte_tokenizer import TURN_ENDS, byte_tokenizer, chat_tokenizer
+from aioserve.testing.chat_template import chat_template
+from aioserve.testing.embeddings import Embeddings, TextEmbedder, vector_of
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
-from aioserve.text.tokenizer import Tokenizer
+from aioserve.testing.scripted_device import ScriptedDevice, Scripts
 
 __all__ = [
     "FakeDevice",
     "FakeModel",
+    "FakeRequest",
     "FakeRunner",
     "Fault",
     "Faults",
     "PlantedError",
-    "byte_characters",
     "byte_tokenizer",
     "expected_tokens",
     "random_step_seconds",
 ]
+
+HASHED_SIZE = 64, 256
+"""Pages, and tokens of a context, where tests look at each page."""
+SCRIPTED_SIZE = 8192, 32_768
+TOOL_PARSERS = ("auto", "none", "hermes")
 
 
 class PlantedError(Exception):
@@ -90,17 +99,6 @@ def random_step_seconds(low: float, high: float, *, seed: int = 0) -> Callable[[
     """For `FakeModel(step_seconds=...)`: each step takes between `low` and `high` seconds."""
     source = random.Random(seed)
     return lambda plan: source.uniform(low, high)
-
-
-def byte_tokenizer() -> Tokenizer:
-    """Byte `b` of a text has the id `b`."""
-    alphabet = {char: byte for byte, char in enumerate(byte_characters())}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=alphabet, merges=[]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    return Tokenizer(backend, source="byte tokenizer")
 
 
 ItemPages = list[list[npt.NDArray[np.int32]]]
@@ -240,17 +238,40 @@ def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcom
 class FakeModel:
     """Give it to `Engine(model=...)`.
 
+    Without `answers` and `embeddings` it draws tokens that are a hash of all that its pages hold
+    (`expected_tokens`), for tests of plugins. With one of them it stands in for a model in tests of
+    a program: it has a chat template (ChatML, with tools as Hermes calls them), and each token of
+    an answer is a byte that the engine's own steps bring.
+
+    `answers`: a text, or a call `{"name": ..., "arguments": ...}`, answers every request. Of a
+    sequence or an iterator the next request takes the next one, in the order in which the engine
+    takes requests; one that finds none left fails, and so does one that calls a tool which isn't
+    offered. A function gets the messages, a list of dicts, or the text of a prompt that is no chat,
+    and returns the answer; it is called on the event loop. An answer that is a list of texts and
+    calls has all of them. All `n` answers of a request are the same, and no text of an answer is a
+    special token. What can't be drawn under the request's structured output, tools or other
+    parameters fails the request: its error says where.
+
+    `embeddings` makes the vector of a text, which the engine scales to length 1 unless it is asked
+    not to; without it they have 64 numbers, and texts that share words are near each other.
+
+    `requests` has a record of each request for an answer, a `FakeRequest`, oldest first.
+
+    `num_pages` is 64 and `max_model_len` 256, or 8,192 and 32,768 where it stands in for a model.
     `step_seconds(plan)` says how long a step takes, `faults` which launches go wrong.
     `num_window_groups` groups of its layers keep the last `window` tokens alone.
     `disturb(index, plan, outcome)` may raise or change the outcome of the `index`-th step, to plant
-    faults of other kinds. Raises `ConfigError` for `step_seconds` that is no function.
+    faults of other kinds. Raises `ConfigError` for `answers`, `embeddings` and `step_seconds` that
+    are none, and for `eos_token_ids` beside answers, which end by themselves.
     """
 
     def __init__(
         self,
         *,
-        num_pages: int = 64,
-        max_model_len: int = 256,
+        answers: GivenAnswers | None = None,
+        embeddings: TextEmbedder | None = None,
+        num_pages: int | None = None,
+        max_model_len: int | None = None,
         num_window_groups: int = 0,
         window: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
@@ -262,8 +283,20 @@ class FakeModel:
             raise ConfigError(
                 f"step_seconds: must be a function of a step's plan, got {shown(step_seconds)}"
             )
-        self.num_pages = num_pages
-        self.max_model_len = max_model_len
+        self._is_scripted = answers is not None or embeddings is not None
+        if self._is_scripted and eos_token_ids:
+            raise ConfigError(
+                f"eos_token_ids must be left out with answers, got {shown(eos_token_ids)}: each "
+                "ends by itself",
+                argument="eos_token_ids",
+                value=eos_token_ids,
+            )
+        self._answers = None if answers is None else Answers(answers)
+        self._embeddings = Embeddings(embeddings or vector_of)
+        self.requests: list[FakeRequest] = []
+        pages, length = SCRIPTED_SIZE if self._is_scripted else HASHED_SIZE
+        self.num_pages: int = pages if num_pages is None else num_pages
+        self.max_model_len: int = length if max_model_len is None else max_model_len
         self.num_window_groups = num_window_groups
         self.window = window
         self.eos_token_ids = eos_token_ids
@@ -272,18 +305,14 @@ class FakeModel:
         self.disturb = disturb
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence."""
+        """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence.
+        Raises `ConfigError` for a `tool_parser` that doesn't read the calls of answers."""
         num_pages = config.num_pages or self.num_pages
         groups = {"num_window_groups": self.num_window_groups, "window": self.window}
-        device = FakeDevice(
-            num_pages,
-            config.page_size,
-            num_slots,
-            config.num_host_pages,
-            num_window_groups=self.num_window_groups,
-            window=self.window,
+        device = (ScriptedDevice if self._is_scripted else FakeDevice)(
+            num_pages, config.page_size, num_slots, config.num_host_pages, **groups
         )
-        return LoadedModel(
+        loaded = LoadedModel(
             name="fake",
             runner=FakeRunner(device, self),
             limits=ModelLimits(
@@ -302,10 +331,29 @@ class FakeModel:
             description={"architecture": "fake"},
             take_drafter=device.take_drafter,
         )
+        return self._scripted(loaded, config) if self._is_scripted else loaded
 
-
-def byte_characters() -> list[str]:
-    """The printable character that byte-level BPE (GPT-2) writes for each byte."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    def _scripted(self, loaded: LoadedModel, config: EngineConfig) -> LoadedModel:
+        """The model with what programs want of one."""
+        if config.tool_parser not in TOOL_PARSERS:
+            raise ConfigError(
+                f"tool_parser must be one of {', '.join(TOOL_PARSERS)} with a FakeModel that has "
+                f"answers, got {config.tool_parser!r}",
+                argument="tool_parser",
+                value=config.tool_parser,
+            )
+        tokenizer = chat_tokenizer()
+        (end_id,) = tokenizer.encode(TURN_ENDS)
+        scripts = Scripts(self._answers, self._embeddings, tokenizer, end_id, self.requests)
+        return msgspec.structs.replace(
+            loaded,
+            limits=msgspec.structs.replace(
+                loaded.limits,
+                vocab_size=tokenizer.vocab_size,
+                eos_token_ids=frozenset({end_id}),
+            ),
+            tokenizer=tokenizer,
+            chat_template=chat_template(),
+            script=scripts.script,
+            takes_forced=False,
+        )

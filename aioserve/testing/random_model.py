@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from aioserve.models.architecture import Experts, LatentAttention, Linear, Norm, parts_of
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
-from aioserve.testing.fake_model import byte_characters
+from aioserve.testing.byte_tokenizer import byte_characters
 
 __all__ = ["random_tensors", "write_random_model", "write_tokenizer"]
 

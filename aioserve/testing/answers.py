@@ -1,0 +1,172 @@
+"""Answers that a test writes for a `FakeModel`: which one a request gets, and how it is written.
+
+Knows requests as their callers gave them. Must not know tokens, steps or pages.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.request import SamplingParams
+
+__all__ = ["Answers", "FakeRequest", "GivenAnswers", "NoAnswerError", "failed"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+Answer = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""Text, a call `{"name": ..., "arguments": ...}`, or a list of both in their order."""
+GivenAnswers = (
+    str | Mapping[str, Any] | Sequence[Answer] | Iterator[Answer] | Callable[[Any], Answer]
+)
+CALL_KEYS = {"name", "arguments"}
+
+
+class NoAnswerError(Exception):
+    """A request that gets no answer, and why; it ends with this message."""
+
+
+class FakeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for an answer, as the program that is tested sent it."""
+
+    messages: list[dict[str, Any]] | None
+    """Messages, as `Engine.chat` takes them; None where the prompt is no chat."""
+    prompt: str | None
+    """The prompt, where it is text or token ids; None for messages."""
+    tools: list[dict[str, Any]]
+    """Tools on offer, those of the OpenAI API; empty without any."""
+    chat_template_kwargs: dict[str, Any]
+    params: SamplingParams
+    """Sampling parameters, with the model's own in place of those left out."""
+
+
+class Answers:
+    """What each request is answered with, in the order in which an engine takes them.
+
+    One text or call answers every request. Of a sequence or an iterator each request takes the
+    next; a function is called with the messages, or the text of a prompt that is no chat. Raises
+    `ConfigError` for what is none of these.
+    """
+
+    def __init__(self, given: GivenAnswers) -> None:
+        if inspect.iscoroutinefunction(given) or not isinstance(
+            given, str | Mapping | Sequence | Iterator | Callable
+        ):
+            raise ConfigError(
+                "answers must be a text, a call, a sequence or an iterator of answers, or a "
+                f"function of the messages that isn't async, got {shown(given)}",
+                argument="answers",
+                value=given,
+            )
+        self._given = given
+        self._num_taken = 0
+        if isinstance(given, str | Mapping):
+            _check("answers", given)
+        elif isinstance(given, Sequence):
+            for index, answer in enumerate(given):
+                _check(f"answers[{index}]", answer)
+
+    def take(self, request: FakeRequest) -> str:
+        """The answer of a request, as a model that calls tools as Hermes does writes it. Raises
+        `NoAnswerError`."""
+        answer = self._next(request)
+        if (problem := _problem(answer)) is not None:
+            raise NoAnswerError(f"FakeModel: an answer must be {problem}")
+        names = [tool["function"]["name"] for tool in request.tools]
+        for part in _parts(answer):
+            if isinstance(part, Mapping) and part["name"] not in names:
+                offers = ", ".join(names) or "none"
+                raise NoAnswerError(
+                    f"FakeModel: the answer calls {part['name']!r:.100}, and the tools of the "
+                    f"request are: {offers}"
+                )
+        return _written(answer)
+
+    def _next(self, request: FakeRequest) -> Any:
+        given, self._num_taken = self._given, self._num_taken + 1
+        if isinstance(given, str | Mapping):
+            return given
+        if isinstance(given, Sequence):
+            if self._num_taken > len(given):
+                raise NoAnswerError(
+                    f"FakeModel: answers has {len(given)}, and this is request {self._num_taken}; "
+                    "a function answers any number, and so does one text"
+                )
+            return given[self._num_taken - 1]
+        if isinstance(given, Iterator):
+            return self._called("answers", next, given)
+        heard = request.prompt if request.messages is None else copy.deepcopy(request.messages)
+        return self._called("the function of answers", given, heard)
+
+    def _called(self, what: str, call: Callable[[Any], Any], argument: Any) -> Any:
+        try:
+            return call(argument)
+        except StopIteration:
+            raise NoAnswerError(
+                f"FakeModel: {what} came to its end before request {self._num_taken}"
+            ) from None
+        except Exception as error:
+            raise failed(what, error) from error
+
+
+def failed(what: str, error: Exception) -> NoAnswerError:
+    """The error of a request for which a function of the test failed, which is logged."""
+    logger.error("%s of a FakeModel failed", what, exc_info=error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return NoAnswerError(f"FakeModel: {what} failed in line {last.lineno}: {shown(error)}")
+
+
+def _check(name: str, answer: Any) -> None:
+    if (problem := _problem(answer)) is not None:
+        raise ConfigError(f"{name} must be {problem}", argument="answers", value=answer)
+
+
+def _problem(answer: Any) -> str | None:
+    """What an answer must be and isn't; None where all is well."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+    if not isinstance(answer, str | Mapping | Sequence) or isinstance(answer, bytes | bytearray):
+        return f"a text, a call or a list of these, got {shown(answer)}"
+    for part in _parts(answer):
+        if isinstance(part, Mapping):
+            if part.keys() != CALL_KEYS:
+                return f"a call of a name and arguments, got {shown(dict(part))}"
+            if not isinstance(part["name"], str) or not isinstance(
+                part["arguments"], str | Mapping
+            ):
+                return (
+                    'a call with a text as its name and an object, or its JSON, as "arguments", '
+                    f"got {shown(dict(part))}"
+                )
+        elif not isinstance(part, str):
+            return f"a text, a call or a list of these, got {shown(part)} in a list"
+    try:
+        _written(answer).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"what UTF-8 and JSON can write: {shown(error)}"
+    return None
+
+
+def _parts(answer: Answer) -> Sequence[str | Mapping[str, Any]]:
+    return [answer] if isinstance(answer, str | Mapping) else answer
+
+
+def _written(answer: Answer) -> str:
+    return "\n".join([one if isinstance(one, str) else _call(one) for one in _parts(answer)])
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(dict(arguments), ensure_ascii=False)
+    name = json.dumps(call["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'

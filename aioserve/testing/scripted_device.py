@@ -1,0 +1,208 @@
+"""A device whose sequences say what was written for them, and how that comes to each request.
+
+The token that was written is the only one that the model would draw: temperature, penalties and
+biases leave it, and what forbids it ends its request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.runner import Asked
+from aioserve.isolation import shown
+from aioserve.request import Logprobs, TopLogprob
+from aioserve.sampling.masks import Mask
+from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.testing.answers import Answers, FakeRequest, NoAnswerError
+from aioserve.testing.embeddings import Embeddings, Vector
+from aioserve.testing.fake_device import FakeDevice, RowFailedError
+from aioserve.text.conversation import Conversation
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["Script", "ScriptedDevice", "Scripts"]
+
+OTHER_LOGPROB = -100.0
+"""Log-probability of the tokens that weren't written."""
+MAX_ALLOWED_SHOWN = 12
+MAX_BEFORE_SHOWN = 40
+NO_VECTOR = np.zeros(1, np.float32)
+
+
+class Script:
+    """What one request gets: token ids with the end of the answer, or why there are none; and the
+    vector of its prompt, made when it is asked for."""
+
+    def __init__(self, ids: Sequence[int], text: str, why: str, embeddings: Embeddings) -> None:
+        self.ids: Sequence[int] = ids
+        self.why: str = why
+        """Why there is no answer; empty where there is one."""
+        self._text = text
+        self._embeddings = embeddings
+        self._vector: Vector | NoAnswerError | None = None
+
+    def vector(self) -> Vector:
+        """The vector of the prompt. Raises `NoAnswerError`, and the same again."""
+        if self._vector is None:
+            try:
+                self._vector = self._embeddings.vector(self._text)
+            except NoAnswerError as error:
+                self._vector = error
+        if isinstance(self._vector, NoAnswerError):
+            raise self._vector
+        return self._vector
+
+
+class Scripts:
+    """Makes the script of each request, in the order in which an engine takes them. `requests` gets
+    each that asks for an answer."""
+
+    def __init__(
+        self,
+        answers: Answers | None,
+        embeddings: Embeddings,
+        tokenizer: Tokenizer,
+        end_id: int,
+        requests: list[FakeRequest],
+    ) -> None:
+        self._answers = answers
+        self._embeddings = embeddings
+        self._tokenizer = tokenizer
+        self._end_id = end_id
+        self._requests = requests
+
+    def script(self, asked: Asked) -> Script:
+        """As `LoadedModel.script`."""
+        prompt = asked.prompt
+        if not asked.answers:
+            return Script((), self._text_of(prompt), "", self._embeddings)
+        is_chat = isinstance(prompt, Conversation)
+        request = FakeRequest(
+            messages=copy.deepcopy(prompt.messages) if is_chat else None,
+            prompt=None if is_chat else self._text_of(prompt),
+            tools=copy.deepcopy(prompt.tools or []) if is_chat else [],
+            chat_template_kwargs=copy.deepcopy(prompt.template_kwargs) if is_chat else {},
+            params=asked.params,
+        )
+        self._requests.append(request)
+        try:
+            if self._answers is None:
+                raise NoAnswerError("FakeModel: answers was left out, and this asks for one")
+            text = self._answers.take(request)
+        except NoAnswerError as error:
+            return Script((), "", str(error), self._embeddings)
+        return Script((*text.encode(), self._end_id), "", "", self._embeddings)
+
+    def _text_of(self, prompt: object) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, Conversation):
+            return "\n".join([str(message.get("content") or "") for message in prompt.messages])
+        if isinstance(prompt, np.ndarray):
+            return self._tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
+        return ""
+
+
+class ScriptedDevice(FakeDevice):
+    """Draws the tokens of scripts, and gives their vectors for hidden states."""
+
+    def _sample(
+        self, plan: StepPlan, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]
+    ) -> list[int]:
+        start, drawn = self._start_of(row.slot), list[int]()
+        script = _script_of(start)
+        try:
+            if item.pooled is not None:
+                script.vector()
+        except NoAnswerError as error:
+            raise RowFailedError(str(error)) from error
+        for offset, mask in enumerate(masks, row.offset):
+            place = item.start + offset + 1 - start.prompt_tokens
+            drawn.append(_token(script, place, start, mask))
+            if offset + 1 < item.count and item.token_ids[offset + 1] != drawn[-1]:
+                break
+        if drawn:
+            self._last_tokens[row.slot] = drawn[-1]
+        return drawn
+
+    def _logprobs(self, total: int, token_id: int, count: int) -> Logprobs:
+        others = [other for other in range(count) if other != token_id]
+        top = [TopLogprob(token_id, 0.0), *[TopLogprob(other, OTHER_LOGPROB) for other in others]]
+        return Logprobs(0.0, tuple(top[:count]))
+
+    def _pooled(self, plan: StepPlan, item: WorkItem) -> npt.NDArray[np.float32]:
+        if item.pooled is None:
+            return NO_VECTOR
+        try:
+            vector = _script_of(self._start_of(item.slot)).vector()
+        except NoAnswerError:  # which its last row says
+            return NO_VECTOR
+        return vector * np.float32(item.pooled.count)
+
+
+def _script_of(start: SlotStart) -> Script:
+    if not isinstance(start.script, Script):
+        raise ValueError(f"slot {start.slot} has the script {shown(start.script)}")
+    return start.script
+
+
+def _token(script: Script, place: int, start: SlotStart, mask: Mask | None) -> int:
+    """The token at a place of the answer. Raises `RowFailedError` where there is none, and where
+    the request forbids it."""
+    if script.why:
+        raise RowFailedError(script.why)
+    if start.edits_logprobs:
+        raise RowFailedError("FakeModel: answers has none for beams, which take all likely tokens")
+    if not script.ids:  # it is dropped: something of the prompt is asked for
+        return 0
+    token_id = script.ids[min(place, len(script.ids) - 1)]
+    if mask is not None and not _allows(mask, token_id):
+        raise RowFailedError(_misfit(script, place, mask))
+    if start.params.logits_processors:
+        raise RowFailedError("FakeModel: logits_processors aren't called for written answers")
+    if (named := _forbidden_by(script, place, token_id, start)) is not None:
+        raise RowFailedError(f"FakeModel: {named} forbids what {_behind(script, place)}")
+    return token_id
+
+
+def _allows(mask: Mask, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> token_id % 32 & 1)
+
+
+def _misfit(script: Script, place: int, mask: Mask) -> str:
+    allowed = [_named(one, script) for one in range(script.ids[-1] + 1) if _allows(mask, one)]
+    more = ", ..." if len(allowed) > MAX_ALLOWED_SHOWN else ""
+    return (
+        f"FakeModel: the answer doesn't fit the form that the request asks for: "
+        f"{_behind(script, place)}; the form allows {', '.join(allowed[:MAX_ALLOWED_SHOWN])}{more}"
+    )
+
+
+def _behind(script: Script, place: int) -> str:
+    before = bytes(script.ids[: min(place, len(script.ids) - 1)]).decode("utf-8", "replace")
+    comes = _named(script.ids[min(place, len(script.ids) - 1)], script)
+    return f"comes at character {len(before)}, {comes} behind {shown(before[-MAX_BEFORE_SHOWN:])}"
+
+
+def _named(token_id: int, script: Script) -> str:
+    if token_id == script.ids[-1]:
+        return "the end"
+    return repr(chr(token_id)) if token_id < 0x80 else f"byte {token_id:#x}"
+
+
+def _forbidden_by(script: Script, place: int, token_id: int, start: SlotStart) -> str | None:
+    """The parameter that forbids the token, if one does."""
+    params = start.params
+    if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
+        return "allowed_token_ids"
+    if place < params.min_tokens and token_id in start.end_ids:
+        return f"min_tokens = {params.min_tokens}"
+    if start.bad_word_ids and start.known_ids is not None:
+        prompt = start.known_ids[: start.prompt_tokens].tolist()
+        ids = (*prompt, *script.ids[:place], token_id)
+        if any(ids[-len(word) :] == word for word in start.bad_word_ids):
+            return "bad_words"
+    return None
