@@ -175,7 +175,8 @@ class Intake:
             "hints": hints,
         }
         if self._model.script is not None:
-            asked = Asked(text_or_ids, params, prompt_fields is None)
+            parser = None if chat_format is None else chat_format.tool_parser
+            asked = Asked(text_or_ids, params, prompt_fields is None, parser)
             fields["script"] = self._model.script(asked)
         checked = _Checked(live, params, fields, chat_format, prompt_fields, truncation, thinks_in)
         self._core.table.enter(live, num_tokens)

@@ -17,9 +17,18 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.text.chat import ChatTemplate
+from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["Asked", "LoadedModel", "ModelLimits", "ModelSource", "Runner", "RunnerFailedError", "Text"]
+__all__ = [
+    "Asked",
+    "LoadedModel",
+    "ModelLimits",
+    "ModelSource",
+    "Runner",
+    "RunnerFailedError",
+    "Text",
+]
 
 
 class RunnerFailedError(AioserveError):
@@ -82,6 +91,8 @@ class Asked(msgspec.Struct, frozen=True):
     params: SamplingParams
     answers: bool
     """Whether answers are asked for; else beams, or something of the prompt alone."""
+    tool_parser: type[ToolParser] | None
+    """What reads calls of tools in its answers; None: nothing does."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

@@ -75,8 +75,9 @@ class Answers:
             for index, answer in enumerate(given):
                 _check(f"answers[{index}]", answer)
 
-    def take(self, request: FakeRequest) -> str:
-        """The answer of a request, as a model that calls tools as Hermes does writes it. Raises
+    def take(self, request: FakeRequest, tool_parser: str | None) -> list[str]:
+        """The answer of a request in each way in which a model may write it, of which one fits the
+        form that it must have. `tool_parser` names what reads calls; None: nothing does. Raises
         `NoAnswerError`."""
         answer = self._next(request)
         if (problem := _problem(answer)) is not None:
@@ -89,7 +90,11 @@ class Answers:
                     f"FakeModel: the answer calls {part['name']!r:.100}, and the tools of the "
                     f"request are: {offers}"
                 )
-        return _written(answer)
+        if tool_parser is None and request.params.structured_output is not None:
+            return [_alone(answer, request)]
+        if tool_parser == "json":
+            return _json(answer)
+        return [_written(answer)]
 
     def _next(self, request: FakeRequest) -> Any:
         given, self._num_taken = self._given, self._num_taken + 1
@@ -165,8 +170,62 @@ def _written(answer: Answer) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    arguments = call["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(dict(arguments), ensure_ascii=False)
+    return f"<tool_call>\n{_object(call)}\n</tool_call>"
+
+
+def _object(call: Mapping[str, Any]) -> str:
     name = json.dumps(call["name"], ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+    return f'{{"name": {name}, "arguments": {_arguments(call)}}}'
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _alone(answer: Answer, request: FakeRequest) -> str:
+    """Where a request names the function to call, the answer is its arguments."""
+    parts = _parts(answer)
+    calls = [part for part in parts if isinstance(part, Mapping)]
+    if not calls:
+        return _written(answer)
+    if len(parts) > 1:
+        raise NoAnswerError(
+            f"FakeModel: the answer has {len(parts)} parts, and the request asks for the arguments "
+            "of one call alone"
+        )
+    named = _named_tools(request)
+    if named and calls[0]["name"] not in named:
+        raise NoAnswerError(
+            f"FakeModel: the answer calls {calls[0]['name']!r:.100}, and the request asks for a "
+            f"call of {' or '.join(named)}"
+        )
+    return _arguments(calls[0])
+
+
+def _named_tools(request: FakeRequest) -> list[str]:
+    """Tools whose arguments are the form that the answer must have: what is left of the name where
+    a request over HTTP names one."""
+    wanted = request.params.structured_output
+    if wanted is None or wanted.json_schema is None:
+        return []
+    form, names = json.loads(str(wanted.json_schema)), list[str]()
+    for function in [tool["function"] for tool in request.tools]:
+        parameters = function.get("parameters")
+        nothing = {"properties": {}, "additionalProperties": False}
+        if form == {"type": "object", **(nothing if parameters is None else parameters)}:
+            names.append(function["name"])
+    return names
+
+
+def _json(answer: Answer) -> list[str]:
+    """Where calls must come, without any mark, the answer is a list of them, or one."""
+    parts = _parts(answer)
+    calls = [_object(part) for part in parts if isinstance(part, Mapping)]
+    if not calls:
+        return [_written(answer)]
+    if len(calls) < len(parts):
+        raise NoAnswerError("FakeModel: the answer has text, and the request asks for calls alone")
+    return [f"[{', '.join(calls)}]", *calls[: len(calls) == 1]]

@@ -310,7 +310,12 @@ class FakeModel:
         num_pages = config.num_pages or self.num_pages
         groups = {"num_window_groups": self.num_window_groups, "window": self.window}
         device = (ScriptedDevice if self._is_scripted else FakeDevice)(
-            num_pages, config.page_size, num_slots, config.num_host_pages, **groups
+            num_pages,
+            config.page_size,
+            num_slots,
+            config.num_host_pages,
+            num_window_groups=self.num_window_groups,
+            window=self.window,
         )
         loaded = LoadedModel(
             name="fake",

@@ -33,19 +33,32 @@ NO_VECTOR = np.zeros(1, np.float32)
 
 
 class Script:
-    """What one request gets: token ids with the end of the answer, or why there are none; and the
-    vector of its prompt, made when it is asked for."""
+    """What one request gets: token ids with the end of the answer, or why there are none; or the
+    vector of a text, made when it is asked for."""
 
-    def __init__(self, ids: Sequence[int], text: str, why: str, embeddings: Embeddings) -> None:
-        self.ids: Sequence[int] = ids
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        *,
+        ways: Sequence[tuple[int, ...]] = ((),),
+        why: str = "",
+        text: str = "",
+    ) -> None:
+        """`ways` are those in which the answer may be written, at least one."""
         self.why: str = why
         """Why there is no answer; empty where there is one."""
+        self.ids: tuple[int, ...] = ways[0]
+        self._ways = ways
         self._text = text
         self._embeddings = embeddings
         self._vector: Vector | NoAnswerError | None = None
 
+    def begin(self, mask: Mask) -> None:
+        """Write the answer in the first way that a form allows to begin."""
+        self.ids = next((ids for ids in self._ways if _allows(mask, ids[0])), self.ids)
+
     def vector(self) -> Vector:
-        """The vector of the prompt. Raises `NoAnswerError`, and the same again."""
+        """The vector of the text. Raises `NoAnswerError`, and the same again."""
         if self._vector is None:
             try:
                 self._vector = self._embeddings.vector(self._text)
@@ -78,7 +91,7 @@ class Scripts:
         """As `LoadedModel.script`."""
         prompt = asked.prompt
         if not asked.answers:
-            return Script((), self._text_of(prompt), "", self._embeddings)
+            return Script(self._embeddings, text=self._text_of(prompt))
         is_chat = isinstance(prompt, Conversation)
         request = FakeRequest(
             messages=copy.deepcopy(prompt.messages) if is_chat else None,
@@ -91,10 +104,12 @@ class Scripts:
         try:
             if self._answers is None:
                 raise NoAnswerError("FakeModel: answers was left out, and this asks for one")
-            text = self._answers.take(request)
+            parser = None if asked.tool_parser is None else asked.tool_parser.name
+            texts = self._answers.take(request, parser)
         except NoAnswerError as error:
-            return Script((), "", str(error), self._embeddings)
-        return Script((*text.encode(), self._end_id), "", "", self._embeddings)
+            return Script(self._embeddings, why=str(error))
+        ways = [(*text.encode(), self._end_id) for text in texts]
+        return Script(self._embeddings, ways=ways)
 
     def _text_of(self, prompt: object) -> str:
         if isinstance(prompt, str):
@@ -158,13 +173,15 @@ def _token(script: Script, place: int, start: SlotStart, mask: Mask | None) -> i
         raise RowFailedError("FakeModel: answers has none for beams, which take all likely tokens")
     if not script.ids:  # it is dropped: something of the prompt is asked for
         return 0
+    if mask is not None and place == 0:
+        script.begin(mask)
     token_id = script.ids[min(place, len(script.ids) - 1)]
     if mask is not None and not _allows(mask, token_id):
         raise RowFailedError(_misfit(script, place, mask))
     if start.params.logits_processors:
         raise RowFailedError("FakeModel: logits_processors aren't called for written answers")
     if (named := _forbidden_by(script, place, token_id, start)) is not None:
-        raise RowFailedError(f"FakeModel: {named} forbids what {_behind(script, place)}")
+        raise RowFailedError(f"FakeModel: {named} forbids the answer: {_place(script, place)}")
     return token_id
 
 
@@ -173,18 +190,22 @@ def _allows(mask: Mask, token_id: int) -> bool:
 
 
 def _misfit(script: Script, place: int, mask: Mask) -> str:
-    allowed = [_named(one, script) for one in range(script.ids[-1] + 1) if _allows(mask, one)]
+    allowed = [one for one in range(script.ids[-1] + 1) if _allows(mask, one)]
+    allowed.sort(key=lambda one: not 0x20 < one < 0x7F)  # those first that can be seen
+    shown_ones = [_named(one, script) for one in allowed[:MAX_ALLOWED_SHOWN]]
     more = ", ..." if len(allowed) > MAX_ALLOWED_SHOWN else ""
     return (
-        f"FakeModel: the answer doesn't fit the form that the request asks for: "
-        f"{_behind(script, place)}; the form allows {', '.join(allowed[:MAX_ALLOWED_SHOWN])}{more}"
+        f"FakeModel: the answer doesn't fit the form that the request asks for "
+        f"(structured output, or a call that must come): "
+        f"{_place(script, place)}, and the form allows {', '.join(shown_ones)}{more}"
     )
 
 
-def _behind(script: Script, place: int) -> str:
-    before = bytes(script.ids[: min(place, len(script.ids) - 1)]).decode("utf-8", "replace")
-    comes = _named(script.ids[min(place, len(script.ids) - 1)], script)
-    return f"comes at character {len(before)}, {comes} behind {shown(before[-MAX_BEFORE_SHOWN:])}"
+def _place(script: Script, place: int) -> str:
+    place = min(place, len(script.ids) - 1)
+    before = bytes(script.ids[:place]).decode("utf-8", "replace")
+    behind = f", behind {before[-MAX_BEFORE_SHOWN:]!r}," if before else ""
+    return f"at character {len(before)}{behind} comes {_named(script.ids[place], script)}"
 
 
 def _named(token_id: int, script: Script) -> str:
