@@ -157,7 +157,9 @@ class ChatFormat:
         whole: StructuredOutput | None = None,
     ) -> None:
         """`whole` is what the content is, and nothing else beside reasoning."""
-        self.tool_parser: type[ToolParser] | None = tools
+        self._tools = tools
+        self.tool_parser: str | None = None if tools is None else tools.name
+        """Name of the form in which calls are read."""
         self._reasoning = reasoning
         self.held: HeldAnswers | None = held
         self._whole = whole
@@ -284,9 +286,9 @@ class ChatFormat:
         known; None where nothing is. Raises `InvalidSamplingError` for tools whose calls can't be.
         """
         output, is_framed = self._whole, self.has_channels
-        if self.held is not None and self.tool_parser is not None:
-            output = self._calls_output(self.held, self.tool_parser)
-            is_framed = is_framed and self.tool_parser is not HarmonyParser
+        if self.held is not None and self._tools is not None:
+            output = self._calls_output(self.held, self._tools)
+            is_framed = is_framed and self._tools is not HarmonyParser
         if output is None or not is_framed:
             return None if output is self._whole else output
         return ChannelOutput(grammar=channel_frame(self._specials, self._opened), form=output)
@@ -299,8 +301,7 @@ class ChatFormat:
     @property
     def _exact(self) -> frozenset[str]:
         """Marks that are special tokens, and that are text where the model types them."""
-        parser = self.tool_parser
-        typed = parser.marks if parser and parser.takes_typed_marks else ()
+        typed = self._tools.marks if self._tools and self._tools.takes_typed_marks else ()
         return frozenset(self.shown.values()) - frozenset(typed)
 
     def _calls_output(self, held: HeldAnswers, tools: type[ToolParser]) -> CallsOutput:
@@ -332,7 +333,7 @@ class ChatFormat:
             raise InvariantError("a budget of reasoning that can't be told")
         reasoning = self._reasoning
         requires = self.held is not None and bool(self.held.required)
-        if self.has_channels and self.tool_parser is HarmonyParser and requires:
+        if self.has_channels and self._tools is HarmonyParser and requires:
             reasoning = HarmonyChannels(calls=True)
         return ThinkingBudget(
             num_tokens=num_tokens,
@@ -347,7 +348,7 @@ class ChatFormat:
     def reader(self) -> CompletionReader:
         """Return a reader for one completion."""
         return CompletionReader(
-            self.tool_parser,
+            self._tools,
             self._reasoning,
             opened=self._opened,
             types=self._types,

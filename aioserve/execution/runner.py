@@ -17,7 +17,6 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -91,8 +90,8 @@ class Asked(msgspec.Struct, frozen=True):
     params: SamplingParams
     answers: bool
     """Whether answers are asked for; else beams, or something of the prompt alone."""
-    tool_parser: type[ToolParser] | None
-    """What reads calls of tools in its answers; None: nothing does."""
+    tool_parser: str | None
+    """Name of what reads calls of tools in its answers; None: nothing does."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

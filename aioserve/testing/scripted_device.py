@@ -104,8 +104,7 @@ class Scripts:
         try:
             if self._answers is None:
                 raise NoAnswerError("FakeModel: answers was left out, and this asks for one")
-            parser = None if asked.tool_parser is None else asked.tool_parser.name
-            texts = self._answers.take(request, parser)
+            texts = self._answers.take(request, asked.tool_parser)
         except NoAnswerError as error:
             return Script(self._embeddings, why=str(error))
         ways = [(*text.encode(), self._end_id) for text in texts]
