@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import (
@@ -25,6 +25,7 @@ from aioserve import (
 )
 from aioserve.engine.stream import collect
 from aioserve.testing import FakeModel, FakeRequest, Fault, Faults, run_simulated
+from aioserve.testing.embeddings import vector_of
 from tests.engine.idle import all_given_back
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "What's the weather in Oslo?"}]
@@ -78,6 +79,7 @@ def asked(
     return served(model, main, **options)
 
 
+@settings(max_examples=12)
 @given(
     answers=st.lists(TEXTS, min_size=1, max_size=8),
     n=st.integers(1, 3),
@@ -436,22 +438,26 @@ def test_beams_are_refused_by_name():
 # -- embeddings
 
 
-@given(
-    texts=st.lists(st.text(min_size=1, max_size=40), min_size=2, max_size=5),
-    pooling=st.sampled_from([None, "mean", "cls"]),
-)
-def test_equal_texts_have_equal_vectors_of_length_1_and_others_have_others(texts, pooling):
-    model = FakeModel(embeddings=None, answers="")
+@given(texts=st.lists(st.text(max_size=40), min_size=2, max_size=5))
+def test_equal_texts_have_equal_vectors_and_others_have_others(texts):
+    for one, other in itertools.product(texts, texts):
+        assert (one == other) is np.allclose(vector_of(one), vector_of(other))
 
-    async def main(engine: Engine) -> Any:
-        return await engine.embed([*texts, *texts], pooling=pooling), await engine.embed(texts[0])
 
-    vectors, alone = served(model, main, max_num_batched_tokens=16)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(vectors[: len(texts)], vectors[len(texts) :], atol=1e-5)
-    np.testing.assert_allclose(alone, vectors[0], atol=1e-5)
-    for one, other in itertools.combinations(range(len(texts)), 2):
-        assert (texts[one] == texts[other]) is bool(np.allclose(vectors[one], vectors[other]))
+def test_vectors_have_length_1_however_they_are_pooled_and_whatever_runs_beside_them():
+    texts = ["Rain", "Rain in Oslo " * 5, "Rain"]
+
+    async def main(engine: Engine) -> None:
+        alone = [await engine.embed(text) for text in texts]
+        np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, rtol=1e-5)
+        assert np.array_equal(alone[0], alone[2])
+        own = vector_of(texts[1])
+        np.testing.assert_allclose(alone[1], own / np.linalg.norm(own), rtol=1e-5)
+        for pooling in ("last", "mean", "cls"):
+            vectors = await engine.embed(texts, pooling=pooling)
+            np.testing.assert_allclose(vectors, alone, rtol=1e-5, atol=1e-6)
+
+    served(FakeModel(answers=""), main, max_num_batched_tokens=16)
 
 
 def test_texts_that_share_words_are_nearer_than_others():
