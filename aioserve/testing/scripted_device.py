@@ -6,7 +6,6 @@ biases leave it, and what forbids it ends its request.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,10 +93,10 @@ class Scripts:
             return Script(self._embeddings, text=self._text_of(prompt))
         is_chat = isinstance(prompt, Conversation)
         request = FakeRequest(
-            messages=copy.deepcopy(prompt.messages) if is_chat else None,
+            messages=prompt.messages if is_chat else None,
             prompt=None if is_chat else self._text_of(prompt),
-            tools=copy.deepcopy(prompt.tools or []) if is_chat else [],
-            chat_template_kwargs=copy.deepcopy(prompt.template_kwargs) if is_chat else {},
+            tools=prompt.tools or [] if is_chat else [],
+            chat_template_kwargs=prompt.template_kwargs if is_chat else {},
             params=asked.params,
         )
         self._requests.append(request)

@@ -40,8 +40,10 @@ TOOLS: list[dict[str, Any]] = [
     for name in ("weather", "climate")
 ]
 OSLO = {"name": "weather", "arguments": {"city": "Oslo \u00c5 \U0001f30d"}}
-TEXTS = st.text(max_size=30) | st.sampled_from(
-    ["<|im_end|>", "<tool_call>", "\U0001f468\u200d\U0001f33e\ufe0f"]
+TEXTS = (
+    st.text(max_size=30)
+    | st.just("ab" * 15)
+    | st.sampled_from(["<|im_end|>", "<tool_call>", "\U0001f468\u200d\U0001f33e\ufe0f"])
 )
 
 
@@ -138,6 +140,18 @@ def test_a_request_that_begins_again_takes_no_second_answer():
     assert preemptions > 3
     assert texts == [f"Number {index} " * 12 for index in range(6)]
     assert sorted(called) == [f"Number {index}" for index in range(6)]
+
+
+def test_guesses_of_a_drafter_change_no_answer():
+    answer = "one two three, " * 8 + "done"
+
+    async def main(engine: Engine) -> None:
+        done = await engine.generate("Count: one two three, one two three")
+        assert done.text == answer
+        assert 0 < done.usage.accepted_draft_tokens < done.usage.drafted_tokens
+
+    speculation = Speculation(drafter="ngram", max_tokens=4)
+    served(FakeModel(answers=answer), main, speculation=speculation)
 
 
 def test_tokens_come_one_by_one_and_parameters_hold():
