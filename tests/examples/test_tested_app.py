@@ -1,0 +1,22 @@
+"""The app whose tests the docs show: they pass, each of them, as its author would run them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TESTED = Path(__file__).resolve().parents[2] / "examples" / "tested_app"
+
+
+def test_its_tests_pass(tmp_path: Path) -> None:
+    folder = shutil.copytree(TESTED, tmp_path / "tested_app")
+    tests = re.findall(r"^def test_", (folder / "test_weather_app.py").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(tests)} passed" in done.stdout
