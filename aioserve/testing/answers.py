@@ -144,7 +144,10 @@ def _problem(answer: Any) -> str | None:
     for part in _parts(answer):
         if isinstance(part, Mapping):
             if part.keys() != CALL_KEYS:
-                return f"a call of a name and arguments, got {shown(dict(part))}"
+                return (
+                    "a call of a name and arguments, or JSON as text (json.dumps), got "
+                    f"{shown(dict(part))}"
+                )
             if not isinstance(part["name"], str) or not isinstance(
                 part["arguments"], str | Mapping
             ):

@@ -34,7 +34,8 @@ from aioserve.testing.byte_tokenizer import TURN_ENDS, byte_tokenizer, chat_toke
 from aioserve.testing.chat_template import chat_template
 from aioserve.testing.embeddings import Embeddings, TextEmbedder, vector_of
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
-from aioserve.testing.scripted_device import ScriptedDevice, Scripts
+from aioserve.testing.scripted_device import ScriptedDevice
+from aioserve.testing.scripts import Scripts
 
 __all__ = [
     "FakeDevice",

@@ -262,7 +262,10 @@ async def later(messages: Any) -> str:
         (lambda messages: ["a", 1], "an answer must be .* got 1 in a list"),
         (lambda messages: later(messages), "an answer must be .* got <coroutine object"),
         (lambda messages: "\ud800", "an answer must be what UTF-8 and JSON can write: Unicode"),
-        (lambda messages: {"name": "f"}, "an answer must be a call of a name and arguments, got"),
+        (
+            lambda messages: {"name": "f"},
+            "an answer must be a call of a name and arguments, or JSON as text",
+        ),
         (lambda messages: next(iter(())), "the function of answers came to its end before"),
         (lambda messages: OSLO, "calls 'weather', and the tools of the request are: none"),
     ],
