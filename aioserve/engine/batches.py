@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, cast
 
 from aioserve.arguments import shown
 from aioserve.engine.options import StreamOptions
 from aioserve.engine.prompt_only import request_ids_of
 from aioserve.engine.prompts import listed
+from aioserve.engine.stream import TokenStream, collect
 from aioserve.errors import InvalidRequestError
-from aioserve.progress_bar import OnProgress, bar_on_terminal
+from aioserve.progress_bar import OnProgress, OnTokens, token_bar_on_terminal
 from aioserve.request import Completion, SamplingParams
 
 __all__ = ["Progress", "check_no_progress", "completions_of"]
 
 Progress = OnProgress | bool | None
-"""Is called with how many prompts have their completion, and how many there are. None draws a bar
-where standard error is a terminal, and False doesn't; True is None."""
+"""Is called with how many prompts have their completion, from 0 on, and how many there are. None
+draws a bar where standard error is a terminal, and False doesn't; True is None."""
 
 MAX_PROMPTS = 1_000_000
+LOOK_SECONDS = 0.1
+"""Time between two looks at how many tokens there are, for a bar."""
 
 
 async def completions_of(
-    generate: Callable[..., Awaitable[Completion]],
+    submit: Callable[[Any, Any, Any], Awaitable[TokenStream]],
     prompts: Any,
     params: SamplingParams | Sequence[SamplingParams] | None,
     at_once: int,
@@ -34,25 +37,22 @@ async def completions_of(
 ) -> list[Completion]:
     """Completions in the order of the prompts, of which `at_once` are asked for at once: as one
     ends, the next begins. Raises what the first of them raises that fails, and ends the others.
-    `generate` gives that of one prompt, its parameters and the `options`."""
+    `submit` gives the stream of one prompt, its parameters and the options."""
     every = listed("prompts", prompts, MAX_PROMPTS)
     each_params = _params_of_each(params, len(every))
-    shared: dict[str, Any] = {**options}
-    ids = request_ids_of(shared.pop("request_id", None), len(every))
+    ids = request_ids_of(options.get("request_id"), len(every))
     found: list[Completion | None] = [None] * len(every)
-    left, done = iter(range(len(every))), 0
+    left = iter(range(len(every)))
 
-    with _shown(progress) as tell:
+    with _shown(progress, len(every)) as watch:
 
         async def work() -> None:
-            nonlocal done
             for index in left:
-                found[index] = await generate(
-                    every[index], each_params[index], request_id=ids[index], **shared
-                )
-                done += 1
-                if tell is not None:
-                    tell(done, len(every))
+                wanted = each_params[index]
+                stream = await submit(every[index], wanted, {**options, "request_id": ids[index]})
+                watch.began(index, stream, wanted)
+                found[index] = await collect(stream, wanted)
+                watch.ended(index)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(every)))]
         try:
@@ -62,6 +62,72 @@ async def completions_of(
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
     return [one for one in found if one is not None]
+
+
+class _Watch:
+    """A batch that nobody watches."""
+
+    def began(self, index: int, stream: TokenStream, params: SamplingParams | None) -> None:
+        """A prompt has its stream."""
+
+    def ended(self, index: int) -> None:
+        """It has its completion."""
+
+
+class _Told(_Watch):
+    """A batch whose caller is told of each prompt that ends."""
+
+    def __init__(self, tell: OnProgress, total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+        tell(0, total)
+
+    def ended(self, index: int) -> None:
+        self._done += 1
+        self._tell(self._done, self._total)
+
+
+class _Drawn(_Watch):
+    """A batch with a bar, which is told every `LOOK_SECONDS` by the loop's clock how many tokens
+    there are. Tokens and ends cost nothing but that look."""
+
+    def __init__(self, bar: OnTokens) -> None:
+        self._bar, self._done, self._tokens = bar, 0, 0
+        self._going: dict[int, tuple[TokenStream, int | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def began(self, index: int, stream: TokenStream, params: SamplingParams | None) -> None:
+        self._going[index] = stream, _most_tokens(params)
+
+    def ended(self, index: int) -> None:
+        stream, _ = self._going.pop(index)
+        self._tokens += stream.usage.completion_tokens
+        self._done += 1
+
+    def _look(self) -> None:
+        self.draw()
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def draw(self) -> None:
+        """Tell the bar how far the batch has come."""
+        tokens, share = self._tokens, float(self._done)
+        for stream, most in self._going.values():
+            count = stream.usage.completion_tokens
+            tokens += count
+            if most is not None:
+                share += count / most
+        self._bar(self._done, share, tokens, self._loop.time() - self._since)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+def _most_tokens(params: Any) -> int | None:
+    """Tokens that the samples of a prompt may have, if its parameters say so."""
+    if not isinstance(params, SamplingParams) or params.max_tokens is None:
+        return None
+    return params.max_tokens * (params.best_of or params.n)
 
 
 def _params_of_each(params: Any, count: int) -> Sequence[Any]:
@@ -86,18 +152,25 @@ def check_no_progress(progress: object) -> None:
 
 
 @contextmanager
-def _shown(progress: Any) -> Iterator[OnProgress | None]:
-    if progress is None or progress is True:
-        bar = bar_on_terminal("completions")
-    elif progress is False:
-        bar = nullcontext(None)
+def _shown(progress: Any, total: int) -> Iterator[_Watch]:
+    if progress is False:
+        yield _Watch()
     elif callable(progress):
-        bar = nullcontext(cast("OnProgress", progress))
+        yield _Told(cast("OnProgress", progress), total)
+    elif progress is None or progress is True:
+        with token_bar_on_terminal("completions", total) as bar:
+            if bar is None:
+                yield _Watch()
+                return
+            drawn = _Drawn(bar)
+            try:
+                yield drawn
+                drawn.draw()
+            finally:
+                drawn.close()
     else:
         raise InvalidRequestError(
             f"progress must be a function, True, False or None, got {shown(progress)}",
             argument="progress",
             value=progress,
         )
-    with bar as tell:
-        yield tell

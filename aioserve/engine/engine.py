@@ -231,19 +231,24 @@ class Engine(EngineFacts, EnteredByAsync):
 
         Several prompts give a list in their order. Number `i` has the id `request_id`-`i`, and
         `params` are one for all, or a list of one for each. The first that fails ends the others.
-        `progress` is called with how many are done and how many there are; None draws a bar on a
-        terminal, and False doesn't."""
+        `progress` is called with how many are done, from 0 on, and how many there are; None draws a
+        bar on a terminal, which moves with each token, and False doesn't."""
         check_names("generate", options, StreamOptions)
-        live = self._lifecycle.usable()
+        self._lifecycle.usable()
         if holds_prompts(prompt):
             # Others find room in the queue.
             at_once = self.config.max_num_seqs + self.config.max_waiting // 2
-            return await completions_of(self.generate, prompt, params, at_once, progress, options)
+            return await completions_of(self._submit, prompt, params, at_once, progress, options)
         check_no_progress(progress)
         wanted = cast("SamplingParams | None", params)
-        await live.turns.take()
-        stream = self.stream(cast("Prompt", prompt), with_best_of(wanted), **options)
-        return await collect(stream, wanted)
+        return await collect(await self._submit(cast("Prompt", prompt), wanted, options), wanted)
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, options: StreamOptions
+    ) -> TokenStream:
+        """The stream of a request, with what `best_of` needs."""
+        await self._lifecycle.usable().turns.take()
+        return self.stream(prompt, with_best_of(params), **options)
 
     @takes(BeamSearchOptions, STREAM_DEFAULTS | BEAM_DEFAULTS)
     async def beam_search(

@@ -56,7 +56,7 @@ async def measure_server(
 
         for request in warmups_of(requests, options):
             await _warm_up(client, endpoint, request, body_of(request))
-        with frozen_heap(), bar_on_terminal("requests") as on_progress:
+        with frozen_heap(), bar_on_terminal("requests", len(requests)) as on_progress:
             async with LoopLag() as lag:
                 load = await run_load(
                     requests,
