@@ -8,12 +8,11 @@ number.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -379,9 +378,9 @@ def shown(value: object) -> str:
         return object.__repr__(value)
 
 
-def unknown_argument(call: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error that Python raises for a keyword argument that `call` has not, with the nearest of
-    those that it has, if one is near."""
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return TypeError(f"{call}() got an unexpected keyword argument {name!r}{meant}")
+def unknown_argument(call: str, name: str, known: Collection[str]) -> TypeError:
+    """The error of a keyword argument that `call` has not: it says what another engine's is called
+    here, and the nearest of those that it has."""
+    from aioserve.other_engines.answers import unknown_in_python
+
+    return TypeError(unknown_in_python(call, name, known))

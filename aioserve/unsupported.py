@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["NOT_THERE", "not_there"]
+__all__ = ["ADAPTERS", "DEVICES", "MACHINES", "MEDIA", "NOT_THERE", "STATE", "not_there"]
 
 ADAPTERS: Final = "LoRA adapters"
 DEVICES: Final = "several GPUs"
 MACHINES: Final = "several machines"
+STATE: Final = "recurrent state"
+MEDIA: Final = "images and sound"
 
 NOT_THERE: Final[dict[str, tuple[str, ...]]] = {
-    "models": ("other mixtures", "recurrent state", "encoders", "images and sound"),
+    "models": ("other mixtures", STATE, "encoders", MEDIA),
     "weights": ("NVFP4", ADAPTERS),
     "where": (DEVICES, MACHINES, "Windows", "macOS"),
     "computing": ("branches of draft tokens on GPUs",),

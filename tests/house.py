@@ -37,6 +37,7 @@ ORDER = (
     "grammars",
     "text",
     "assets",
+    "other_engines",
 )
 """Places of the package, highest first."""
 
@@ -52,6 +53,12 @@ FOR_ALL = (
     "aioserve.json_file",
     "aioserve.progress_bar",
     "aioserve.unsupported",
+    "aioserve.other_engines.answers",
+    "aioserve.other_engines.families",
+    "aioserve.other_engines.of_commands",
+    "aioserve.other_engines.of_engines",
+    "aioserve.other_engines.of_requests",
+    "aioserve.other_engines.rows",
     "aioserve.drafting.drafter",
     "aioserve._native",
 )

@@ -16,8 +16,9 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args
 
 from cyclopts import (
     App,
@@ -31,7 +32,6 @@ from cyclopts import (
 from aioserve.arguments import shown
 from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended
 from aioserve.cli._numbers import check_numbers
-from aioserve.cli._other_servers import answer_for
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
 from aioserve.errors import (
     AioserveError,
@@ -42,7 +42,7 @@ from aioserve.errors import (
 )
 from aioserve_main import leave_at_once_on
 
-__all__ = ["app", "main"]
+__all__ = ["app", "explained", "main", "option_names"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -213,10 +213,12 @@ def _unknown_option(error: UnknownOptionError) -> str:
     word = error.token.value or error.token.keyword or ""
     if word.partition("=")[0] == "--model" and "model" in _names(error.target):
         return f"the model comes first, without --model; usage: {_usage(error)}"
-    if answer := answer_for(word.partition("=")[0], set(_names(error.target))):
-        return answer
     if f"Did you mean {word}?" in str(error):
         return f"{shown(word)} is one word too many: options come before --"
+    from aioserve.other_engines.answers import on_command_line
+
+    if answer := on_command_line(word.partition("=")[0], option_names(error.target)):
+        return answer
     if error.command_chain == ("run",) and (not word.startswith("--") or " " in word):
         return (
             f"{error} A prompt that begins with a hyphen comes after --, as in: "
@@ -254,6 +256,18 @@ def _usage(error: CycloptsError) -> str:
 
 def _names(target: Callable[..., Any] | None) -> list[str]:
     return list(inspect.signature(target).parameters) if target else []
+
+
+def option_names(target: Callable[..., Any] | None) -> set[str]:
+    """Names of a command's options, those of its groups included."""
+    found: set[str] = set()
+    for name, one in inspect.signature(target, eval_str=True).parameters.items() if target else ():
+        kinds = [kind for kind in (one.annotation, *get_args(one.annotation)) if is_dataclass(kind)]
+        if kinds:
+            found.update(field.name for kind in kinds for field in fields(kind))
+        elif one.kind is not one.POSITIONAL_ONLY:
+            found.add(name)
+    return found
 
 
 def _places(target: Callable[..., Any] | None) -> list[str]:

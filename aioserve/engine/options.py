@@ -138,8 +138,8 @@ def check_names(call: str, given: Mapping[str, Any], options: Any, *own: str) ->
         name = min(unknown)
         if call in _WITH_PARAMS and name in SamplingParams.__struct_fields__:
             raise TypeError(
-                f"{call}() got an unexpected keyword argument {name!r}: it goes into "
-                f"SamplingParams({name}=...), which is the argument params"
+                f"{call}() takes no {name!r}: it goes into SamplingParams({name}=...), which is "
+                "the argument params"
             )
         raise unknown_argument(call, name, (*options.__optional_keys__, *own))
 
