@@ -31,6 +31,7 @@ __all__ = [
     "EMBEDDED",
     "PREFIX",
     "SHAPES",
+    "check_first_word",
     "check_model",
     "local_model",
     "model_or_random",
@@ -118,19 +119,25 @@ def local_model(model: str) -> str:
     return model_or_random(model)
 
 
-def check_model(model: str, prompt: str | None) -> None:
-    """Raise `ModelNotFoundError` that says what to type, where `model` can be no model. Does
-    nothing long: what is to be downloaded counts as a model."""
+def check_model(model: str) -> None:
+    """Raise `ModelNotFoundError` where `model` can be no model. Does nothing long: what is to be
+    downloaded counts as a model."""
     if model.startswith(PREFIX) and model.removeprefix(PREFIX) in SHAPES:
         return
-    if _to_download(model) is not None:
-        if prompt is not None and _is_here(prompt):  # such as a prompt `and/or` before the model
-            raise ModelNotFoundError(_advice(model, prompt))
-        return
-    try:
+    if _to_download(model) is None:
         resolve(model_or_random(model))
+
+
+def check_first_word(model: str, prompt: str | None) -> None:
+    """Do as `check_model` for the words of `aioserve run`. The error says what to type, where they
+    are in another order, or the model was left out."""
+    # A word such as `and/or` before the model is a prompt.
+    if _to_download(model) is not None and prompt is not None and _is_here(prompt):
+        raise ModelNotFoundError(_advice(model, prompt))
+    try:
+        check_model(model)
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(_advice(model, prompt) or str(error)) from error
+        raise ModelNotFoundError(_advice(model, prompt, error) or str(error)) from error
 
 
 def _to_download(model: str) -> HubName | None:
@@ -146,8 +153,9 @@ def _to_download(model: str) -> HubName | None:
     return None
 
 
-def _advice(model: str, prompt: str | None) -> str | None:
-    """What to type, where the words are in another order, or the model was left out."""
+def _advice(model: str, prompt: str | None, error: object = None) -> str | None:
+    """What to type, where the words are in another order, or the model was left out. `error` says
+    what names a model."""
     if prompt is not None and _is_here(prompt):
         return (
             f"{shown(model)} is no model; the model comes first, type: "
@@ -161,13 +169,10 @@ def _advice(model: str, prompt: str | None) -> str | None:
         return f"{shown(model)} is no model; did you mean: aioserve run {near}{rest}"
     if prompt is not None:
         return None
-    advice = (
-        f"{shown(model)} is no model; for the embedded model type: "
-        f"aioserve run {EMBEDDED} {_quoted(model)}"
-    )
+    advice = f"for the embedded model type: aioserve run {EMBEDDED} {_quoted(model)}"
     if any(char.isspace() for char in model):
-        return advice
-    return f"{advice}; a model of the Hugging Face hub is named OWNER/NAME"
+        return f"{shown(model)} is no model; {advice}"
+    return f"{error}; if it is a prompt, {advice}"
 
 
 def _is_here(name: str) -> bool:

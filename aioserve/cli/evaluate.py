@@ -85,7 +85,7 @@ def evaluate(
         }
         models.append((reference, places | as_stored))
     for name, _ in models:
-        check_model(name, None)
+        check_model(name)
     measured = asyncio.run(measure(models, contents, options))
     result = result_of(measured, [Path(name).name for name, _ in models], text)
     if json == "-":

@@ -82,7 +82,7 @@ def quantize(
             weights, from 0 to 1; 0.5 when not given.
     """
     _check(method, calibration, calibration_tokens, smoothquant)
-    check_model(model, None)
+    check_model(model)
     path = resolve(local_model(model))
     chosen: Method | Mix
     if method.startswith(GGUF):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from aioserve.cli._engine import Opening, RunOptions, given_params, opening, summary_line
-from aioserve.cli._models import check_model
+from aioserve.cli._models import check_first_word
 from aioserve.cli._streams import answer_text, read_prompt
 from aioserve.cli.chat import converse
 from aioserve.errors import InvalidPromptError, InvalidRequestError
@@ -78,7 +78,7 @@ def run(
             "--chat-template has no effect with --raw: leave one of them out",
             argument="chat_template",
         )
-    check_model(model, prompt)
+    check_first_word(model, prompt)
     opened = opening(model, given, on, chat_template, verbose)
     if prompt is None and sys.stdin.isatty():
         if chat is False:

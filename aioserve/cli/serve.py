@@ -138,7 +138,7 @@ def serve(
 def _check_engine(model: str, policy: str, config: EngineConfig) -> None:
     """Raise what an engine would for these before it reads the model's files. The file of a policy
     isn't run."""
-    check_model(model, None)
+    check_model(model)
     with leaving_at_once():
         from aioserve import Engine
         from aioserve.plugins import PluginRegistry

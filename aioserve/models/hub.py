@@ -113,10 +113,16 @@ def cached_model(name: HubName) -> Path | str:
     except OSError as error:
         return f"the local Hugging Face cache can't be read: {error}"
     if directory is None:
-        return f"not in the local Hugging Face cache (`hf download {name.id}` puts it there)"
+        return _not_cached(name)
     if plain is not None and any(plain.glob("*.safetensors*")):
         return plain if os.path.isfile(plain / "config.json") else _no_config(plain)
     return _cached_gguf(name, directory, plain)
+
+
+def _not_cached(name: HubName) -> str:
+    """Only what has an owner is said to be there to download: nearly all repositories have one."""
+    there = f" (`hf download {name.id}` puts it there)" if "/" in name.id else ""
+    return f"not in the local Hugging Face cache{there}"
 
 
 def _cached_gguf(name: HubName, directory: Path, plain: Path | None) -> Path | str:
@@ -124,7 +130,7 @@ def _cached_gguf(name: HubName, directory: Path, plain: Path | None) -> Path | s
     if not there and plain is not None:
         return plain if os.path.isfile(plain / "config.json") else _no_config(plain)
     if not there:
-        return f"not in the local Hugging Face cache (`hf download {name.id}` puts it there)"
+        return _not_cached(name)
     try:
         parts = wanted_files(name, there)
     except AmbiguousModelError as error:

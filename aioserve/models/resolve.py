@@ -5,19 +5,37 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from aioserve import assets
 from aioserve.errors import ModelNotFoundError
 from aioserve.models.gguf.parts import holds_gguf, is_gguf
-from aioserve.models.hub import HubName, cached_model
+from aioserve.models.hub import INSTALL_HUB, HubName, cached_model
 
-__all__ = ["expanded", "is_model", "like_embedded", "named_file", "resolve"]
+__all__ = [
+    "HUB_EXAMPLE",
+    "expanded",
+    "is_model",
+    "like_embedded",
+    "named_file",
+    "resolve",
+    "ways_to_name",
+]
+
+HUB_EXAMPLE = "Qwen/Qwen3-0.6B"
+"""A model of the hub that errors name as an example: a small one of an architecture that is
+supported."""
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_WORD = re.compile(r"[A-Za-z0-9_.:-]+")
+"""A name without owner or folder, as Ollama has them."""
 _LEAST_LIKENESS = 0.7
 _LEAST_FILE_LIKENESS = 0.5
 _MOST_LIKE_FILES = 3
+_MOST_ENTRIES = 10_000  # of a folder, whose names are compared
+_MOST_LOOKED_AT = 20  # of these, whether they are models
 _MOST_NAME_CHARS = 300  # that a message shows
 
 
@@ -46,18 +64,39 @@ def resolve(name: str | Path) -> Path:
     tried = [f"no {kind} {_printable(path)}"]
     if os.path.isdir(path):
         tried = [f"the directory {_printable(path)} has no config.json that can be read"]
+    ways = None
     if isinstance(name, str):
         if (embedded := assets.model_path(name)) is not None:
             return embedded
         near = like_embedded(name)
+        ways = ways_to_name() if near is None and _WORD.fullmatch(name) is not None else None
         hint = f"did you mean {near}?" if near else f"there is {', '.join(assets.EMBEDDED_MODELS)}"
-        tried.append(f"no embedded model of that name ({hint})")
+        tried.append("no embedded model of that name" + ("" if ways else f" ({hint})"))
         if (hub_name := _hub_name(name)) is not None:
             found = cached_model(hub_name)
             if isinstance(found, Path):
                 return found
             tried.append(found)
+    if like := _models_like(path):
+        tried.append(f"near it in name: {', '.join(like)}")
+    if ways is not None:
+        tried.append(ways)
     raise ModelNotFoundError(f"model {_short(name)!r} not found: {'; '.join(tried)}")
+
+
+def ways_to_name() -> str:
+    """What names a model, with an example of each."""
+    embedded = " or ".join(assets.EMBEDDED_MODELS)
+    return (
+        f"a model is {embedded}, the embedded one; a path, as ./DIRECTORY with config.json or "
+        f"./FILE.gguf; or OWNER/NAME at the Hugging Face hub, as {HUB_EXAMPLE} ({_how_to_get()})"
+    )
+
+
+def _how_to_get() -> str:
+    if find_spec("huggingface_hub") is None:
+        return f"{INSTALL_HUB} first"
+    return f"`hf download {HUB_EXAMPLE}` puts it into the local cache"
 
 
 def named_file(name: str | Path) -> Path | None:
@@ -94,6 +133,20 @@ def expanded(name: str | Path) -> Path:
         raise ModelNotFoundError(f"model {_short(name)!r} not found: {error}") from error
 
 
+def _models_like(path: Path) -> list[str]:
+    """Paths of models beside this one whose names are like its own."""
+    wanted = path.name.lower().replace(":", "-")
+    try:
+        with os.scandir(path.parent) as entries:
+            names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
+    except (OSError, ValueError):  # no directory, one that can't be read, a null byte
+        return []
+    folded = {name.lower().removesuffix(".gguf"): name for name in names}
+    like = difflib.get_close_matches(wanted, folded, _MOST_LOOKED_AT, _LEAST_FILE_LIKENESS)
+    models = filter(is_model, [path.parent / folded[name] for name in like])
+    return [_printable(os.path.join(".", one)) for one in islice(models, _MOST_LIKE_FILES)]
+
+
 def _hub_name(name: str) -> HubName | None:
     """A repository may be in the cache that has no owner."""
     bare = _BARE_NAME.fullmatch(name) is not None
@@ -116,7 +169,7 @@ def _no_file(path: Path) -> str:
     return f"{said}; near it in name: {', '.join(_printable(Path(folded[one])) for one in near)}"
 
 
-def _printable(path: Path) -> str:
+def _printable(path: str | Path) -> str:
     text = _short(path)
     return text if text.isprintable() else repr(text)
 

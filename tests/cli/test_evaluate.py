@@ -274,7 +274,7 @@ def test_a_file_that_is_not_there_is_named(aioserve_here: Run, tiny_model: Path)
         (("--reference-architecture", "llama"), "reference_architecture goes with --reference"),
         (("--dtype", "float8"), "dtype must be one of"),
         (("--json", "nowhere/x.json"), "json: nowhere/x.json can't be written"),
-        (("--reference", "nosuch"), "'nosuch' is no model"),
+        (("--reference", "nosuch"), "model 'nosuch' not found"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
