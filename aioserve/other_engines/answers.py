@@ -32,14 +32,13 @@ _OFF = {"chat": "--raw"}
 
 def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
     """What is said of an argument that a call, or a class, doesn't have. `known` are those that it
-    has."""
-    home, word = _HOMES.get(call, Home.CALL), _plain(name)
-    takes_no = f"{call}() takes no {name!r}: "
-    row, own = _row(word, known, lambda row: row.home in (home, Home.ANY))
-    if row is not None:
-        return takes_no + _in_python(row, home)
-    if own is not None:
-        return f"{takes_no}it is {_place(own, home)}"
+    has. Other engines have nothing like the classes that are no door."""
+    word = _plain(name)
+    if (home := _HOMES.get(call) or (Home.CALL if call.islower() else None)) is not None:
+        row, own = _row(word, known, lambda row: row.home in (home, Home.ANY))
+        answer = _in_python(row, home) if row is not None else own and f"it is {_place(own, home)}"
+        if answer is not None:
+            return f"{call}() takes no {name!r}: {answer}"
     near = difflib.get_close_matches(word, known, 1, _LIKE)
     meant = f"; did you mean {near[0]}?" if near else ""
     return f"{call}() got an unexpected keyword argument {name!r}{meant}"
@@ -70,6 +69,8 @@ def named_in(answer: str) -> set[str]:
 
 _HOMES = {
     "Engine": Home.ENGINE,
+    "EngineConfig": Home.ENGINE,
+    "Speculation": Home.ENGINE,
     "SamplingParams": Home.SAMPLING,
     "StructuredOutput": Home.FORM,
 }

@@ -142,6 +142,11 @@ ROWS: Final[tuple[Row, ...]] = (
     Row(Home.FORM, "guided_regex pattern", "it is {regex}"),
     Row(Home.FORM, "guided_choice choices enum", "it is {choice}"),
     Row(Home.FORM, "ebnf gbnf lark guided_grammar", "it is {grammar}"),
+    Row(
+        Home.FORM,
+        "disable_additional_properties",
+        "{json_schema} says so by additionalProperties",
+    ),
     Row(Home.FORM, "whitespace_pattern", "it is {max_whitespace}"),
     Row(
         Home.SAMPLING,

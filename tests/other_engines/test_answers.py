@@ -12,6 +12,7 @@ from cyclopts import App
 from aioserve import Engine, SamplingParams, StructuredOutput
 from aioserve.cli import app, option_names
 from aioserve.cli.serve import SETTINGS
+from aioserve.config import EngineConfig
 from aioserve.other_engines.answers import (
     ROWS,
     named_in,
@@ -40,6 +41,7 @@ def arguments_of(call: Any) -> set[str]:
 
 KNOWN: dict[str, set[str]] = {
     "Engine": arguments_of(Engine),
+    "EngineConfig": set(EngineConfig.__struct_fields__),
     "SamplingParams": set(SamplingParams.__struct_fields__),
     "StructuredOutput": set(StructuredOutput.__struct_fields__),
     **{call: arguments_of(getattr(Engine, call)) for call in CALLS},
@@ -100,6 +102,8 @@ def test_short_options_stand_for_names_that_are_answered() -> None:
         ("Engine", documented.SGLANG_ENGINE),
         ("Engine", documented.TRANSFORMERS_LOADING),
         ("Engine", documented.OLLAMA_OPTIONS),
+        ("EngineConfig", documented.VLLM_ENGINE),
+        ("StructuredOutput", documented.VLLM_FORMS),
         ("SamplingParams", documented.VLLM_SAMPLING),
         ("SamplingParams", documented.VLLM_BEAMS),
         ("SamplingParams", documented.SGLANG_SAMPLING),
@@ -212,6 +216,12 @@ def test_a_name_of_nobody_has_the_error_of_python(name: str) -> None:
     assert told == f"Engine() got an unexpected keyword argument {name!r}"
     assert on_command_line(f"--{name}", options_of("serve")) is None
     assert on_command_line("-hello", options_of("run")) is None
+
+
+def test_a_class_that_is_no_door_names_its_nearest_alone() -> None:
+    said = "RequestInfo() got an unexpected keyword argument"
+    assert unknown_in_python("RequestInfo", "cache", ["tenant"]) == f"{said} 'cache'"
+    assert unknown_in_python("RequestInfo", "tennant", ["tenant"]).endswith("did you mean tenant?")
 
 
 @pytest.mark.asyncio
