@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 from aioserve.arguments import shown
@@ -12,7 +14,7 @@ from aioserve.engine.options import StreamOptions
 from aioserve.engine.prompt_only import request_ids_of
 from aioserve.engine.prompts import listed
 from aioserve.engine.stream import TokenStream, collect
-from aioserve.errors import InvalidRequestError
+from aioserve.errors import InvalidRequestError, QueueFullError
 from aioserve.progress_bar import OnProgress, OnTokens, token_bar_on_terminal
 from aioserve.request import Completion, SamplingParams
 
@@ -36,22 +38,28 @@ async def completions_of(
     options: StreamOptions,
 ) -> list[Completion]:
     """Completions in the order of the prompts, of which `at_once` are asked for at once: as one
-    ends, the next begins. Raises what the first of them raises that fails, and ends the others.
-    `submit` gives the stream of one prompt, its parameters and the options."""
+    ends, the next begins. One that the queue has no room for waits until another of them ends.
+    Raises what the first of them raises that fails, and ends the others. `submit` gives the stream
+    of one prompt, its parameters and the options."""
     every = listed("prompts", prompts, MAX_PROMPTS)
     each_params = _params_of_each(params, len(every))
     ids = request_ids_of(options.get("request_id"), len(every))
     found: list[Completion | None] = [None] * len(every)
     left = iter(range(len(every)))
+    room = _Room()
 
     with _shown(progress, len(every)) as watch:
 
         async def work() -> None:
             for index in left:
                 wanted = each_params[index]
-                stream = await submit(every[index], wanted, {**options, "request_id": ids[index]})
+                named = {**options, "request_id": ids[index]}
+                stream = await room.begun(partial(submit, every[index], wanted, named))
                 watch.began(index, stream, wanted)
-                found[index] = await collect(stream, wanted)
+                try:
+                    found[index] = await collect(stream, wanted)
+                finally:
+                    room.ended()
                 watch.ended(index)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(every)))]
@@ -62,6 +70,39 @@ async def completions_of(
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
     return [one for one in found if one is not None]
+
+
+class _Room:
+    """The queue, as the prompts of one batch find it."""
+
+    def __init__(self) -> None:
+        self._in_flight = 0
+        self._refused: deque[asyncio.Future[None]] = deque()
+
+    async def begun(self, submit: Callable[[], Awaitable[TokenStream]]) -> TokenStream:
+        """The stream that `submit` gives, once there is room. Raises `QueueFullError` where others
+        than the batch fill the queue."""
+        while True:
+            try:
+                stream = await submit()
+            except QueueFullError:
+                if not self._in_flight:
+                    raise
+                turn = asyncio.get_running_loop().create_future()
+                self._refused.append(turn)
+                await turn
+            else:
+                self._in_flight += 1
+                return stream
+
+    def ended(self) -> None:
+        """One that had begun has come to its end: the first that was refused tries again."""
+        self._in_flight -= 1
+        while self._refused:
+            turn = self._refused.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 class _Watch:
