@@ -16,11 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 __all__ = [
     "EMPTY_MAPPING",
     "MAX_INT",
+    "MadeByNames",
     "Rule",
     "boolean",
     "boolean_or",
@@ -384,3 +387,36 @@ def unknown_argument(call: str, name: str, known: Collection[str]) -> TypeError:
     from aioserve.other_engines.answers import unknown_in_python
 
     return TypeError(unknown_in_python(call, name, known))
+
+
+class MadeByNames(type(msgspec.Struct)):
+    """Class of structs that are made of keyword arguments alone. Their constructor names the field
+    that was meant by a name that is none, or by a value without a name."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args, **fields):
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError:
+                known, name = cls.__struct_fields__, cls.__name__
+                if unknown := fields.keys() - set(known):
+                    raise unknown_argument(name, min(unknown), known) from None
+                if args:
+                    field = _field_for(cls, args[0])
+                    raise TypeError(
+                        f"{name}() takes keyword arguments only: write {name}({field})"
+                    ) from None
+                raise
+
+
+def _field_for(cls: Callable[..., Any], value: object) -> str:
+    """`temperature=0.7`: the first field of a struct that takes such a value."""
+    fields: tuple[str, ...] = getattr(cls, "__struct_fields__", ())
+    for field in fields:
+        try:
+            cls(**{field: value})
+        except Exception:
+            continue
+        return f"{field}={shown(value)}"
+    return f"{''.join(fields[:1])}=..."

@@ -11,6 +11,7 @@ import msgspec
 
 from aioserve.arguments import (
     MAX_INT,
+    MadeByNames,
     Rule,
     boolean,
     check,
@@ -19,6 +20,7 @@ from aioserve.arguments import (
     name,
     number,
     optional,
+    plain_str,
     sequence,
     shown,
     text,
@@ -109,7 +111,7 @@ def names_cpu_backend(name: str) -> bool:
     return name != "auto" or os.environ.get("AIOSERVE_OPS", "") not in ("", "auto")
 
 
-class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """Guesses of what comes next, which a step verifies together: it keeps those that it would have
     drawn itself, so that the tokens are the same without any, unless `acceptance` says otherwise.
 
@@ -118,7 +120,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     drafter: str
     """What guesses: the name of a drafter that a plugin offers, options behind it as in
-    "suffix:max_depth=32". That there is one of the name shows when the engine is entered."""
+    "suffix:max_depth=32", or a class of a file, "FILE.py:CLASS". That there is one of the name
+    shows when the engine is entered, or when it is made, where none but the bundled plugins could
+    offer it."""
     max_tokens: int = 8
     """Most guesses for a sequence in one step, in [1, 64]."""
     acceptance: Acceptance = "match"
@@ -149,6 +153,12 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
             )
         return None
 
+    @property
+    def drafter_name(self) -> str:
+        """The drafter's name, or that of its class in a file, without options."""
+        named = self.drafter.partition(".py:")[2] or self.drafter
+        return named.partition(":")[0].strip()
+
     def __post_init__(self) -> None:
         for option, rule in _SPECULATION_RULES.items():
             value = check(ConfigError, option, getattr(self, option), rule)
@@ -170,7 +180,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """How an engine runs its model.
 
     Raises `ConfigError` for a value outside its range, and for an option that asks for something
@@ -273,8 +283,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
     speculation: Speculation | None = None
-    """Which drafter guesses tokens of completions, and how many. The tokens are the same with any,
-    but for `acceptance="rejection"`. None: each step computes one token of a completion."""
+    """Which drafter guesses tokens of completions, and how many; a drafter's name alone is
+    `Speculation(drafter=NAME)`. The tokens are the same with any, but for
+    `acceptance="rejection"`. None: each step computes one token of a completion."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -395,7 +406,7 @@ class EngineOptions(TypedDict, total=False):
     tool_parser: ToolParserName
     reasoning_parser: ReasoningParserName
     reranker: RerankerName
-    speculation: Speculation | None
+    speculation: Speculation | str | None
     seed: int
     max_waiting: int
     max_waiting_tokens: int
@@ -422,8 +433,10 @@ _SPECULATION_RULES: dict[str, Rule[Any]] = {
 def _speculation(value: object) -> Speculation:
     if issubclass(type(value), Speculation):
         return value  # pyright: ignore[reportReturnType]
+    if (drafter := plain_str(value)) is not None:
+        return Speculation(drafter=drafter)
     raise ConfigError(
-        f"speculation must be a Speculation, got {shown(value)}",
+        f"speculation must be a Speculation or the name of a drafter, got {shown(value)}",
         argument="speculation",
         value=value,
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import (
+    MadeByNames,
     Rule,
     boolean,
     check,
@@ -25,7 +26,6 @@ from aioserve.arguments import (
     sequence,
     several,
     text,
-    unknown_argument,
 )
 from aioserve.drafting.drafter import NO_IDS
 from aioserve.errors import InvalidSamplingError
@@ -75,22 +75,7 @@ class FinishReason(StrEnum):
     """The request failed; iterating its stream raises the error."""
 
 
-class _NamesWhatWasMeant(type(msgspec.Struct)):
-    """Structs whose constructor names the nearest field where a keyword argument is none."""
-
-    if not TYPE_CHECKING:
-
-        def __call__(cls, *args, **fields):
-            try:
-                return super().__call__(*args, **fields)
-            except TypeError:
-                if unknown := fields.keys() - set(cls.__struct_fields__):
-                    known = cls.__struct_fields__
-                    raise unknown_argument(cls.__name__, min(unknown), known) from None
-                raise
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesWhatWasMeant):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """How to pick each next token, and when to end. Names as in vLLM and the OpenAI API.
 
     Raises `InvalidSamplingError` for a value outside its range.

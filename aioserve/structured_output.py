@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.arguments import (
+    MadeByNames,
     boolean,
     check,
     integer,
@@ -48,7 +49,7 @@ OF_JSON = ("json_schema", "json_object", "structural_tag")
 """Kinds that have JSON in them."""
 
 
-class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """What a completion must be: exactly one of six ways to say it. Each has at most 131,072
     characters.
 

@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import MadeByNames
+
 __all__ = ["NO_IDS", "DraftedSequence", "Drafter"]
 
 TokenIds = npt.NDArray[np.int32]
@@ -26,7 +28,7 @@ NO_IDS: TokenIds = np.empty(0, np.int32)
 NO_IDS.flags.writeable = False
 
 
-class DraftedSequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class DraftedSequence(msgspec.Struct, frozen=True, kw_only=True, eq=False, metaclass=MadeByNames):
     """All that a drafter hears of a sequence when it starts, or starts again."""
 
     known_ids: TokenIds

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from aioserve.arguments import MadeByNames
 from aioserve.errors import RequestRejectedError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
@@ -39,7 +40,7 @@ MAX_FAILURES = 3
 """Failures in a row in the same method after which an observer is detached."""
 
 
-class RequestInfo(SchedulingHints, frozen=True, kw_only=True, gc=False):
+class RequestInfo(SchedulingHints, frozen=True, kw_only=True, gc=False, metaclass=MadeByNames):
     """A request with a prompt of known length, and what the caller told of it."""
 
     request_id: str
