@@ -32,7 +32,7 @@ from aioserve.request import SamplingParams, Usage
 from aioserve.timings import Timings
 
 if TYPE_CHECKING:
-    from aioserve import Engine, SchedulingPolicy
+    from aioserve import Engine
 
 __all__ = [
     "DeviceOptions",
@@ -40,7 +40,6 @@ __all__ = [
     "Opening",
     "RunOptions",
     "Start",
-    "chosen_policy",
     "frozen_heap",
     "given_params",
     "open_engine",
@@ -93,8 +92,8 @@ class RunOptions(DeviceOptions):
     """Where the model runs, and what guesses its tokens."""
 
     speculation: str | None = None
-    """The drafter that guesses tokens, or one with options: NAME:OPTION=VALUE,OPTION=VALUE. The
-    tokens are the same with any."""
+    """The drafter that guesses tokens, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a
+    class of yours as FILE.py:CLASS. The tokens are the same with any."""
     speculation_max_tokens: int | None = None
     """Most guesses for a sequence in one step; 8 when not given."""
     speculation_acceptance: str | None = None
@@ -159,17 +158,6 @@ class Listeners(NamedTuple):
 
     progress: Callable[[int, int], None] | None = None
     capture_progress: Callable[[int, int], None] | None = None
-
-
-def chosen_policy(text: str) -> str | SchedulingPolicy:
-    """What an engine takes for a `--policy`: a name as it is, and of a class of a file an object.
-
-    To be called where no event loop runs, as the file may run one. Raises as `policy_of_file`.
-    """
-    from aioserve.plugins.files import policy_of_file
-
-    make = policy_of_file(text)
-    return text if make is None else make()
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from aioserve.request import SamplingParams, Usage
 from aioserve.timings import Timings
 
 if TYPE_CHECKING:
-    from aioserve import Engine, EngineStats, SchedulingPolicy
+    from aioserve import Engine, EngineStats
 
 __all__ = [
     "BenchOptions",
@@ -161,9 +161,7 @@ def random_prompts(
     ]
 
 
-async def measure(
-    model: str, options: BenchOptions, policy: str | SchedulingPolicy, concurrency: int
-) -> dict[str, Any]:
+async def measure(model: str, options: BenchOptions, concurrency: int) -> dict[str, Any]:
     """Run the requests, at most `concurrency` at once; JSON-ready results.
 
     Raises `ConfigError` for a prompt and an answer that are together longer than the model's
@@ -175,7 +173,7 @@ async def measure(
         on_start=starts.append,
         **options.of_engine(),
         dtype=options.dtype,
-        policy=policy,
+        policy=options.policy,
         page_size=options.page_size,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=max(256, concurrency),

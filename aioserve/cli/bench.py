@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
-from aioserve.cli._engine import Start, chosen_policy
+from aioserve.cli._engine import Start
 from aioserve.cli._flags import option_flags, takes_flags
 from aioserve.cli._http_load.options import FLAGS, LoadOptions, requests_of
 from aioserve.cli._load import BenchOptions, measure
@@ -114,8 +114,7 @@ def _bench(kind: str, model: str, options: BenchOptions) -> None:
     options.check()
     concurrency = options.concurrency or (options.num_prompts if kind == "throughput" else 1)
     with redirect_stdout(sys.stderr):  # what a policy prints is no result
-        policy = chosen_policy(options.policy)
-        result = {"kind": kind} | asyncio.run(measure(model, options, policy, concurrency))
+        result = {"kind": kind} | asyncio.run(measure(model, options, concurrency))
     text = json.dumps(result, indent=2)
     if options.json == "-":
         print(text)

@@ -22,7 +22,7 @@ from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.plugins import PluginRegistry
-from aioserve.plugins.files import policy_of_file
+from aioserve.plugins.files import DRAFTER, POLICY, class_of_file
 from aioserve.plugins.installed import Origin
 from aioserve.testing import (
     DraftTimes,
@@ -84,8 +84,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
 
     Args:
         name: Name of a policy, an eviction strategy, a drafter, an observer or a plugin; what is
-            chosen by name may have options: NAME:OPTION=VALUE. A policy of yours may be
-            FILE.py:CLASS.
+            chosen by name may have options: NAME:OPTION=VALUE. A policy or drafter of yours may
+            be FILE.py:CLASS.
         examples: How many are tried.
     """
     if not 1 <= examples <= MAX_EXAMPLES:
@@ -224,10 +224,12 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Checks of everything that has the name, or comes from the plugin of that name; or of the
-    policy of a file."""
-    if (made := policy_of_file(text)) is not None:
-        made()
-        yield f"policy {text}", partial(_checked, check_policy, made)
+    policy or drafter of a file."""
+    if (of_file := class_of_file(text, POLICY, DRAFTER)) is not None:
+        kind, make = of_file
+        check = check_policy if kind is POLICY else check_drafter
+        _without_model(make(), text)
+        yield f"{kind.word} {text}", partial(_checked, check, make)
         return
     name, colon, options = text.partition(":")
 
@@ -242,13 +244,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         return registry.processor_makers[registry.logits_processor(text)].make(text)
 
     def drafter(text: str) -> Any:
-        made = registry.drafter(text)
-        if isinstance(made, LoadedDrafter):
-            raise ConfigError(
-                f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
-                "checked here"
-            )
-        return made
+        return _without_model(registry.drafter(text), text)
 
     for kind, offers, make, check in (
         ("policy", registry.policies, registry.policy, check_policy),
@@ -272,6 +268,16 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     for offer in registry.admissions:
         if name == offer.origin.plugin:
             yield f"admission {offer.label}", partial(_checked, check_admission, offer.ask)
+
+
+def _without_model(made: Any, text: str) -> Any:
+    """What was made, if it needs no engine."""
+    if isinstance(made, LoadedDrafter):
+        raise ConfigError(
+            f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
+            "checked here"
+        )
+    return made
 
 
 def _checked(check: Callable[..., object], what: Callable[..., Any], examples: int) -> object:

@@ -24,7 +24,7 @@ import msgspec
 from cyclopts import Parameter
 
 from aioserve.arguments import counted
-from aioserve.cli._engine import chosen_policy, frozen_heap, open_engine
+from aioserve.cli._engine import frozen_heap, open_engine
 from aioserve.cli._flags import setting_flags, takes_flags
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._log_writer import LineHandler, LogWriter
@@ -46,7 +46,7 @@ except ModuleNotFoundError as _missing:
     ) from _missing
 
 if TYPE_CHECKING:
-    from aioserve import Engine, SchedulingPolicy
+    from aioserve import Engine
 
 __all__ = ["SETTINGS", "Keys", "keys_of", "serve"]
 
@@ -125,34 +125,31 @@ def serve(
         _check_engine(what.model, what.policy, engine)
         print(shown_settings(SETTINGS, values), end="")
         return
-    policy = chosen_policy(what.policy)
     with (
         # Until it serves. A container's first process ignores what it has no handler for.
         leaving_at_once(signal.SIGTERM),
         bound(listening) as sockets,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
-        runner.run(Serving(what, policy, engine, server, listening, sockets).run())
+        runner.run(Serving(what, engine, server, listening, sockets).run())
 
 
 def _check_engine(model: str, policy: str, config: EngineConfig) -> None:
     """Raise what an engine would for these before it reads the model's files. The file of a policy
-    isn't run."""
+    or a drafter isn't run."""
     check_model(model)
     with leaving_at_once():
         from aioserve import Engine
         from aioserve.plugins import PluginRegistry
-        from aioserve.plugins.files import names_policy_file
-    is_of_file = names_policy_file(policy)
-    named = {} if is_of_file else {"policy": policy}
-    Engine(model, **named, **msgspec.structs.asdict(config))
+        from aioserve.plugins.files import DRAFTER, POLICY, names_file
+    Engine(model, policy=policy, **msgspec.structs.asdict(config))
     registry = PluginRegistry()
     registry.check_selected()
-    if not is_of_file:
+    if not names_file(policy, POLICY):
         registry.policy(policy)
     registry.eviction(config.eviction)
-    if config.speculation is not None:
-        registry.drafter(config.speculation.drafter)
+    if (speculation := config.speculation) and not names_file(speculation.drafter, DRAFTER):
+        registry.drafter(speculation.drafter)
 
 
 _GROUPS = {
@@ -203,14 +200,12 @@ class Serving:
     def __init__(
         self,
         what: Served,
-        policy: str | SchedulingPolicy,
         engine: EngineConfig,
         settings: ServerSettings,
         listening: Listening,
         sockets: list[socket.socket],
     ) -> None:
         self._what = what
-        self._policy = policy
         self._config = engine
         self._settings = settings
         self._listening = listening
@@ -220,7 +215,7 @@ class Serving:
 
     async def run(self) -> None:
         options = msgspec.structs.asdict(self._config)
-        async with open_engine(self._what.model, policy=self._policy, **options) as engine:
+        async with open_engine(self._what.model, policy=self._what.policy, **options) as engine:
             app = create_app(engine, self._settings)
             name = app.state.app_state.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}

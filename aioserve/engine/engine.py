@@ -68,21 +68,22 @@ class Engine(EngineFacts, EnteredByAsync):
 
     `model` is a Hugging Face directory, a hub id in the local cache, or "pyhelp", the model that
     comes with aioserve. `policy` is the name of a scheduling policy that a plugin offers, options
-    behind it ("round_robin:chunk_size=512"), or a `SchedulingPolicy` object, which then belongs to
-    this engine. `plugins` are objects with hook implementations that needn't be installed.
-    Installed observers and admission checks are part of every engine. `progress` is called while
-    weights load, in the loading thread, with bytes done and bytes in all; `capture_progress` while
-    CUDA graphs are captured, on the event loop, with graphs done and graphs in all, from 0 on. What
-    they raise, entering raises. Neither goes with a `ModelSource`, which loads as it likes. The
-    other options are the fields of `aioserve.config.EngineConfig`.
+    behind it ("round_robin:chunk_size=512"), a class of a file ("FILE.py:CLASS"), or a
+    `SchedulingPolicy` object, which then belongs to this engine. `plugins` are objects with hook
+    implementations that needn't be installed. Installed observers and admission checks are part of
+    every engine. `progress` is called while weights load, in the loading thread, with bytes done
+    and bytes in all; `capture_progress` while CUDA graphs are captured, on the event loop, with
+    graphs done and graphs in all, from 0 on. What they raise, entering raises. Neither goes with a
+    `ModelSource`, which loads as it likes. The other options are the fields of
+    `aioserve.config.EngineConfig`.
 
     An engine works between `async with` and its end, once, on one event loop of asyncio; several
     engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
-    effect beside another, and `UnknownPolicyError` where none but the bundled plugins could offer
-    the policy; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`,
-    `ConfigError` for a name that no plugin offers, and `WrongLoopError` where no loop of asyncio
-    runs. The collector closes what is left of an engine that was dropped unclosed, with a
-    `ResourceWarning`.
+    effect beside another, and where none but the bundled plugins could offer the drafter,
+    `UnknownPolicyError` where this is so of the policy; entering raises `ModelError`,
+    `UnknownPolicyError`, `PluginError`, `ConfigError` for a name that no plugin offers, and
+    `WrongLoopError` where no loop of asyncio runs. The collector closes what is left of an engine
+    that was dropped unclosed, with a `ResourceWarning`.
     """
 
     @takes(EngineOptions, ENGINE_DEFAULTS)
@@ -108,6 +109,7 @@ class Engine(EngineFacts, EnteredByAsync):
             progress,
             capture_progress,
             chat_template=config.chat_template,
+            drafter=None if config.speculation is None else config.speculation.drafter,
         )
         super().__init__(config, EngineLifecycle(config, arguments))
 

@@ -14,6 +14,7 @@ from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.plugins.files import DRAFTER, POLICY, names_file
 from aioserve.plugins.installed import installed_plugins
 from aioserve.scheduling.policy import SchedulingPolicy
 
@@ -44,14 +45,16 @@ class EngineArguments(msgspec.Struct, frozen=True):
         capture_progress: Callable[[int, int], None] | None,
         *,
         chat_template: str | None,
+        drafter: str | None,
     ) -> EngineArguments:
-        """Check what a caller gave; `chat_template` is the file that the configuration names.
+        """Check what a caller gave; `chat_template` is the file that the configuration names, and
+        `drafter` what it names as one.
 
         Raises `ConfigError`, and `UnknownPolicyError` where none but the bundled plugins could
         offer the policy.
         """
         policy, listed = _checked_policy(policy), _checked_plugins(plugins)
-        _check_policy_name(policy, listed)
+        _check_names(policy, drafter, listed)
         model = _checked_model(model)
         _check_chat_template(chat_template, model)
         _check_listener("progress", progress, model)
@@ -73,14 +76,25 @@ def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
     return policy
 
 
-def _check_policy_name(policy: str | SchedulingPolicy, plugins: Sequence[object]) -> None:
-    """Raise `UnknownPolicyError` for a name that no plugin offers, and `ConfigError` for options
-    that its policy doesn't take, where no plugin but the bundled ones could offer it: others are
-    imported when the engine is entered, in a thread, and that raises it then."""
-    if not isinstance(policy, str) or policy == DEFAULT_POLICY or plugins:
+def _check_names(
+    policy: str | SchedulingPolicy, drafter: str | None, plugins: Sequence[object]
+) -> None:
+    """Raise `UnknownPolicyError` for a policy's name that no plugin offers, and `ConfigError` for a
+    drafter's, and for options that these don't take, where no plugin but the bundled ones could
+    offer them: others are imported when the engine is entered, in a thread, as files are, and that
+    raises it then. Of a file is seen here that it is there."""
+    named: dict[str, str] = {}
+    if isinstance(policy, str) and policy != DEFAULT_POLICY and not names_file(policy, POLICY):
+        named["policy"] = policy
+    if drafter is not None and not names_file(drafter, DRAFTER):
+        named["drafter"] = drafter
+    if not named or plugins or not all(plugin.bundled for plugin in installed_plugins()):
         return
-    if all(plugin.bundled for plugin in installed_plugins()):
-        PluginRegistry().policy(policy)
+    registry = PluginRegistry()
+    if "policy" in named:
+        registry.policy(named["policy"])
+    if "drafter" in named:
+        registry.drafter(named["drafter"])
 
 
 def _checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:

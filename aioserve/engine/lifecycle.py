@@ -41,6 +41,7 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
+from aioserve.plugins.files import drafter_of_file, policy_of_file
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
@@ -133,9 +134,9 @@ class EngineLifecycle:
         self._state, self._loop, self._starting = "loading", loop, asyncio.current_task()
         self._pid = os.getpid()
         try:
-            registry = await asyncio.to_thread(_registry, self._arguments.plugins)
+            found = await asyncio.to_thread(_found, self.config, self._arguments)
             self._check_loading()
-            plugins = self._select(registry)
+            plugins = self._select(*found)
             model = await self._load(plugins.drafter)
             try:
                 self._check_loading()
@@ -159,17 +160,27 @@ class EngineLifecycle:
         if self._state != "loading":
             raise EngineClosedError("the engine was closed while it was loading", state="closed")
 
-    def _select(self, registry: PluginRegistry) -> Plugins:
+    def _select(
+        self,
+        registry: PluginRegistry,
+        make_policy: Callable[[], SchedulingPolicy] | None,
+        make_drafter: Callable[[], Drafter] | None,
+    ) -> Plugins:
         registry.check_selected()
         observers = registry.make_observers()
         for observer in self._observing:
             observers.attach(observer, type(observer).__name__)
         policy, name = self._arguments.policy, None
-        if isinstance(policy, str):
+        if make_policy is not None:
+            policy = make_policy()
+        elif isinstance(policy, str):
             policy, name = registry.policy(policy), registry.policy_label(policy)
         eviction = registry.eviction(self.config.eviction)
         drafter, label = None, ""
-        if self.config.speculation is not None:
+        if make_drafter is not None:
+            drafter = make_drafter()
+            label = type(drafter).__name__
+        elif self.config.speculation is not None:
             drafter = registry.drafter(self.config.speculation.drafter)
             label = registry.drafter_label(self.config.speculation.drafter)
         admission = registry.admission()
@@ -414,12 +425,21 @@ def _given_drafter(
     return drafter
 
 
-def _registry(plugins: tuple[object, ...]) -> PluginRegistry:
-    """Find the plugins; call it on a thread. anyio imports the parts of its scopes with the first
-    scope: here, and not on the event loop when the engine is drained or closed."""
+def _found(
+    config: EngineConfig, arguments: EngineArguments
+) -> tuple[PluginRegistry, Callable[[], SchedulingPolicy] | None, Callable[[], Drafter] | None]:
+    """Find the plugins, and what makes the policy and the drafter where these are classes of files;
+    call it on a thread. anyio imports the parts of its scopes with the first scope: here, and not
+    on the event loop when the engine is drained or closed."""
     with contextlib.suppress(ModuleNotFoundError):  # an anyio that has them elsewhere
         importlib.import_module("anyio._backends._asyncio")
-    return PluginRegistry(plugins)
+    registry = PluginRegistry(arguments.plugins)
+    policy, speculation = arguments.policy, config.speculation
+    return (
+        registry,
+        policy_of_file(policy) if isinstance(policy, str) else None,
+        None if speculation is None else drafter_of_file(speculation.drafter),
+    )
 
 
 async def _finish(closing: Awaitable[None]) -> None:

@@ -1,69 +1,123 @@
-"""Makes a policy of a file that is no plugin: `path/to/file.py:ClassName`, options behind it."""
+"""Makes a policy or a drafter of a file that is no plugin: `path/to/file.py:ClassName`, options
+behind it."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from aioserve.arguments import shown
+from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import blamed
 from aioserve.plugins.options import made, split_name
-from aioserve.plugins.registry import PluginRegistry, check_policy_object
+from aioserve.plugins.registry import PluginRegistry, check_drafter_object, check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["named_policy", "names_policy_file", "policy_of_file"]
+__all__ = [
+    "DRAFTER",
+    "POLICY",
+    "FileClass",
+    "FileKind",
+    "class_of_file",
+    "drafter_of_file",
+    "named_policy",
+    "names_file",
+    "policy_of_file",
+]
 
 SEPARATOR = ".py:"
 
 
+class FileKind(NamedTuple):
+    """A kind of classes that files may have."""
+
+    word: str
+    """Its name in errors."""
+    base: type
+    check: Callable[[object], Any]
+    """Returns an object of such a class that can be used, and raises `ConfigError` for others."""
+
+
+class FileClass(NamedTuple):
+    """A class of a file, with options."""
+
+    kind: FileKind
+    make: Callable[[], Any]
+
+
+POLICY = FileKind("policy", SchedulingPolicy, check_policy_object)
+DRAFTER = FileKind("drafter", Drafter, check_drafter_object)
+
+
 def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
     """Make a policy object of a name that is installed, as `PluginRegistry.policy` makes it, or of
-    a class of a file, see `policy_of_file`."""
+    a class of a file, see `class_of_file`."""
     make = policy_of_file(text)
     return registry.policy(text) if make is None else make()
 
 
-def names_policy_file(text: str) -> bool:
-    """True for a text that names a policy of a file, which is there. Nothing of it is run. Raises
+def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
+    """Factory of policy objects, as `class_of_file` finds it."""
+    found = class_of_file(text, POLICY)
+    return None if found is None else found.make
+
+
+def drafter_of_file(text: str) -> Callable[[], Drafter] | None:
+    """Factory of drafters, as `class_of_file` finds it."""
+    found = class_of_file(text, DRAFTER)
+    return None if found is None else found.make
+
+
+def names_file(text: str, *kinds: FileKind) -> bool:
+    """True for a text that names a class of a file, which is there. Nothing of it is run. Raises
     `ConfigError` for one that isn't there, and for a file without a class."""
     if SEPARATOR in text:
         path = Path(f"{text.partition(SEPARATOR)[0]}.py")
         if not _is_file(path):
-            raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
+            raise ConfigError(f"{_what(text, kinds)}: there is no file {shown(str(path))}")
         return True
     if text.endswith(".py") and _is_file(Path(text)):
         named = shown(f"{text}:CLASS")
-        raise ConfigError(f"policy {shown(text)}: name a class of the file, as {named}")
+        raise ConfigError(f"{_what(text, kinds)}: name a class of the file, as {named}")
     return False
 
 
-def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
-    """Factory of policy objects for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`; None for a
-    text that names no file.
+def class_of_file(text: str, *kinds: FileKind) -> FileClass | None:
+    """The class for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`, which is of the first of
+    `kinds` that fits; None for a text that names no file.
 
-    The file is run here, as Python runs a module. Raises `ConfigError` for one that isn't there or
-    has no such policy, `PluginError` for one that can't be run; what is made raises the same for
-    options and for a class that makes no policy.
+    The file is run here, as Python runs a module, so call it where no event loop runs: the file may
+    run one. Raises `ConfigError` for one that isn't there or has no such class, `PluginError` for
+    one that can't be run; what is made raises the same for options and for a class that makes
+    nothing of its kind.
     """
-    if not names_policy_file(text):
+    if not names_file(text, *kinds):
         return None
     file, _, rest = text.partition(SEPARATOR)
     name, options = split_name(rest)
-    path = Path(f"{file}.py")
-    in_file = _loaded(path, text)
+    what = _what(text, kinds)
+    in_file = _loaded(Path(f"{file}.py"), what)
     found = in_file.get(name)
-    if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
-        what = "is no SchedulingPolicy" if found is not None else "isn't in the file"
-        raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}{_policies_of(in_file)}")
+    for kind in kinds:
+        if isinstance(found, type) and issubclass(found, kind.base):
+            return FileClass(kind, partial(_made, kind, found, name, options, text))
+    is_none = f"is no {' and no '.join(kind.base.__name__ for kind in kinds)}"
+    why = is_none if found is not None else "isn't in the file"
+    raise ConfigError(f"{what}: {shown(name)} {why}{_classes_of(in_file, kinds)}")
 
-    def make() -> SchedulingPolicy:
-        with blamed(f"policy {shown(text)} can't be made", ConfigError, PluginError):
-            return check_policy_object(made(found, options, f"policy {name!r}"))
 
-    return make
+def _made(kind: FileKind, cls: type, name: str, options: Mapping[str, str], text: str) -> Any:
+    with blamed(f"{kind.word} {shown(text)} can't be made", ConfigError, PluginError):
+        return kind.check(made(cls, options, f"{kind.word} {name!r}"))
+
+
+def _what(text: str, kinds: tuple[FileKind, ...]) -> str:
+    return f"{' or '.join(kind.word for kind in kinds)} {shown(text)}"
 
 
 def _is_file(path: Path) -> bool:
@@ -73,28 +127,28 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _policies_of(module: dict[str, object]) -> str:
-    """Names of the policies that a module defines itself."""
+def _classes_of(module: dict[str, object], kinds: tuple[FileKind, ...]) -> str:
+    """Names of the classes of these kinds that a module defines itself."""
     names = [
         name
         for name, value in module.items()
         if isinstance(value, type)
-        and issubclass(value, SchedulingPolicy)
+        and issubclass(value, tuple(kind.base for kind in kinds))
         and value.__module__ == module["__name__"]
     ]
     return f"; there are: {', '.join(names)}" if names else ""
 
 
-def _loaded(path: Path, text: str) -> dict[str, object]:
+def _loaded(path: Path, what: str) -> dict[str, object]:
     """Run the module; return what it has then."""
-    name = f"aioserve_policy_file_{abs(hash(path.resolve())):x}"
+    name = f"aioserve_file_{abs(hash(path.resolve())):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"policy {shown(text)}: {path} can't be read as a module")
+        raise ConfigError(f"{what}: {path} can't be read as a module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses and pickles look for it
     try:
-        with blamed(f"policy {shown(text)} can't be loaded"):
+        with blamed(f"{what} can't be loaded"):
             spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)

@@ -106,7 +106,7 @@ class EngineCollector(Collector):
         for name, (field, what) in COUNTERS.items():
             yield CounterMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
         if (speculation := self._engine.config.speculation) is not None:
-            yield from _guesses(stats, speculation.drafter.partition(":")[0].strip())
+            yield from _guesses(stats, speculation.drafter_name)
         pages = GaugeMetricFamily("aioserve_kv_pages", "Pages by state", labels=["state"])
         for state in STATES:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))

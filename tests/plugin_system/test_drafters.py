@@ -173,9 +173,11 @@ async def test_speculation_where_nothing_verifies_is_refused():
 
 
 def test_a_speculation_that_is_none_is_refused():
-    wrong: Any = "suffix"
-    with pytest.raises(ConfigError, match="speculation must be a Speculation, got 'suffix'"):
-        Engine(FakeModel(), speculation=wrong)
+    wrong: Any
+    for wrong, shown in ((5, "5"), (["suffix"], r"\['suffix'\]"), (b"suffix", "b'suffix'")):
+        told = f"speculation must be a Speculation or the name of a drafter, got {shown}"
+        with pytest.raises(ConfigError, match=told):
+            Engine(FakeModel(), speculation=wrong)
     for count in (0, 65, True):
         with pytest.raises(ConfigError, match=r"max_tokens must be an int in \[1, 64\]"):
             Speculation(drafter="suffix", max_tokens=count)
