@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from aioserve.arguments import shown
 from aioserve.engine.options import StreamOptions
-from aioserve.engine.prompt_only import request_ids_of
-from aioserve.engine.prompts import listed
+from aioserve.engine.prompt_only import noting_place, request_ids_of
+from aioserve.engine.prompts import check_single, listed
 from aioserve.engine.stream import TokenStream, collect
 from aioserve.errors import InvalidRequestError, QueueFullError
 from aioserve.progress_bar import OnProgress, OnTokens, token_bar_on_terminal
@@ -52,14 +52,16 @@ async def completions_of(
 
         async def work() -> None:
             for index in left:
+                check_single(f"prompts[{index}]", every[index])
                 wanted = each_params[index]
                 named = {**options, "request_id": ids[index]}
-                stream = await room.begun(partial(submit, every[index], wanted, named))
-                watch.began(index, stream, wanted)
-                try:
-                    found[index] = await collect(stream, wanted)
-                finally:
-                    room.ended()
+                with noting_place("prompts", index):
+                    stream = await room.begun(partial(submit, every[index], wanted, named))
+                    watch.began(index, stream, wanted)
+                    try:
+                        found[index] = await collect(stream, wanted)
+                    finally:
+                        room.ended()
                 watch.ended(index)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(every)))]

@@ -28,6 +28,7 @@ from aioserve.engine.options import MESSAGE_DEFAULTS
 from aioserve.engine.prompts import (
     ContinuedPrompt,
     Prompt,
+    check_single,
     checked_continuation,
     holds_prompts,
     kind_of,
@@ -46,7 +47,15 @@ from aioserve.models.retrieval import Retrieval
 from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Usage
 from aioserve.timings import Timings
 
-__all__ = ["Pooling", "Score", "embeddings_of", "scores_of", "token_ids_of"]
+__all__ = [
+    "Pooling",
+    "Score",
+    "embeddings_of",
+    "noting_place",
+    "request_ids_of",
+    "scores_of",
+    "token_ids_of",
+]
 
 Pooling = Literal["last", "mean", "cls"]
 
@@ -103,7 +112,7 @@ async def scores_of(
         )
     prompts: list[ContinuedPrompt] = []
     for index, part in enumerate(continuations):
-        with _noting_place(several, index):
+        with noting_place(several, index):
             check_text = partial(encoder.check_text, "continuation")
             prompts.append(ContinuedPrompt(None, checked_continuation(part, limits, check_text)))
     prompts[0].prompt = live.intake.checked_prompt(prompt, {})
@@ -157,6 +166,8 @@ async def embeddings_of(
     every: list[Any] = [prompts]
     if several is not None:
         every = listed(several, prompts, live.config.max_waiting)
+        for index, prompt in enumerate(every):
+            check_single(f"prompts[{index}]", prompt)
     every = [_with_prompt(live.model.retrieval, name, prompt) for prompt in every]
 
     def wanted(prompt_tokens: int) -> dict[str, Any]:
@@ -298,14 +309,14 @@ async def _ended(
     try:
         for index, (prompt, request_id, wanted) in enumerate(requests, first):
             await engine.turns.take()
-            with _noting_place(several, index):
+            with noting_place(several, index):
                 mailbox = engine.usable().intake.submit(
                     prompt, params, request_id, prompt_fields=wanted, **options
                 )
             mailboxes.append(mailbox)
             streams.append(TokenStream(mailbox))
         for index, stream in enumerate(streams, first):
-            with _noting_place(several, index):
+            with noting_place(several, index):
                 await stream.started()
         yield mailboxes
     finally:
@@ -314,7 +325,7 @@ async def _ended(
 
 
 @contextmanager
-def _noting_place(several: str | None, index: int) -> Iterator[None]:
+def noting_place(several: str | None, index: int) -> Iterator[None]:
     """Add a note to what is raised inside: which of several prompts it is about."""
     try:
         yield

@@ -28,6 +28,7 @@ __all__ = [
     "Continuation",
     "ContinuedPrompt",
     "Prompt",
+    "check_single",
     "checked_continuation",
     "checked_ids",
     "holds_prompts",
@@ -40,6 +41,8 @@ Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 Continuation = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 IDS_AT_ONCE = 16_384
+_LISTS = str | Sequence | np.ndarray
+"""Classes of what is a prompt and no token id: a list of these is no prompt."""
 _KINDS = {"prompt": "a str, token ids or messages", "continuation": "a str or token ids"}
 
 
@@ -58,7 +61,11 @@ def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages"
                 value=prompt,
             )
         first = prompt[0] if len(prompt) else None
-        return "messages" if issubclass(type(first), Mapping) else "ids"
+        if issubclass(type(first), Mapping):
+            return "messages"
+        if issubclass(type(first), _LISTS):
+            raise _nested(argument, prompt, first)
+        return "ids"
 
 
 def listed(argument: str, values: Any, most: int) -> list[Any]:
@@ -92,7 +99,23 @@ def holds_prompts(prompts: Any) -> bool:
             return False
         if not issubclass(kind, Sequence) or not len(prompts):
             return False
-        return issubclass(type(prompts[0]), str | Sequence | np.ndarray)
+        return issubclass(type(prompts[0]), _LISTS)
+
+
+def check_single(argument: str, prompt: Any) -> None:
+    """Raise `InvalidPromptError` for a sequence of prompts where a prompt goes."""
+    if holds_prompts(prompt):
+        with _reading(argument):
+            raise _nested(argument, prompt, prompt[0])
+
+
+def _nested(argument: str, prompt: Any, first: Any) -> InvalidPromptError:
+    return InvalidPromptError(
+        f"{argument} must be {_KINDS.get(argument, _KINDS['prompt'])}, got "
+        f"{type(prompt).__name__:.100} of {type(first).__name__:.100}: {shown(prompt)}",
+        argument=argument,
+        value=prompt,
+    )
 
 
 def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> PromptTooLongError:
