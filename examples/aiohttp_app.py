@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from aioserve import Engine, SamplingParams
-from aioserve.errors import InvalidRequestError, QueueFullError
+from aioserve.errors import InvalidRequestError, RequestRefusedError
 
 PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
 ENGINE = web.AppKey("engine", Engine)
@@ -29,7 +29,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         await stream.started()  # a prompt that is too long shows here, while 400 can still be said
     except InvalidRequestError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
-    except QueueFullError as error:
+    except RequestRefusedError as error:
         raise web.HTTPServiceUnavailable(text=str(error)) from error
     async with stream:
         response = web.StreamResponse(headers={"content-type": "text/plain; charset=utf-8"})

@@ -10,12 +10,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from aioserve import Engine, SamplingParams, TokenStream
-from aioserve.errors import AioserveError, InvalidRequestError, QueueFullError
+from aioserve.errors import AioserveError, InvalidRequestError, RequestRefusedError
 from aioserve.http import until_disconnected
 
 PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
@@ -35,16 +35,26 @@ class Question(BaseModel):
     question: str
 
 
-@app.post("/ask")
-async def ask(body: Question) -> StreamingResponse:
+@app.exception_handler(InvalidRequestError)
+async def bad_request(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 400)
+
+
+@app.exception_handler(RequestRefusedError)
+async def unavailable(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 503)
+
+
+@app.post("/ask", response_model=None)
+async def ask(body: Question, request: Request) -> Response:
     messages = [{"role": "user", "content": body.question}]
-    try:
-        stream = app.state.engine.stream(messages, PARAMS)
-    except InvalidRequestError as error:
-        raise HTTPException(400, str(error)) from error
-    except QueueFullError as error:
-        raise HTTPException(503, str(error)) from error
-    return StreamingResponse(events(stream), media_type="text/event-stream")
+    stream = app.state.engine.stream(messages, PARAMS)
+    async with until_disconnected(request):
+        # What ends the request before its first token is raised here, while another status than
+        # 200 can still be said.
+        await stream.started()
+        return StreamingResponse(events(stream), media_type="text/event-stream")
+    return Response(status_code=499)  # the client has gone, and with it its request of the engine
 
 
 async def events(stream: TokenStream) -> AsyncIterator[str]:
@@ -55,7 +65,7 @@ async def events(stream: TokenStream) -> AsyncIterator[str]:
             async for token in stream:
                 yield event(text=token.text)
             yield event(finish_reason=stream.finish_reason)
-        except AioserveError as error:  # for example a question of too many tokens
+        except AioserveError as error:  # for example a step that failed
             yield event(error=str(error))
 
 

@@ -14,7 +14,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aioserve import Engine, SamplingParams, TokenStream
-from aioserve.errors import InvalidRequestError, QueueFullError
+from aioserve.errors import InvalidRequestError, RequestRefusedError
+from aioserve.http import until_disconnected
 
 PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
 
@@ -30,12 +31,14 @@ async def complete(request: Request) -> Response:
     prompt = (await request.body()).decode(errors="replace")
     try:
         stream = request.app.state.engine.stream(prompt, PARAMS)
-        await stream.started()  # a prompt that is too long shows here, while 400 can still be said
+        async with until_disconnected(request):
+            await stream.started()  # a prompt that is too long shows here: 400 can still be said
+            return StreamingResponse(text(stream), media_type="text/plain")
     except InvalidRequestError as error:
         return PlainTextResponse(str(error), status_code=400)
-    except QueueFullError as error:
+    except RequestRefusedError as error:
         return PlainTextResponse(str(error), status_code=503)
-    return StreamingResponse(text(stream), media_type="text/plain")
+    return Response(status_code=499)  # the client has gone, and with it its request of the engine
 
 
 async def text(stream: TokenStream) -> AsyncIterator[str]:

@@ -14,7 +14,15 @@ import pytest
 import uvicorn
 from aiohttp import web
 
-from aioserve import Engine, EngineStats, SamplingParams
+from aioserve import (
+    Engine,
+    EngineStats,
+    Refusal,
+    RequestView,
+    SamplingParams,
+    SchedulerView,
+    SchedulingPolicy,
+)
 
 Load = Callable[[str], ModuleType]
 
@@ -151,13 +159,65 @@ async def test_a_bad_prompt_is_the_clients_fault(load_example: Load, name: str, 
             assert response.status == 200
 
 
+@pytest.mark.parametrize("path", ["/ask", "/ask-whole"])
 @pytest.mark.asyncio
-async def test_what_only_encoding_shows_becomes_an_event(load_example: Load) -> None:
+async def test_what_only_encoding_shows_has_a_status(load_example: Load, path: str) -> None:
     async with (
         under_uvicorn(load_example("fastapi_app")) as served,
         aiohttp.ClientSession() as session,
-        session.post(served.url + "/ask", json={"question": "why? " * 10_000}) as response,
+        session.post(served.url + path, json={"question": "why? " * 10_000}) as response,
     ):
-        assert response.status == 200
-        (event,) = [line async for line in response.content if line.strip()]
-        assert "max_model_len" in json.loads(event.removeprefix(b"data: "))["error"]
+        assert response.status == 400
+        assert "max_model_len" in (await response.json())["detail"]
+
+
+class Refusing(SchedulingPolicy):
+    """Lets nothing start that waited for a step."""
+
+    def admit(self, request: RequestView, view: SchedulerView) -> Refusal:
+        return Refusal("closed today")
+
+
+def with_engine(module: ModuleType, **options: Any) -> ModuleType:
+    """The app, whose lifespan makes an engine with these options."""
+    make = module.Engine
+    vars(module)["Engine"] = lambda model: make(model, **options)
+    return module
+
+
+@each_app
+@pytest.mark.asyncio
+async def test_a_refused_request_is_a_503_and_no_broken_stream(
+    load_example: Load, name: str, serve: Any, path: str, request_body: dict[str, Any]
+) -> None:
+    module = with_engine(load_example(name), policy=Refusing())
+    async with serve(module) as served, aiohttp.ClientSession() as session:
+        async with session.post(served.url + path, **request_body) as response:
+            assert response.status == 503
+            assert "closed today" in await response.text()
+        await idle_stats(served.engine)
+
+
+@each_app
+@pytest.mark.asyncio
+async def test_a_full_queue_is_a_503_and_a_client_that_left_it_frees_its_place(
+    load_example: Load, name: str, serve: Any, path: str, request_body: dict[str, Any]
+) -> None:
+    module = with_engine(load_example(name), max_num_seqs=1, max_waiting=1)
+    vars(module)["PARAMS"] = ENDLESS
+    async with serve(module) as served, aiohttp.ClientSession() as session:
+        running = served.engine.stream([1, 2], ENDLESS)
+        await running.started()
+        waiting = asyncio.create_task(session.post(served.url + path, **request_body))
+        async with asyncio.timeout(5):
+            while not served.engine.stats().num_waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        async with session.post(served.url + path, **request_body) as response:
+            assert response.status == 503
+            assert "max_waiting" in await response.text()
+        waiting.cancel()
+        async with asyncio.timeout(5):
+            while served.engine.stats().num_waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        running.close()
+        await idle_stats(served.engine)
