@@ -31,6 +31,7 @@ from aioserve.text.harmony_messages import with_joined_instructions, with_single
 from aioserve.text.messages import Message
 from aioserve.text.optional_fields import with_all_fields
 from aioserve.text.output_parsers.harmony import HarmonyParser
+from aioserve.text.roles import Roles
 from aioserve.text.template_budget import Budget, BudgetSpentError
 from aioserve.text.template_engine import RefusedError, Template, TemplateSyntaxError
 from aioserve.text.template_files import (
@@ -101,6 +102,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._template = _compiled(source, origin)
         self._works: bool | None = None
+        self._roles = Roles(source, self._text_of, self._file)
 
     @classmethod
     def from_directory(
@@ -242,7 +244,9 @@ class ChatTemplate:
         if not isinstance(messages, Conversation):
             messages = conversation_of(messages, add_generation_prompt=add_generation_prompt)
         self.check_read(messages)
-        return messages.validated()
+        checked = messages.validated()
+        self.for_tools(checked.tools)._roles.check(checked.messages)
+        return checked
 
     def _rendered(
         self, checked: Conversation, escapes: Escapes | None = None
