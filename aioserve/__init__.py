@@ -64,6 +64,7 @@ from aioserve.errors import (
     StreamStalledError,
     TraceError,
     UnknownPolicyError,
+    UnparsedError,
     UnsupportedModelError,
     WeightsError,
     WrongLoopError,
@@ -105,6 +106,7 @@ from aioserve.scheduling.policy import (
 )
 from aioserve.scheduling.step_times import StepSummary
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
+from aioserve.schema_classes import Validates
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.messages import Message
 from aioserve.text.output_parsers.parts import ToolCall, ToolCallDelta
@@ -212,8 +214,10 @@ __all__ = [
     "TopLogprob",
     "TraceError",
     "UnknownPolicyError",
+    "UnparsedError",
     "UnsupportedModelError",
     "Usage",
+    "Validates",
     "Verdict",
     "WeightsError",
     "WrongLoopError",

@@ -27,6 +27,7 @@ __all__ = [
     "Rule",
     "boolean",
     "boolean_or",
+    "brief",
     "check",
     "choice",
     "counted",
@@ -39,6 +40,7 @@ __all__ = [
     "plain_int",
     "plain_str",
     "plain_value",
+    "quoted",
     "sequence",
     "several",
     "shown",
@@ -364,6 +366,27 @@ class _Shortened(reprlib.Repr):
 _shortened = _Shortened()
 _shortened.maxlevel = 2
 _shortened.maxother = MAX_SHOWN_CHARS
+
+
+_brief = reprlib.Repr()
+_brief.maxstring = 60
+
+
+def brief(value: object, *facts: object, **named: object) -> str:
+    """The `repr` of a value that tells facts of it in short: `Sample('It rains.', 4 tokens)`. Texts
+    among `named` are `quoted`; what is named and says nothing is left out."""
+    told = [str(fact) for fact in facts]
+    told += [
+        f"{name}={_brief.repr_str(one, 1) if isinstance(one, str) else one}"
+        for name, one in named.items()
+        if one is not None and one != ""
+    ]
+    return f"{type(value).__name__}({', '.join(told)})"
+
+
+def quoted(text: str) -> str:
+    """The text in quotes, cut in its middle to at most 60 characters."""
+    return _brief.repr_str(text, 1)
 
 
 def counted(count: int, one: str, several: str | None = None, *, form: str = "") -> str:

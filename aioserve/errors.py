@@ -26,6 +26,7 @@
     │       ├── StepError            the step that computed this request failed
     │       ├── StreamStalledError   the reader took nothing for `stall_timeout_seconds`
     │       └── DeadlineExceededError it hadn't ended within its `deadline_seconds`
+    ├── UnparsedError                a completion isn't what it is parsed as (also a ValueError)
     └── InvariantError               a bug in aioserve: its own accounting doesn't balance
 
 Messages name the argument, the value that was given and the limit. Errors that a program answers
@@ -66,6 +67,7 @@ __all__ = [
     "StreamStalledError",
     "TraceError",
     "UnknownPolicyError",
+    "UnparsedError",
     "UnsupportedModelError",
     "WeightsError",
     "WrongLoopError",
@@ -316,6 +318,23 @@ class DeadlineExceededError(RequestFailedError):
         super().__init__(message)
         self.deadline_seconds: float | None = deadline_seconds
         """As its caller gave it."""
+
+
+class UnparsedError(AioserveError, ValueError):
+    """A completion isn't the object that `parsed` was to make of it. The request itself went
+    well."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Literal["length", "abort", "error", "tool_calls", "empty", "invalid"] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason: Literal["length", "abort", "error", "tool_calls", "empty", "invalid"] | None
+        self.reason = reason
+        """Why: the finish reason of one that was cut off, what it has in place of content, or
+        "invalid", for content that isn't of the form; the cause is chained then."""
 
 
 class InvariantError(AioserveError):

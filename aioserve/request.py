@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,11 +18,14 @@ from aioserve.arguments import (
     MadeByNames,
     Rule,
     boolean,
+    brief,
     check,
+    counted,
     integer,
     number,
     optional,
     pairs,
+    quoted,
     sequence,
     several,
     text,
@@ -30,6 +33,7 @@ from aioserve.arguments import (
 from aioserve.drafting.drafter import NO_IDS
 from aioserve.errors import InvalidSamplingError
 from aioserve.hints import SchedulingHints
+from aioserve.schema_classes import Validates, parsed_answer
 from aioserve.structured_output import StructuredOutput, structured_output
 from aioserve.timings import Timings
 
@@ -45,6 +49,8 @@ __all__ = [
     "TopLogprob",
     "Usage",
 ]
+
+T = TypeVar("T")
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -338,6 +344,9 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
     top: tuple[TopLogprob, ...] = ()
     """The most likely tokens, in falling order, as many as were asked for."""
 
+    def __repr__(self) -> str:
+        return brief(self, self.logprob, top=len(self.top) or None)
+
 
 class Token(msgspec.Struct, frozen=True, gc=False):
     """One generated token as its stream delivers it."""
@@ -360,6 +369,11 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     def logprob(self) -> float | None:
         """Its own, where they were asked for."""
         return None if self.logprobs is None else self.logprobs.logprob
+
+    def __repr__(self) -> str:
+        sample = self.sample or None
+        about = {"index": self.index, "sample": sample, "logprob": self.logprob}
+        return brief(self, self.id, quoted(self.text), **about)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -401,6 +415,13 @@ class Sample(msgspec.Struct, frozen=True):
         """Sum of the log-probabilities of its tokens, where they were asked for."""
         return None if self.logprobs is None else sum([each.logprob for each in self.logprobs])
 
+    def parsed(self, form: type[T] | Validates[T]) -> T:
+        """The object that the text says: see `Completion.parsed`."""
+        return parsed_answer(form, self.text, self.finish_reason)
+
+    def __repr__(self) -> str:
+        return brief(self, *_in_short(self))
+
 
 class Beam(msgspec.Struct, frozen=True):
     """One of the answers that a beam search found."""
@@ -415,6 +436,14 @@ class Beam(msgspec.Struct, frozen=True):
     """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
     stop_reason: int | str | None = None
     """The stop string or the one of `stop_token_ids` that ended it."""
+
+    def __repr__(self) -> str:
+        return brief(self, *_in_short(self), score=self.score)
+
+
+def _in_short(answer: Sample | Beam) -> tuple[str, str, str]:
+    num_tokens = counted(len(answer.token_ids), "token")
+    return quoted(answer.text), num_tokens, str(answer.finish_reason)
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -453,3 +482,17 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def cumulative_logprob(self) -> float | None:
         return self.samples[0].cumulative_logprob
+
+    def parsed(self, form: type[T] | Validates[T]) -> T:
+        """The object that the text says: of `form`, a pydantic model or `TypeAdapter`, a
+        `msgspec.Struct` or a dataclass, which `StructuredOutput.json_schema` takes too.
+
+        Raises `InvalidRequestError` for another form, and `UnparsedError` for a completion that was
+        cut off, is empty or isn't of the form.
+        """
+        return self.samples[0].parsed(form)
+
+    def __repr__(self) -> str:
+        more = f"{len(self.samples)} samples" if len(self.samples) > 1 else None
+        first = _in_short(self.samples[0]) if self.samples else ()
+        return brief(self, quoted(self.request_id), *first, *([more] if more else []))

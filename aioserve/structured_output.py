@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import InvalidSamplingError
+from aioserve.schema_classes import Validates, has_schema, schema_of
 
 __all__ = ["MAX_WHITESPACE", "StructuralTag", "StructuredOutput", "structured_output"]
 
@@ -58,8 +60,9 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=Made
     that error when it is compiled.
     """
 
-    json_schema: Mapping[str, Any] | bool | str | None = None
-    """The answer is a JSON value that this schema accepts: a dict, or its JSON text. Kept as JSON
+    json_schema: Mapping[str, Any] | bool | str | type | Validates[Any] | None = None
+    """The answer is a JSON value that this schema accepts: a dict, its JSON text, or a class that
+    has one: a pydantic model or `TypeAdapter`, a `msgspec.Struct` or a dataclass. Kept as JSON
     text. Properties come in the order in which the schema names them."""
     json_object: bool = False
     """The answer is any JSON object."""
@@ -229,8 +232,10 @@ def _json_text(argument: str, value: object) -> tuple[str, Any]:
     """The JSON text of a dict or a str, and what it says."""
     written = plain_str(value)
     if written is None:
+        value = plain_schema(value, partial(_refused, argument))
         if not issubclass(type(value), dict):
-            raise _refused(argument, f"be a dict, or its JSON text, got {shown(value)}", value)
+            must = f"be a dict, its JSON text or a class with a schema, got {shown(value)}"
+            raise _refused(argument, must, value)
         plain = _plain(argument, value, 0, [MAX_CHARS])
         written = json.dumps(plain, separators=(",", ":"))
     written = check(InvalidSamplingError, argument, written, text(1, MAX_CHARS))
@@ -238,6 +243,20 @@ def _json_text(argument: str, value: object) -> tuple[str, Any]:
         return written, msgspec.json.decode(written)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _refused(argument, f"be JSON, got {shown(written)}: {error}", written) from None
+
+
+def plain_schema(value: Any, refused: Callable[[str, object], Exception]) -> Any:
+    """The schema of a class that has one, and all else as it is. Raises what `refused` makes of
+    what is wrong and the value."""
+    if issubclass(type(value), dict) or not has_schema(value):
+        return value
+    try:
+        return schema_of(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # raised by a class of the caller's
+        why = f"be a class with a JSON schema, got {shown(value)}: {shown(error)}"
+        raise refused(why, value) from error
 
 
 def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
@@ -269,6 +288,8 @@ def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
         return whole
     if issubclass(kind, float) and math.isfinite(number := float.__float__(value)):  # pyright: ignore
         return number
+    if has_schema(value):
+        return _plain(argument, plain_schema(value, partial(_refused, argument)), depth, room)
     raise _refused(argument, f"hold nothing but what JSON has, got {shown(value)}", value)
 
 

@@ -48,6 +48,7 @@ FOR_ALL = (
     "aioserve.request",
     "aioserve.timings",
     "aioserve.structured_output",
+    "aioserve.schema_classes",
     "aioserve.isolation",
     "aioserve.hints",
     "aioserve.json_file",

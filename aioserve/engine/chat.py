@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import EngineConfig
+from aioserve.engine.chat_answers import ChatAnswer, ChatCompletion, ChatDelta
 from aioserve.engine.held_answers import (
     HeldAnswers,
     check_marked,
@@ -31,7 +31,7 @@ from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.grammars.channels import ChannelOutput, channel_frame
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
-from aioserve.request import FinishReason, Token, Usage
+from aioserve.request import FinishReason, Token
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
 from aioserve.text.json_values import MAX_VALUES
@@ -41,8 +41,6 @@ from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.harmony import HarmonyChannels, HarmonyParser
 from aioserve.text.output_parsers.parts import (
     Parts,
-    ToolCall,
-    ToolCallDelta,
     joined,
     whole_calls,
 )
@@ -54,7 +52,6 @@ from aioserve.text.output_parsers.registry import (
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
-from aioserve.timings import Timings
 
 __all__ = [
     "MAX_MESSAGES",
@@ -74,74 +71,6 @@ PROMPT_END_TOKENS = 32
 """Tokens at the end of a prompt that show whether a tag is open there."""
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-class ChatDelta(msgspec.Struct, frozen=True):
-    """New parts of one completion, with its last tokens."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    sample: int = 0
-    """Number of the completion among the request's `n`, from 0."""
-    tokens: tuple[Token, ...] = ()
-    """Tokens that came since the completion's last delta."""
-
-
-class ChatAnswer(msgspec.Struct, frozen=True):
-    """One completion of a request, whole."""
-
-    content: str
-    reasoning: str
-    tool_calls: tuple[ToolCall, ...]
-    finish_reason: FinishReason
-    tokens: tuple[Token, ...]
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The assistant's message, as `Engine.chat` takes it to go on with the conversation."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.tool_calls
-            ]
-        return message
-
-
-class ChatCompletion(msgspec.Struct, frozen=True):
-    """All completions of a request. Properties are those of the first."""
-
-    request_id: str
-    answers: tuple[ChatAnswer, ...]
-    usage: Usage
-    timings: Timings
-
-    @property
-    def content(self) -> str:
-        return self.answers[0].content
-
-    @property
-    def reasoning(self) -> str:
-        return self.answers[0].reasoning
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        return self.answers[0].tool_calls
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self.answers[0].finish_reason
-
-    @property
-    def message(self) -> dict[str, Any]:
-        return self.answers[0].message
 
 
 class ChatFormat:

@@ -18,7 +18,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import boolean, check, choice, integer, optional, plain_str, shown, text
+from aioserve.arguments import (
+    boolean,
+    brief,
+    check,
+    choice,
+    counted,
+    integer,
+    optional,
+    plain_str,
+    quoted,
+    shown,
+    text,
+)
 from aioserve.arguments import name as name_rule
 from aioserve.engine.encoding import BareText
 from aioserve.engine.intake import Intake, PromptFields
@@ -79,6 +91,10 @@ class Score(msgspec.Struct, frozen=True):
         """Natural logarithm of the probability of the whole continuation: the sum over its
         tokens."""
         return math.fsum(one.logprob for one in self.logprobs)
+
+    def __repr__(self) -> str:
+        num_tokens = counted(len(self.token_ids), "token")
+        return brief(self, quoted(self.request_id), num_tokens, logprob=self.logprob)
 
 
 async def scores_of(

@@ -14,6 +14,8 @@ from typing import Any
 from aioserve.arguments import plain_int, plain_str
 from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
+from aioserve.schema_classes import has_schema
+from aioserve.structured_output import plain_schema
 from aioserve.text.cut_off import closed
 
 __all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_texts", "check_utf8", "parsed_arguments"]
@@ -142,6 +144,8 @@ class Reader:
                 with self.at(index):
                     entries.append(self.value(entry))
             return entries
+        if not issubclass(kind, int | float) and has_schema(value):
+            return self.value(plain_schema(value, lambda must, _: self.error(f"must {must}")))
         return self._number(value)
 
     def _number(self, value: Any) -> int | float:

@@ -38,7 +38,8 @@ def test_a_nested_list_anywhere_among_prompts_is_refused_by_its_place(
                     await call(prompts)
                 assert refused.value.argument == f"prompts[{place}]"
             if flat:
-                assert len(await engine.generate(flat, PARAMS)) == len(flat)
+                completions: Any = await engine.generate(flat, PARAMS)
+                assert len(completions) == len(flat)
         check_invariants(engine)
 
     run_simulated(main)

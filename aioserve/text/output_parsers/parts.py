@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from aioserve.arguments import brief, quoted
+
 __all__ = ["Parts", "ToolCall", "ToolCallDelta", "call_id", "joined", "short_id", "whole_calls"]
 
 _LETTERS = string.ascii_letters + string.digits
@@ -23,6 +25,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     arguments: str = ""
     """Next piece of the arguments: joined over a call, the JSON that the model wrote."""
 
+    def __repr__(self) -> str:
+        about = {"id": self.id, "name": self.name, "arguments": self.arguments}
+        return brief(self, self.index, **about)
+
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """One tool call of a completion."""
@@ -32,6 +38,9 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     arguments: str
     """Arguments as the model wrote them: JSON of an object, unless it made a mistake or was
     truncated."""
+
+    def __repr__(self) -> str:
+        return brief(self, quoted(self.id), quoted(self.name), quoted(self.arguments))
 
 
 class Parts(msgspec.Struct, frozen=True):

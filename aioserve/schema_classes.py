@@ -1,0 +1,122 @@
+"""Classes that say what JSON is: what schema each has, and the object that a text of it becomes.
+
+A class is told by what it has, so that pydantic needn't be installed.
+
+    pydantic.BaseModel     model_json_schema, model_validate_json
+    pydantic.TypeAdapter   json_schema, validate_json: of an object of it
+    msgspec.Struct         by msgspec
+    dataclass              by msgspec
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import msgspec
+
+from aioserve.arguments import counted, shown
+from aioserve.errors import InvalidRequestError, UnparsedError
+
+__all__ = ["Validates", "has_schema", "parsed_answer", "schema_of"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Validates(Protocol[T_co]):
+    """A `pydantic.TypeAdapter`."""
+
+    def validate_json(self, data: str, /) -> T_co: ...
+
+
+class _Form(NamedTuple):
+    schema: Callable[[], Any]
+    parse: Callable[[str], Any]
+
+
+def has_schema(value: object) -> bool:
+    """True for what `schema_of` knows the schema of."""
+    return _form_of(value) is not None
+
+
+def schema_of(value: object) -> Any:
+    """The JSON schema of a class that has one. Raises whatever the class raises, and `ValueError`
+    for what has none."""
+    form = _form_of(value)
+    if form is None:
+        raise ValueError(f"{shown(value)} says no JSON schema")
+    return form.schema()
+
+
+def parsed_answer(
+    form: type[T] | Validates[T], content: str, finish_reason: str, num_calls: int = 0
+) -> T:
+    """The object of `form` that a completion says. Raises `InvalidRequestError` for what is no form
+    of JSON, and `UnparsedError` for one that was cut off, has calls of tools in place of content,
+    says nothing, or isn't of the form."""
+    known = _form_of(form)
+    if known is None:
+        raise InvalidRequestError(
+            "form must be a pydantic model or TypeAdapter, a msgspec.Struct or a dataclass, got "
+            f"{shown(form)}",
+            argument="form",
+            value=form,
+        )
+    if finish_reason != "stop":
+        raise UnparsedError(
+            f"the completion is no {_name_of(form)}: it was cut off, finish_reason is "
+            f"{str(finish_reason)!r}",
+            reason=cast("Any", str(finish_reason)),
+        )
+    if num_calls:
+        raise UnparsedError(
+            f"the completion is no {_name_of(form)}: it has "
+            f"{counted(num_calls, 'call')} of tools, and content is what is parsed",
+            reason="tool_calls",
+        )
+    if not content.strip():
+        raise UnparsedError(
+            f"the completion is no {_name_of(form)}: its content is empty", reason="empty"
+        )
+    try:
+        return cast("T", known.parse(content))
+    except Exception as error:
+        raise UnparsedError(
+            f"the completion is no {_name_of(form)}: {shown(str(error))}", reason="invalid"
+        ) from error
+
+
+def _form_of(value: Any) -> _Form | None:
+    try:
+        return _known_form(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # raised by a class of the caller's
+        return None
+
+
+def _known_form(value: Any) -> _Form | None:
+    if not isinstance(value, type):
+        schema, parse = _methods(value, "json_schema", "validate_json")
+        return None if schema is None or parse is None else _Form(schema, parse)
+    schema, parse = _methods(value, "model_json_schema", "model_validate_json")
+    if schema is not None and parse is not None:
+        return _Form(schema, parse)
+    is_pydantics = hasattr(value, "__pydantic_validator__")
+    if issubclass(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not is_pydantics):
+        return _Form(
+            lambda: msgspec.json.schema(value),
+            lambda text: msgspec.json.decode(text, type=value),
+        )
+    return None
+
+
+def _methods(value: object, *names: str) -> list[Callable[..., Any] | None]:
+    methods = [getattr(value, name, None) for name in names]
+    return [method if callable(method) else None for method in methods]
+
+
+def _name_of(form: object) -> str:
+    return form.__name__ if isinstance(form, type) else shown(form)
