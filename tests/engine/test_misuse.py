@@ -81,7 +81,7 @@ def test_a_value_without_a_name_is_told_the_name_that_takes_it(
     ("made", "wrong", "meant"),
     [
         (Speculation, "max_brances", "max_branches"),
-        (StructuredOutput, "schema", "json_schema"),
+        (StructuredOutput, "json_schem", "json_schema"),
         (EngineConfig, "max_num_seq", "max_num_seqs"),
     ],
 )
