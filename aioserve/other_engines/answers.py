@@ -110,10 +110,12 @@ def _row(
     own = _own_home(word)
     if own is not None and word not in known and not any(map(is_here, rows)):
         return None, own
-    if rows := rows or table.get(word.removeprefix("no_")) or _beginning_with(word):
+    if rows := rows or table.get(word.removeprefix("no_"), ()):
         return _chosen(rows, is_here), None
     if difflib.get_close_matches(word, known, 1, _NEARLY):
         return None, None
+    if rows := _beginning_with(word):
+        return _chosen(rows, is_here), None
     if (row := _family(word)) is not None:
         return row, None
     near = difflib.get_close_matches(word, table, 1, _NEARLY)
