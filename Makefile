@@ -182,7 +182,7 @@ $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements,bench server)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,bench hub server test)
+	$(call install_requirements,bench hub server test testing)
 
 $(FOR_CLIENTS): tools/install_clients $(wildcard tests/clients/*.txt tests/clients/*.json) | $(FOR_TEST)
 	$(BIN)/python tools/install_clients .venv/clients

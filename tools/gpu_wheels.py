@@ -51,8 +51,8 @@ def floors() -> dict[str, str]:
     """The oldest version that will do, where pyproject.toml names one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
-    named = [*project["project"]["dependencies"], *extras["test"], *extras["cuda13"]]
-    named += [*extras["cuda12"], *project["build-system"]["requires"]]
+    named = [*project["project"]["dependencies"], *extras["test"], *extras["testing"]]
+    named += [*extras["cuda12"], *extras["cuda13"], *project["build-system"]["requires"]]
     found = (re.match(r"([\w.-]+)(?:\[[\w,]*\])?>=([\d.]+)", line) for line in named)
     return {normal(match[1]): match[2] for match in found if match}
 

@@ -38,7 +38,7 @@ requires-python = ">=3.11"
 dependencies = ["aioserve"]
 
 [project.optional-dependencies]
-test = ["hypothesis", "pytest>=8"]
+test = ["aioserve[testing]", "pytest>=8"]
 
 # The key is the name that aioserve knows the $kind by, also while its module is broken.
 [project.entry-points.aioserve]

@@ -106,13 +106,11 @@ def check(name: str, /, *, examples: int = 100) -> None:
         try:
             with redirect_stdout(sys.stderr):
                 measured = run(examples)
-        except ImportError as error:
-            if error.name != "hypothesis":
-                raise
-            raise PluginError("`plugins check` needs hypothesis: pip install hypothesis") from error
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == "hypothesis":
+                raise PluginError(str(error)) from error
             failed += 1
             text = str(error) if isinstance(error, AssertionError) else shown(error)
             print(printable(f"{what} fails: {text}"))

@@ -18,10 +18,16 @@ by its public methods alone: neither the scheduler nor tensors.
 
 from __future__ import annotations
 
-from aioserve.server.app import create_app
-from aioserve.server.app_state import drain
-from aioserve.server.connections import http_protocol
-from aioserve.server.settings import ServerSettings
-from aioserve.server.steps.trace import tracing
+try:
+    from aioserve.server.app import create_app
+    from aioserve.server.app_state import drain
+    from aioserve.server.connections import http_protocol
+    from aioserve.server.settings import ServerSettings
+    from aioserve.server.steps.trace import tracing
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError(
+        f"aioserve.server needs {_missing.name}: pip install 'aioserve[server]'",
+        name=_missing.name,
+    ) from _missing
 
 __all__ = ["ServerSettings", "create_app", "drain", "http_protocol", "tracing"]

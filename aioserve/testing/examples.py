@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,10 +22,15 @@ MAX_EXAMPLES = 1_000_000
 
 
 def check_arguments(name: str, make: object, max_examples: int) -> None:
-    """Raise `ConfigError` for what can't be called, or a number of examples that is none."""
+    """Raise `ConfigError` for what can't be called, or a number of examples that is none, and
+    `ModuleNotFoundError` without hypothesis: it names the extra that brings it."""
     if not callable(make):
         raise ConfigError(f"{name} must be callable, got {shown(make)}")
     check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
+    if importlib.util.find_spec("hypothesis") is None:
+        raise ModuleNotFoundError(
+            "checks of plugins need hypothesis: pip install 'aioserve[testing]'", name="hypothesis"
+        )
 
 
 def quiet_settings(max_examples: int, **others: Any) -> settings:

@@ -4,7 +4,8 @@
 
 forks for each connection to SOCKET, of which the first message is the command as JSON, with its
 stdin, stdout and stderr. The fork runs the command and ends as it does; the answer is the exit
-code. What is imported when a command begins, or how it starts, needs a process of its own.
+code. What is imported when a command begins, or how it starts, needs a process of its own. A fork
+may run another module, and have directories of packages besides those of the process.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aioserve_main import main
@@ -45,12 +48,9 @@ class Forks:
             given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS)
             given.write(stdin.encode())
             given.seek(0)
-            asked = {"words": list(words), "environment": environment, "folder": os.getcwd()}
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            connection.connect(os.fspath(self._path))
             files = [file.fileno() for file in (given, out, err)]
-            socket.send_fds(connection, [json.dumps(asked).encode()], files)
-            child = int(connection.recv(64))
+            connection, child = self.begin(words, files, environment=environment)
+            stack.enter_context(connection)
             connection.settimeout(seconds)
             try:
                 code = int(connection.recv(64))
@@ -63,13 +63,34 @@ class Forks:
                 list(words), code, out.read().decode(), err.read().decode()
             )
 
+    def begin(
+        self,
+        words: Sequence[str],
+        files: Sequence[int],
+        *,
+        environment: Mapping[str, str],
+        module: str | None = None,
+        sites: Iterable[Path] = (),
+    ) -> tuple[socket.socket, int]:
+        """Begin a command, or `python -m module` with these words, with descriptors for its stdin,
+        stdout and stderr. Return where its exit code will come, and its process id.
+
+        `sites` are directories of packages behind those that the process has.
+        """
+        asked = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
+        asked |= {"module": module, "sites": [os.fspath(place) for place in sites]}
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(os.fspath(self._path))
+        socket.send_fds(connection, [json.dumps(asked).encode()], list(files))
+        return connection, int(connection.recv(64))
+
 
 @contextlib.contextmanager
-def forks(folder: Path) -> Iterator[Forks]:
-    """Starts a process that forks, and ends it. Its socket is in `folder`."""
+def forks(folder: Path, python: Path | str = sys.executable) -> Iterator[Forks]:
+    """Starts a process of `python` that forks, and ends it. Its socket is in `folder`."""
     path = folder / "forks"
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.forked", str(path)],
+        [python, "-m", "tests.cli.forked", str(path)],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,  # it ends where this process does, however that comes
     ) as process:
@@ -84,8 +105,9 @@ def forks(folder: Path) -> Iterator[Forks]:
             process.kill()
 
 
-def _serve(path: str) -> None:
-    """Returns in each fork, with the command's words, streams, environment and folder."""
+def _serve(path: str) -> str | None:
+    """Returns the module in each fork, with the command's words, streams, environment, folder and
+    packages."""
     import torch  # noqa: F401
 
     import aioserve.cli  # noqa: F401
@@ -132,6 +154,9 @@ def _serve(path: str) -> None:
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     sys.argv[1:] = asked["words"]
+    for place in asked["sites"]:
+        site.addsitedir(place)
+    return asked["module"]
 
 
 def _tell_of_ends(running: dict[int, socket.socket]) -> None:
@@ -144,5 +169,7 @@ def _tell_of_ends(running: dict[int, socket.socket]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
-    main()
+    if (module := _serve(sys.argv[1])) is None:
+        main()
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

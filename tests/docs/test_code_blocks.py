@@ -1,4 +1,5 @@
-"""Every code block of the documentation does what it says.
+"""Every code block of the documentation does what it says, with nothing installed but what its page
+has installed above it.
 
 A ```python block runs, in the order of its page and in one namespace with the page's others. A
 ```console block's `$ aioserve` lines run and must exit with 0; for those that name
@@ -7,108 +8,42 @@ say otherwise: `no-run` (needs something that a test has not), `gpu` (where none
 run on the CPU, with "cpu" in the place of "cuda"), or a file below the repository that contains the
 block word by word. A ```text printed``` block is what the last ```python block before it printed.
 Other languages are not run.
+
+A page begins with what `pip install .` brings, and its lines `pip install` add to that. What isn't
+run is there all the same: commands that packages bring, and what programs import.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aioserve import ConfigError
-from aioserve.cli import main
-from aioserve.config import EngineConfig
-from aioserve.execution.devices import chosen_device
 from tests.cli.server_process import ServerProcess
+from tests.docs.pages import PAGES, ROOT, Command, blocks, commands, relative
+from tests.docs.readers import Readers, readers
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MAX_BLOCKS_NOT_RUN = 6
 SERVED_URL = "http://127.0.0.1:8000"
 TAGS = ("", "no-run", "printed", "gpu")
-
-
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    line: int
-    language: str
-    tag: str
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page; `line` is where the fence opens."""
-    found, opening, body = [], None, []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.startswith("```"):
-            if opening is None:
-                opening, body = (number, line[3:].strip()), []
-            else:
-                language, _, tag = opening[1].partition(" ")
-                found.append(Block(page, opening[0], language, tag.strip(), "\n".join(body)))
-                opening = None
-        else:
-            body.append(line)
-    if opening is not None:
-        raise ValueError(f"{page}:{opening[0]}: this fence is never closed")
-    return found
-
-
 EVERY_BLOCK = [block for page in PAGES for block in blocks(page)]
-
-
-def relative(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_the_python_blocks_of_a_page_run_in_order(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    namespace: dict[str, Any] = {"__name__": "__docs__"}
-    for block in blocks(page):
-        if block.tag == "printed":
-            assert capsys.readouterr().out.strip() == block.text, f"{relative(page)}:{block.line}"
-        if block.language == "python" and block.tag in ("", "gpu"):
-            capsys.readouterr()
-            text = block.text if block.tag == "" else on_this_machine(block)
-            # Blank lines in front make a traceback show the page's own line numbers.
-            source = "\n" * block.line + text
-            exec(compile(source, relative(page), "exec", dont_inherit=True), namespace)
-
-
-def on_this_machine(block: Block) -> str:
-    """A block that names a GPU, or what it is without one."""
-    assert '"cuda"' in block.text, f"{relative(block.page)}:{block.line} names no GPU"
-    try:
-        chosen_device(EngineConfig(device="cuda"))
-    except ConfigError:
-        return block.text.replace('"cuda"', '"cpu"')
-    return block.text
-
-
-def console_commands() -> list[Any]:
-    return [
-        pytest.param(line[2:], id=f"{relative(block.page)}:{line[2:]}")
-        for block in EVERY_BLOCK
-        if block.language == "console" and not block.tag
-        for line in block.text.splitlines()
-        if line.startswith("$ aioserve")
-    ]
+EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
+SCRIPTS = {point.name for point in entry_points(group="console_scripts")}
+IN_PLACE = {
+    "serve": ("serve", "--show-config"),
+    "plugins check": ("plugins", "check", "fcfs", "--examples", "1"),
+}
+"""What shows that the packages of a command are there, where that command can't run."""
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where commands run one after the other: what one writes, the next can read. README.md is
-    there, as where they are typed."""
-    made = tmp_path_factory.mktemp("commands")
-    (made / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8"))
-    return made
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
+    """Commands run one after the other in one folder: what one writes, the next can read."""
+    with readers(tmp_path_factory.mktemp("readers")) as reading:
+        yield reading
 
 
 @pytest.fixture(scope="module")
@@ -117,23 +52,64 @@ def served_url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.parametrize("command", console_commands())
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_the_python_blocks_of_a_page_run_in_order(page: Path, reading: Readers) -> None:
+    found = blocks(page)
+    programs = [one for one in found if one.language == "python" and one.tag in ("", "gpu")]
+    for block in programs:
+        if block.tag == "gpu":
+            assert '"cuda"' in block.text, f"{relative(page)}:{block.line} names no GPU"
+    printed = reading.program(page, programs)
+    for block in found:
+        if block.tag == "printed":
+            (*_, line) = (line for line in printed if line < block.line)
+            assert printed[line].strip() == block.text, f"{relative(page)}:{block.line}"
+
+
+def told(command: Command) -> str:
+    return f"{relative(command.page)}:{' '.join(command.words)}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one, id=told(one))
+        for one in EVERY_COMMAND
+        if one.is_run and one.words[0] == "aioserve"
+    ],
+)
 def test_the_commands_that_the_documentation_shows_work(
-    command: str,
-    directory: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    command: Command, reading: Readers, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(directory)
-    if SERVED_URL in command:
-        command = command.replace(SERVED_URL, request.getfixturevalue("served_url"))
-    _, *arguments = shlex.split(command)
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    output = capsys.readouterr()
-    assert leaving.value.code == 0, output.err
-    assert output.out.strip()
+    words = list(command.words[1:])
+    for index, word in enumerate(words):
+        if word.startswith(SERVED_URL):
+            words[index] = word.replace(SERVED_URL, request.getfixturevalue("served_url"))
+    done = reading.command(command.page, command.line, words)
+    assert done["code"] == 0, done["err"]
+    assert done["out"].strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_what_a_page_does_not_run_finds_its_packages(page: Path, reading: Readers) -> None:
+    seen: set[Any] = set()
+    for command in commands(page):
+        first, *words = command.words
+        if first == "aioserve" and not command.is_run:
+            wanted = [IN_PLACE[key] for key in IN_PLACE if " ".join(words).startswith(key)]
+            shown = wanted[0] if wanted else (*words[:1], "--help")
+            done = reading.command(page, command.line, shown)
+            assert done["code"] == 0, f"{relative(page)}:{command.line}: {done['err']}"
+        elif first == "python" and (ROOT / words[0]).is_file():
+            reading.imports(page, command.line, ROOT / words[0])
+        elif first in SCRIPTS - {"pip"}:
+            assert reading.has_script(page, command.line, first), (
+                f"{relative(page)}:{command.line}: no `pip install` above brings {first}"
+            )
+        seen.add(first)
+    for block in blocks(page):
+        if block.language == "python" and block.tag not in TAGS:
+            reading.imports(page, block.line, ROOT / block.tag)
 
 
 def test_blocks_that_quote_a_file_are_found_in_it() -> None:
