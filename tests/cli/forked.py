@@ -1,16 +1,18 @@
 """The `aioserve` command in processes that have torch already: forks of one that imported it.
 
-    python -m tests.cli.forked SOCKET
+    python -m tests.cli.forked SOCKET [MODULE ...]
 
-forks for each connection to SOCKET, of which the first message is the command as JSON, with its
-stdin, stdout and stderr. The fork runs the command and ends as it does; the answer is the exit
-code. What is imported when a command begins, or how it starts, needs a process of its own. A fork
-may run another module, and have directories of packages besides those of the process.
+imports the modules, and forks for each connection to SOCKET, of which the first message is the
+command as JSON, with its stdin, stdout and stderr. The fork runs the command and ends as it does;
+the answer is the exit code. What is imported when a command begins, or how it starts, needs a
+process of its own. A fork may run another module, and have directories of packages besides those of
+the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -86,11 +88,14 @@ class Forks:
 
 
 @contextlib.contextmanager
-def forks(folder: Path, python: Path | str = sys.executable) -> Iterator[Forks]:
-    """Starts a process of `python` that forks, and ends it. Its socket is in `folder`."""
+def forks(
+    folder: Path, python: Path | str = sys.executable, imported: Sequence[str] = ()
+) -> Iterator[Forks]:
+    """Starts a process of `python` that forks, with modules that its forks have `imported`, and
+    ends it. Its socket is in `folder`."""
     path = folder / "forks"
     with subprocess.Popen(
-        [python, "-m", "tests.cli.forked", str(path)],
+        [python, "-m", "tests.cli.forked", str(path), *imported],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,  # it ends where this process does, however that comes
     ) as process:
@@ -105,13 +110,15 @@ def forks(folder: Path, python: Path | str = sys.executable) -> Iterator[Forks]:
             process.kill()
 
 
-def _serve(path: str) -> str | None:
+def _serve(path: str, *imported: str) -> str | None:
     """Returns the module in each fork, with the command's words, streams, environment, folder and
     packages."""
     import torch  # noqa: F401
 
     import aioserve.cli  # noqa: F401
 
+    for name in imported:
+        importlib.import_module(name)
     early = "huggingface_hub", "transformers"
     assert not sys.modules.keys() & set(early), f"{early} read the environment when imported"
     wakes, woken = os.pipe2(os.O_NONBLOCK)
@@ -169,7 +176,7 @@ def _tell_of_ends(running: dict[int, socket.socket]) -> None:
 
 
 if __name__ == "__main__":
-    if (module := _serve(sys.argv[1])) is None:
+    if (module := _serve(*sys.argv[1:])) is None:
         main()
     else:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.docs.pages import ROOT
 
@@ -110,7 +110,7 @@ class Environments:
                 to_see.append((needed.name, frozenset(needed.extras)))
         return names, missing
 
-    def _requires(self, name: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    def _requires(self, name: NormalizedName, extras: frozenset[str]) -> Iterator[Requirement]:
         if name == OURS:  # as the checkout has it now
             for extra in extras or ("",):
                 yield from _project_requires(ROOT, extra)

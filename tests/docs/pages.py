@@ -1,4 +1,4 @@
-"""Pages of the documentation as their readers take them: blocks, commands, and lines that install."""
+"""Pages of the documentation as their readers take them: blocks, commands, installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the documentation: processes in the environments that pages have made by their words."""
+"""Readers of the documentation: processes in the environments that the pages make."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT, Block, installs, relative
 __all__ = ["Readers", "readers"]
 
 Answer = dict[str, Any]
+IMPORTED = ("aioserve.engine", "aioserve.testing", "tests.doubles.unmeasured")
 
 
 class Readers:
@@ -75,7 +76,7 @@ class Readers:
             return
         place = f"{relative(page)}:{stopped['line']}"
         if missing := stopped["missing"]:
-            raise AssertionError(f"{place} needs {missing}, and no `pip install` above brings it")
+            place += f" needs {missing}, and no `pip install` above brings it"
         raise AssertionError(f"{place}\n{stopped['traceback']}")
 
     def _at(self, page: Path, line: int) -> _Process:
@@ -141,7 +142,7 @@ def readers(folder: Path) -> Iterator[Readers]:
     here.mkdir()
     (here / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8"))
     environments = Environments(folder)
-    with forks(folder, environments.python) as forking:
+    with forks(folder, environments.python, IMPORTED) as forking:
         reading = Readers(environments, forking, here)
         try:
             yield reading

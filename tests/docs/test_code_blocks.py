@@ -3,7 +3,8 @@ has installed above it.
 
 A ```python block runs, in the order of its page and in one namespace with the page's others. A
 ```console block's `$ aioserve` lines run and must exit with 0; for those that name
-http://127.0.0.1:8000 a server of the embedded model is there, at another port. The info string can
+http://127.0.0.1:8000 a server of the embedded model is there, at another port, and `plugins check`
+tries few examples. The info string can
 say otherwise: `no-run` (needs something that a test has not), `gpu` (where none can be used, it is
 run on the CPU, with "cpu" in the place of "cuda"), or a file below the repository that contains the
 block word by word. A ```text printed``` block is what the last ```python block before it printed.
@@ -18,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.server_process import ServerProcess
-from tests.docs.pages import PAGES, ROOT, Command, blocks, commands, relative
+from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, commands, relative
 from tests.docs.readers import Readers, readers
 
 MAX_BLOCKS_NOT_RUN = 6
@@ -85,31 +85,106 @@ def test_the_commands_that_the_documentation_shows_work(
     for index, word in enumerate(words):
         if word.startswith(SERVED_URL):
             words[index] = word.replace(SERVED_URL, request.getfixturevalue("served_url"))
+    if words[:2] == ["plugins", "check"] and "--examples" not in words:
+        words += ["--examples", "5"]
     done = reading.command(command.page, command.line, words)
     assert done["code"] == 0, done["err"]
     assert done["out"].strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_what_a_page_does_not_run_finds_its_packages(page: Path, reading: Readers) -> None:
-    seen: set[Any] = set()
+def find_packages(page: Path, reading: Readers) -> None:
+    """Raises `AssertionError` where one is missing of what the page names and doesn't run."""
     for command in commands(page):
+        place = f"{relative(page)}:{command.line}"
         first, *words = command.words
         if first == "aioserve" and not command.is_run:
             wanted = [IN_PLACE[key] for key in IN_PLACE if " ".join(words).startswith(key)]
             shown = wanted[0] if wanted else (*words[:1], "--help")
             done = reading.command(page, command.line, shown)
-            assert done["code"] == 0, f"{relative(page)}:{command.line}: {done['err']}"
-        elif first == "python" and (ROOT / words[0]).is_file():
-            reading.imports(page, command.line, ROOT / words[0])
+            assert done["code"] == 0, f"{place}: {done['err']}"
         elif first in SCRIPTS - {"pip"}:
-            assert reading.has_script(page, command.line, first), (
-                f"{relative(page)}:{command.line}: no `pip install` above brings {first}"
-            )
-        seen.add(first)
+            there = reading.has_script(page, command.line, first)
+            assert there, f"{place} needs {first}, and no `pip install` above brings it"
+        for path in programs(command):
+            reading.imports(page, command.line, path)
     for block in blocks(page):
         if block.language == "python" and block.tag not in TAGS:
             reading.imports(page, block.line, ROOT / block.tag)
+
+
+def programs(command: Command) -> list[Path]:
+    """Files of the repository that a command for python or uvicorn runs."""
+    paths = []
+    match command.words:
+        case ("python", path, *_):
+            paths = [ROOT / path]
+        case ("uvicorn", "--app-dir", folder, app):
+            paths = [ROOT / folder / f"{app.partition(':')[0]}.py"]
+    return [path for path in paths if path.is_file()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_what_a_page_does_not_run_finds_its_packages(page: Path, reading: Readers) -> None:
+    find_packages(page, reading)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "missing"),
+    [
+        ("docs/how-to/embed-in-web-apps.md", "pip install fastapi uvicorn", "uvicorn"),
+        ("docs/how-to/embed-in-web-apps.md", "pip install aiohttp", "aiohttp"),
+        ("docs/how-to/use-openai-clients.md", "pip install openai", "openai"),
+        ("docs/reference/testing.md", "`pip install 'aioserve[testing]'`", "hypothesis"),
+    ],
+)
+def test_a_page_that_does_not_install_what_it_needs_is_named_with_it(
+    name: str, line: str, missing: str, reading: Readers, tmp_path: Path
+) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert line in text
+    page = tmp_path / "page.md"
+    page.write_text(text.replace(line, ""), encoding="utf-8")
+    found = [block for block in blocks(page) if block.language == "python" and not block.tag]
+    with pytest.raises(AssertionError, match=rf"^page\.md:\d+ needs {missing}, and no `pip inst"):
+        _ = find_packages(page, reading), reading.program(page, found)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("serve", 2, "aioserve serve needs starlette: pip install 'aioserve[server]'"),
+        (
+            "bench serve http://127.0.0.1:9",
+            2,
+            "aioserve bench serve needs aiohttp: pip install 'aioserve[bench]'",
+        ),
+        (
+            "plugins check fcfs",
+            1,
+            "checks of plugins need hypothesis: pip install 'aioserve[testing]'",
+        ),
+    ],
+)
+def test_a_command_without_its_packages_says_what_to_install(
+    words: str, code: int, said: str, reading: Readers, bare: Path
+) -> None:
+    done = reading.command(bare, 1, words.split())
+    assert done == {"code": code, "out": "", "err": f"aioserve: {said}\n"}
+
+
+def test_imports_without_their_packages_say_what_to_install(reading: Readers, bare: Path) -> None:
+    said = r"aioserve\.server needs starlette: pip install 'aioserve\[server\]'"
+    for text in ("import aioserve.server.settings", "from aioserve.server import create_app"):
+        with pytest.raises(AssertionError, match=said):
+            reading.program(bare, [Block(bare, 1, "python", "", text)])
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A page that installs nothing."""
+    page = tmp_path / "page.md"
+    page.write_text("\n", encoding="utf-8")
+    return page
 
 
 def test_blocks_that_quote_a_file_are_found_in_it() -> None:
