@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def test_one_page_says_what_no_card_has_run() -> None:
             if page == RESULTS or "no card has run" not in paragraph.casefold():
                 continue
             assert "#what-no-card-has-run" in paragraph, f"{page}: {paragraph}"
+
+
+def test_the_readme_lists_the_extras_of_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| extra | for |") :].split("\n\n")[0]
+    listed = [
+        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(listed) == sorted(project["optional-dependencies"].keys() - {"docs", "test"})
 
 
 @pytest.mark.parametrize("name", ["README.md", "examples/deploy/Dockerfile", "tools/torch_index"])
