@@ -23,7 +23,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.docs.pages import ROOT
 
-__all__ = ["Environments"]
+__all__ = ["Environments", "link_files"]
 
 OURS = "aioserve"
 Files = dict[str, list[tuple[str, ...]]]
@@ -71,10 +71,7 @@ class Environments:
 
     @cached_property
     def _base(self) -> frozenset[str]:
-        names, missing = self._closure([Requirement(OURS)])
-        if missing:
-            raise LookupError(f"{OURS} is installed without {sorted(missing)}")
-        return frozenset(names)
+        return frozenset(self._closure([Requirement(OURS)])[0])
 
     @cached_property
     def _files(self) -> Files:
@@ -124,7 +121,7 @@ class Environments:
         place.mkdir(parents=True, exist_ok=True)
         wanted = frozenset(names)
         for folder in _site_packages():
-            _link_files({name: self._files[name] for name in self._files}, wanted, folder, place)
+            link_files(self._files, wanted, folder, place)
 
 
 def _installed() -> Iterator[Distribution]:
@@ -140,7 +137,7 @@ def _applies(needed: Requirement, extras: Iterable[str]) -> bool:
     return marker is None or any(marker.evaluate({"extra": one}) for one in ("", *extras))
 
 
-def _link_files(files: Files, wanted: frozenset[str], source: Path, place: Path) -> None:
+def link_files(files: Files, wanted: frozenset[str], source: Path, place: Path) -> None:
     """Links to what packages have below `source`. A directory of several, of which some aren't
     wanted, becomes one of links."""
     below: dict[str, Files] = {}
@@ -157,7 +154,7 @@ def _link_files(files: Files, wanted: frozenset[str], source: Path, place: Path)
             link.symlink_to(source / entry)
         else:
             link.mkdir()
-            _link_files(owned, wanted, source / entry, link)
+            link_files(owned, wanted, source / entry, link)
 
 
 def _is_project(path: Path) -> bool:

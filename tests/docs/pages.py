@@ -18,6 +18,7 @@ SHELLS = ("bash", "console", "sh")
 INSTALL = re.compile(r"\bpip install ([^`\n]+)")
 WITH_A_VALUE = ("--extra-index-url", "--index-url")
 """Options of `pip install` with the next word as their value."""
+NAMED = re.compile(r"(?:^ {4}|(?<!`)`)(python [\w/]+\.py)")
 VARIABLE = re.compile(r"[A-Z_]+=")
 
 
@@ -63,7 +64,11 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Lines of the blocks for a shell, without the variables that they set and their comments."""
+    """Lines of the blocks for a shell, without the variables that they set and their comments; and
+    programs for python that sentences name."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        for said in NAMED.findall(line):
+            yield Command(page, number, tuple(said.split()), is_run=False)
     for block in blocks(page):
         if block.language not in SHELLS:
             continue

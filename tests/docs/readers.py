@@ -29,6 +29,7 @@ class Readers:
         self._environments = environments
         self._forking = forking
         self._processes: dict[tuple[Path, ...], _Process] = {}
+        self._imported: set[tuple[str | Path, ...]] = set()
 
     def command(self, page: Path, line: int, words: Sequence[str]) -> Answer:
         """`aioserve` with words, as on that line of the page: exit code, stdout, stderr."""
@@ -58,8 +59,12 @@ class Readers:
     def imports(self, page: Path, line: int, path: Path) -> None:
         """The imports of a program that the page names on that line. Raises `AssertionError` for
         a module that no package of the page brings, be it installed on this machine or not."""
+        key = (*installs(page, line), path)
+        if key in self._imported:
+            return
         stopped = self._at(page, line).ask("imports", path=str(path))["stopped"]
         absent = self._environments.sites(installs(page, line), self.folder)[1]
+        self._imported.add(key)
         if stopped and _normal(stopped["missing"] or "") not in absent:
             self._check(page, stopped | {"line": line})
 
