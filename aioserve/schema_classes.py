@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from aioserve.arguments import counted, shown
 from aioserve.errors import InvalidRequestError, UnparsedError
 
-__all__ = ["Validates", "has_schema", "parsed_answer", "schema_of"]
+__all__ = ["SchemaClass", "Validates", "has_schema", "parsed_answer", "schema_of"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -29,6 +29,12 @@ class Validates(Protocol[T_co]):
     """A `pydantic.TypeAdapter`."""
 
     def validate_json(self, data: str, /) -> T_co: ...
+
+
+if TYPE_CHECKING:
+    SchemaClass: TypeAlias = type | Validates[Any]
+else:
+    SchemaClass = str  # as it is kept: msgspec decodes no union with a type that it doesn't know
 
 
 class _Form(NamedTuple):

@@ -29,7 +29,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import InvalidSamplingError
-from aioserve.schema_classes import Validates, has_schema, schema_of
+from aioserve.schema_classes import SchemaClass, has_schema, schema_of
 
 __all__ = ["MAX_WHITESPACE", "StructuralTag", "StructuredOutput", "structured_output"]
 
@@ -60,7 +60,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=Made
     that error when it is compiled.
     """
 
-    json_schema: Mapping[str, Any] | bool | str | type | Validates[Any] | None = None
+    json_schema: Mapping[str, Any] | bool | str | SchemaClass | None = None
     """The answer is a JSON value that this schema accepts: a dict, its JSON text, or a class that
     has one: a pydantic model or `TypeAdapter`, a `msgspec.Struct` or a dataclass. Kept as JSON
     text. Properties come in the order in which the schema names them."""
