@@ -304,7 +304,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """On the clock of the steps."""
     hints: SchedulingHints = NO_HINTS
     """Facts for the policy, and for plugins."""
-    script: object = None
+    script: Any = None
     """What the model's own `LoadedModel.script` made of the request."""
 
     @property

@@ -13,6 +13,7 @@ page table is the runner's: plans say what changes in it (`aioserve.steps.pages`
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -80,7 +81,7 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Numbers of `params.logits_processors` in what the runner makes them with."""
     drafting: DraftedSequence | None = None
     """What the drafter hears of the sequence, where guesses for it may be asked for."""
-    script: object = None
+    script: Any = None
     """What the model's own `script` made of the request, if it has one."""
 
 
