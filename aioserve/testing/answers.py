@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,8 +59,10 @@ class Answers:
     """
 
     def __init__(self, given: GivenAnswers) -> None:
-        if inspect.iscoroutinefunction(given) or not isinstance(
-            given, str | Mapping | Sequence | Iterator | Callable
+        if (
+            inspect.iscoroutinefunction(given)
+            or isinstance(given, bytes | bytearray)
+            or not isinstance(given, str | Mapping | Sequence | Iterator | Callable)
         ):
             raise ConfigError(
                 "answers must be a text, a call, a sequence or an iterator of answers, or a "
@@ -123,11 +126,12 @@ class Answers:
             raise failed(what, error) from error
 
 
-def failed(what: str, error: Exception) -> NoAnswerError:
+def failed(what: str, error: BaseException) -> NoAnswerError:
     """The error of a request for which a function of the test failed, which is logged."""
     logger.error("%s of a FakeModel failed", what, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return NoAnswerError(f"FakeModel: {what} failed in line {last.lineno}: {shown(error)}")
+    place = f"line {last.lineno} of {os.path.basename(last.filename)}"
+    return NoAnswerError(f"FakeModel: {what} failed in {place}: {shown(error)}")
 
 
 def _check(name: str, answer: Any) -> None:
@@ -185,7 +189,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
     arguments = call["arguments"]
     if isinstance(arguments, str):
         return arguments
-    return json.dumps(dict(arguments), ensure_ascii=False)
+    return json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False)
 
 
 def _alone(answer: Answer, request: FakeRequest) -> str:

@@ -4,6 +4,7 @@ near each other."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Sequence
 
@@ -40,14 +41,26 @@ def _random(text: str) -> npt.NDArray[np.float64]:
     return np.frombuffer(digest, "<u4") / 2**31 - 1.0
 
 
+def _numbers(made: object) -> Vector:
+    """What a function made, as float32; empty where numpy makes no real numbers of it."""
+    try:
+        found = np.asarray(made)
+        if found.dtype.kind not in "cMmSU":
+            with np.errstate(over="ignore"):  # infinity is refused by name
+                return found.astype(np.float32)
+    except Exception:  # whatever an `__array__` raises: that of a tensor with a gradient does
+        pass
+    return np.empty(0, np.float32)
+
+
 class Embeddings:
     """Vectors of one model, which all have as many numbers. `function` makes that of a text.
     Raises `ConfigError` for what is no function."""
 
     def __init__(self, function: TextEmbedder) -> None:
-        if not callable(function):
+        if not callable(function) or inspect.iscoroutinefunction(function):
             raise ConfigError(
-                f"embeddings must be a function of a text, got {shown(function)}",
+                f"embeddings must be a function of a text that isn't async, got {shown(function)}",
                 argument="embeddings",
                 value=function,
             )
@@ -58,12 +71,11 @@ class Embeddings:
         """The vector of a text, float32 `[dimensions]`. Raises `NoAnswerError`."""
         try:
             made = self._function(text)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest.fail raises no `Exception`, and a step must end
             raise failed("the function of embeddings", error) from error
-        try:
-            vector = np.asarray(made, np.float32)
-        except (TypeError, ValueError):
-            vector = np.empty(0, np.float32)
+        vector = _numbers(made)
         if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
             raise NoAnswerError(
                 f"FakeModel: embeddings must give a list of finite numbers, got {shown(made)}"

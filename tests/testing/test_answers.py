@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,7 +257,10 @@ async def later(messages: Any) -> str:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (boom, r"the function of answers failed in line \d+: KeyError\('boom'\)"),
+        (
+            boom,
+            r"the function of answers failed in line \d+ of test_answers.py: KeyError\('boom'\)",
+        ),
         (lambda messages: None, "an answer must be a text, a call or a list of these, got None"),
         (lambda messages: 3, "an answer must be a text, a call or a list of these, got 3"),
         (lambda messages: b"x", "an answer must be a text, a call or a list of these, got b'x'"),
@@ -286,13 +291,21 @@ def test_what_is_no_answer_ends_its_own_request(answer, why, caplog):
     [
         ({"answers": 3}, "answers must be a text, a call, a sequence or an iterator .* got 3"),
         ({"answers": later}, "a function of the messages that isn't async"),
-        ({"answers": b"x"}, r"answers\[0\] must be a text, a call or a list of these, got 120"),
+        (
+            {"answers": b"x"},
+            "answers must be a text, a call, a sequence or an iterator .* got b'x'",
+        ),
         ({"answers": ["a", None]}, r"answers\[1\] must be a text"),
         ({"answers": ["a", "\udc00"]}, r"answers\[1\] must be what UTF-8 and JSON can write"),
         ({"answers": {"name": "f", "arguments": 3}}, 'an object, or its JSON, as "arguments"'),
         ({"answers": {"name": "f", "arguments": {"a": {1}}}}, "what UTF-8 and JSON can write"),
         ({"answers": [{"name": 1, "arguments": {}}]}, r"answers\[0\] must be a call with a text"),
-        ({"embeddings": 3}, "embeddings must be a function of a text, got 3"),
+        ({"answers": {"name": "f", "arguments": {"a": math.nan}}}, "what UTF-8 and JSON can write"),
+        ({"embeddings": 3}, "embeddings must be a function of a text that isn't async, got 3"),
+        (
+            {"embeddings": later},
+            "embeddings must be a function of a text that isn't async, got <fun",
+        ),
         ({"answers": "a", "eos_token_ids": frozenset({3})}, "eos_token_ids must be left out"),
     ],
 )
@@ -510,13 +523,56 @@ def test_a_function_makes_vectors_and_what_is_none_ends_the_request():
             ("nothing", r"embeddings must give a list of finite numbers, got \[\]"),
             ("nan", "embeddings must give a list of finite numbers"),
             ("table", "embeddings must give a list of finite numbers"),
-            ("unknown", r"the function of embeddings failed in line \d+: KeyError\('unknown'\)"),
+            (
+                "unknown",
+                r"the function of embeddings failed in line \d+ of test_answers.py: KeyError\('unknown'\)",
+            ),
         ]:
             with pytest.raises(RequestFailedError, match=why):
                 await engine.embed(text)
         assert (await engine.embed("a")).shape == (2,)
 
     served(FakeModel(embeddings=lambda text: vectors[text]), main)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [10**400],
+        [1e300],
+        [1 + 2j],
+        np.array([1 + 2j]),
+        ["1", "2"],
+        [[1], [1, 2]],
+        torch.ones(1, requires_grad=True),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_vector_ends_its_own_request_alone(made):
+    async def main(engine: Engine) -> list[Any]:
+        asked = [engine.embed(text) for text in ("fine", "odd", "fine")]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    model = FakeModel(embeddings=lambda text: made if text == "odd" else [1])
+    before, error, after = served(model, main)
+    assert before == after == [1.0]
+    assert isinstance(error, RequestFailedError)
+    assert "embeddings must give a list of finite numbers" in str(error)
+
+
+def test_a_function_of_embeddings_that_fails_the_test_ends_its_request():
+    def vector(text: str) -> list[float]:
+        if text == "odd":
+            pytest.fail("asked for an odd one")
+        return [1.0]
+
+    async def main(engine: Engine) -> None:
+        with pytest.raises(RequestFailedError, match="asked for an odd one"):
+            await engine.embed("odd")
+        assert await engine.embed("fine") == [1.0]
+
+    served(FakeModel(embeddings=vector), main)
 
 
 def test_scores_are_told_as_without_answers():
