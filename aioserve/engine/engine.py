@@ -196,7 +196,7 @@ class Engine(EngineFacts, EnteredByAsync):
         and `WrongLoopError`. What only encoding the prompt can show is raised by the first read of
         the stream instead.
         """
-        check_names("stream", options, StreamOptions)
+        check_names("stream", options, StreamOptions, "prompt", "params")
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
     # Python keeps all overloads for ever, and with them this module and what it holds.
@@ -235,7 +235,7 @@ class Engine(EngineFacts, EnteredByAsync):
         `params` are one for all, or a list of one for each. The first that fails ends the others.
         `progress` is called with how many are done, from 0 on, and how many there are; None draws a
         bar on a terminal, which moves with each token, and False doesn't."""
-        check_names("generate", options, StreamOptions)
+        check_names("generate", options, StreamOptions, "prompt", "params", "progress")
         self._lifecycle.usable()
         if holds_prompts(prompt):
             # Others find room in the queue.
@@ -274,7 +274,8 @@ class Engine(EngineFacts, EnteredByAsync):
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
-        check_names("beam_search", options, BeamSearchOptions)
+        own = ("prompt", "beam_width", "max_tokens", "length_penalty", "early_stopping")
+        check_names("beam_search", options, BeamSearchOptions, *own)
         given: dict[str, Any] = dict(options)
         own = {name: given.pop(name) for name in BEAM_DEFAULTS if name in given}
         return await beam_search(
@@ -320,7 +321,9 @@ class Engine(EngineFacts, EnteredByAsync):
         The other options and errors are those of `stream`, and `InvalidRequestError` where a
         parser is unknown, or a strict or required tool is.
         """
-        check_names("chat", options, StreamOptions)
+        own = ("messages", "params", "tool_parser", "reasoning_parser", "strict_tools")
+        own = (*own, "required_tools", "parallel_tool_calls", "max_whitespace")
+        check_names("chat", options, StreamOptions, *own)
         live = self._lifecycle.usable()
         # What is no SamplingParams is refused where requests come in.
         wanted = None

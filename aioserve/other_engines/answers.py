@@ -36,7 +36,10 @@ def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
     word = _plain(name)
     if (home := _HOMES.get(call) or (Home.CALL if call.islower() else None)) is not None:
         row, own = _row(word, known, lambda row: row.home in (home, Home.ANY))
-        answer = _in_python(row, home) if row is not None else own and f"it is {_place(own, home)}"
+        if row is not None:
+            answer = _in_python(row, home, known)
+        else:
+            answer = own and f"it is {_place(own, home, known)}"
         if answer is not None:
             return f"{call}() takes no {name!r}: {answer}"
     near = difflib.get_close_matches(word, known, 1, _LIKE)
@@ -81,10 +84,13 @@ _PLACES = {
 }
 
 
-def _place(home: Home, door: Home | None = None) -> str:
-    """Where an option of ours is, said at a door of Python or on a command line."""
-    if home is Home.SAMPLING and door is Home.CALL:
+def _place(home: Home, door: Home | None = None, known: Collection[str] = ()) -> str:
+    """Where an option of ours is, said at a door of Python, which has `known`, or on a command
+    line."""
+    if home is Home.SAMPLING and door is Home.CALL and "params" in known:
         return "an argument of SamplingParams, which goes into params"
+    if home is door is Home.CALL:
+        return "an argument of another call of the engine"
     if door is not None and home is Home.ENGINE:
         return "an argument of Engine"
     return _PLACES.get(home) or f"an {'argument' if home.is_python else 'option'} of {home.value}"
@@ -105,6 +111,8 @@ def _row(
     """The row that answers a name, or where one of our own names is; neither where the name is
     nearly one of `known`."""
     # From what is surely meant to what only may be.
+    if word in known:
+        return None, None
     table = _by_name()
     rows = table.get(word, ())
     own = _own_home(word)
@@ -159,12 +167,15 @@ def _own_home(word: str) -> Home | None:
 # -- answers as they are written at a door
 
 
-def _in_python(row: Row, door: Home) -> str:
+def _in_python(row: Row, door: Home, known: Collection[str]) -> str:
     if not row.home.is_python:
         answer = _NAME.sub(_written_as_flag, row.answer)
     else:
         answer = _NAME.sub(_written_as_argument, row.answer)
-    return answer if row.home in (door, Home.ANY) else f"{answer} ({_place(row.home, door)})"
+    named = {name for name in named_in(row.answer) if not _SPECULATION.fullmatch(name)}
+    if row.home is Home.ANY or (row.home is door and named <= set(known)):
+        return answer
+    return f"{answer} ({_place(row.home, door, known)})"
 
 
 def _on_command_line(row: Row, known: Collection[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from aioserve import Engine, SamplingParams, StructuredOutput
+from aioserve import Engine, SamplingParams, Speculation, StructuredOutput
 from aioserve.cli import app, option_names
 from aioserve.cli.serve import SETTINGS
 from aioserve.config import EngineConfig
@@ -44,7 +44,8 @@ KNOWN: dict[str, set[str]] = {
     "EngineConfig": set(EngineConfig.__struct_fields__),
     "SamplingParams": set(SamplingParams.__struct_fields__),
     "StructuredOutput": set(StructuredOutput.__struct_fields__),
-    **{call: arguments_of(getattr(Engine, call)) for call in CALLS},
+    "Speculation": set(Speculation.__struct_fields__),
+    **{call: arguments_of(getattr(Engine, call)) for call in (*CALLS, "embed", "beam_search")},
 }
 
 
@@ -186,6 +187,8 @@ def test_what_others_document_for_commands_is_taken_or_answered(command: str, na
         ("Engine", "num_speculative_tokens", "it is max_tokens of Speculation"),
         ("Engine", "enforce_eager", "it is capture_graphs=False"),
         ("Engine", "draft_model", 'it is speculation="model:path=PATH"'),
+        ("Speculation", "n_ctx", "it is max_model_len (an argument of Engine)"),
+        ("Speculation", "draft_n", "it is max_tokens of Speculation"),
         ("SamplingParams", "max_new_tokens", "it is max_tokens"),
         ("SamplingParams", "do_sample", "temperature=0 is greedy"),
         ("SamplingParams", "num_beams", "a beam search is a call of its own"),
@@ -198,6 +201,18 @@ def test_what_others_document_for_commands_is_taken_or_answered(command: str, na
             "it is max_tokens (an argument of SamplingParams, which goes into",
         ),
         ("chat", "page_size", "it is an argument of Engine"),
+        (
+            "stream",
+            "use_tqdm",
+            "it is progress, of a call with several prompts (an argument of ano",
+        ),
+        (
+            "embed",
+            "tool_choice",
+            "it is required_tools, the names of what must be called; without ",
+        ),
+        ("embed", "top_k", "it is an argument of SamplingParams, and a field of requests"),
+        ("beam_search", "stop_strings", "it is stop (an argument of SamplingParams, and a field"),
         # Spelled as elsewhere, cut off, or nearly so.
         ("Engine", "nCtx", "it is max_model_len"),
         ("Engine", "gpu-memory-utilization", "it is memory_utilization"),
@@ -208,6 +223,15 @@ def test_what_others_document_for_commands_is_taken_or_answered(command: str, na
 def test_a_name_is_answered_as_its_door_writes_it(call: str, name: str, said: str) -> None:
     told = unknown_in_python(call, name, KNOWN[call])
     assert told.startswith(f"{call}() takes no {name!r}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "meant"),
+    [("SamplingParams", "maxTokens", "max_tokens"), ("Engine", "max-model-len", "max_model_len")],
+)
+def test_an_argument_of_the_door_itself_is_meant_by_its_other_spellings(call, name, meant) -> None:
+    told = unknown_in_python(call, name, KNOWN[call])
+    assert told.endswith(f"{name!r}; did you mean {meant}?")
 
 
 @pytest.mark.parametrize("name", ["qqq", "unheard_of", "tok", ""])
@@ -229,6 +253,15 @@ async def test_every_door_of_the_library_answers() -> None:
     make: Any = SamplingParams
     with pytest.raises(TypeError, match=r"^SamplingParams.. takes no 'num_predict': it is max_tok"):
         make(num_predict=5)
+    doors: list[Any] = [StructuredOutput, Speculation, EngineConfig]
+    for door, name, said in zip(
+        doors,
+        ("guided_regex", "num_speculative_tokens", "n_ctx"),
+        ("regex", "max_tokens of Speculation", "max_model_len"),
+        strict=True,
+    ):
+        with pytest.raises(TypeError, match=rf"takes no '{name}': it is {said}$"):
+            door(**{name: 1})
     options: dict[str, Any] = {"n_ctx": 4096}
     with pytest.raises(TypeError, match=r"^Engine.. takes no 'n_ctx': it is max_model_len$"):
         Engine(**options)
@@ -242,6 +275,10 @@ async def test_every_door_of_the_library_answers() -> None:
             TypeError, match=r"^chat.. takes no 'tool_choice': it is required_tools"
         ):
             call.chat([], tool_choice="auto")
+        with pytest.raises(TypeError, match=r"it is progress, of a call with several prompts$"):
+            await call.generate([1], use_tqdm=True)
+        with pytest.raises(TypeError, match=r"prompt: text, token ids or messages$"):
+            call.stream([1], input_ids=[1])
         with pytest.raises(
             TypeError, match=r"^embed.. takes no 'max_tokens': it is an argument of"
         ):
