@@ -14,10 +14,12 @@ import argparse
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -65,39 +67,44 @@ def run_properties(seed: int, ends: float, arguments: Sequence[str]) -> int:
 
 def run_processes(jobs: int, ends: float, arguments: Sequence[str]) -> int:
     """Exit code of the first process that failed, whose output is printed; 0 once time is up."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     rounds = 0
     try:
         while running or time.monotonic() < ends:
             while len(running) < jobs and time.monotonic() < ends:
                 running.append(_start(random.randrange(2**32), ends, arguments))
             time.sleep(POLL_SECONDS)
-            for process in [one for one in running if one.poll() is not None]:
-                running.remove(process)
+            for process, output in [one for one in running if one[0].poll() is not None]:
+                running.remove((process, output))
                 rounds += 1
                 if process.returncode:
-                    print(process.communicate()[0])
+                    output.seek(0)
+                    print(output.read().decode(errors="replace"))
                     return process.returncode
     finally:
-        for process in running:
+        for process, _ in running:
             process.kill()
             process.wait()
     print(f"{rounds} rounds, nothing found")
     return 0
 
 
-def _start(seed: int, ends: float, arguments: Sequence[str]) -> subprocess.Popen[str]:
+def _start(
+    seed: int, ends: float, arguments: Sequence[str]
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """A process, and the file that it writes to: a pipe that nobody reads would stop it."""
     print(f"seed {seed}", flush=True)
     seconds = max(ends - time.monotonic(), 0)
     command = [sys.executable, "-m", "tests.explore", f"--seed={seed}", f"--max-seconds={seconds}"]
-    return subprocess.Popen(
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its last reference
+    process = subprocess.Popen(
         [*command, *arguments],
         cwd=ROOT,
-        text=True,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
     )
+    return process, output
 
 
 def main(words: Sequence[str] | None = None) -> int:
