@@ -283,7 +283,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
     speculation: Speculation | None = None
-    """Which drafter guesses tokens of completions, and how many; a drafter's name alone is
+    """The drafter that guesses tokens of completions, and their number; a drafter's name alone is
     `Speculation(drafter=NAME)`. The tokens are the same with any, but for
     `acceptance="rejection"`. None: each step computes one token of a completion."""
     seed: int = 0

@@ -305,7 +305,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     hints: SchedulingHints = NO_HINTS
     """Facts for the policy, and for plugins."""
     script: Any = None
-    """What the model's own `LoadedModel.script` made of the request."""
+    """A value that the model's own `LoadedModel.script` made of the request."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,23 +1,23 @@
-"""How hypothesis runs here: without deadlines, and with the same examples on every machine. It
-explains no failures: that traces every line and runs into the test's time limit. `make test` draws
-fewer examples, where a test doesn't say how many it needs; `make explore` draws new ones.
+"""Settings of all tests.
 
-`make mutants` asks with the usual examples too, and doesn't look for the smallest one that fails.
+Hypothesis runs without deadlines, and with the same examples on every machine. It explains no
+failures: that traces every line and runs into the test's time limit. `make test` draws fewer
+examples, where a test doesn't say how many it needs; `make explore` draws new ones. `make mutants`
+asks with the usual examples too, and doesn't look for the smallest one that fails.
 
-And Triton's interpreter, where there is no GPU: Triton must know before the first package, here
+Triton's interpreter stands in for a missing GPU. Triton must know before the first package, here
 transformers, imports it.
 
-And where engines compute that are made without a `device`: on the CPU, in programs that tests start
-too, whatever cards and drivers this machine has. A test that wants a card names it.
+Engines without a `device` compute on the CPU, in programs that tests start too, whatever cards and
+drivers this machine has. A test that wants a card names it.
 
-And how the threads that torch and numpy compute with wait for each other: OpenMP's asleep, and
-OpenBLAS has one alone. By default they spin, and where two processes of tests share the cores, each
-spins on what the other needs.
+Threads of torch and numpy sleep while they wait: OpenMP's are told so, and OpenBLAS has one alone.
+By default they spin, and two processes of tests that share the cores slow each other down.
 
-And signals reach what tests start where they were ignored when the tests began, in the background
-of a shell say.
+Signals reach the programs that tests start, where tests began with them ignored: in the background
+of a shell, say.
 
-And engines choose the number of guesses by what is known of these alone: how long a step takes on
+Engines choose the number of guesses by what is known of these alone. The time that a step takes on
 this machine decides no test.
 """
 

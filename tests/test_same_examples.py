@@ -1,4 +1,4 @@
-"""What `make test` draws depends on nothing but the test, and what `make explore` finds is told."""
+"""Examples of `make test` depend on nothing but the test; finds of `make explore` are told."""
 
 from __future__ import annotations
 

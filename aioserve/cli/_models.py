@@ -154,7 +154,7 @@ def _to_download(model: str) -> HubName | None:
 
 
 def _advice(model: str, prompt: str | None, error: object = None) -> str | None:
-    """What to type, where the words are in another order, or the model was left out. `error` says
+    """The command to type, where words are in another order or the model is missing. `error` says
     what names a model."""
     if prompt is not None and _is_here(prompt):
         return (

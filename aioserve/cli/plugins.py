@@ -269,7 +269,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
 
 def _without_model(made: Any, text: str) -> Any:
-    """What was made, if it needs no engine."""
+    """The drafter or policy that was made, if it needs no engine."""
     if isinstance(made, LoadedDrafter):
         raise ConfigError(
             f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "

@@ -89,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
     """Text, a `Conversation`, token ids as an int32 array, or a prompt with a continuation."""
     params: SamplingParams
     answers: bool
-    """Whether answers are asked for; else beams, or something of the prompt alone."""
+    """True where answers are asked for; else beams, or something of the prompt alone."""
     tool_parser: str | None
     """Name of what reads calls of tools in its answers; None: nothing does."""
 
@@ -131,7 +131,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Hears of each request that is taken, on the event loop and in order; what it returns is
     `SlotStart.script` of each of its slots."""
     takes_forced: bool = True
-    """Whether tokens that a grammar forces may be taken although its runner doesn't draw them."""
+    """True if tokens that a grammar forces may be taken although the runner doesn't draw them."""
 
 
 class ModelSource(Protocol):

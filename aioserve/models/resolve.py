@@ -85,7 +85,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def ways_to_name() -> str:
-    """What names a model, with an example of each."""
+    """Names that a model may have, with an example of each."""
     embedded = " or ".join(assets.EMBEDDED_MODELS)
     return (
         f"a model is {embedded}, the embedded one; a path, as ./DIRECTORY with config.json or "

@@ -1,1 +1,1 @@
-"""What options of other engines are called here, for each door of the library and the command."""
+"""Names of other engines' options, and ours, for each door of the library and the command."""

@@ -1,4 +1,4 @@
-"""What is said of a name that a door doesn't have: what it is called here, or that it isn't there.
+"""Answers to names that a door doesn't have: the name here, or that there is none.
 
 A door is a constructor, a call or a command. One table (`of_engines`, `of_requests`,
 `of_commands`, `families`) has the answers, and each door writes names of ours in its own way.
@@ -31,7 +31,7 @@ _OFF = {"chat": "--raw"}
 
 
 def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
-    """What is said of an argument that a call, or a class, doesn't have. `known` are those that it
+    """The answer to an argument that a call, or a class, doesn't have. `known` are those that it
     has. Other engines have nothing like the classes that are no door."""
     word = _plain(name)
     if (home := _HOMES.get(call) or (Home.CALL if call.islower() else None)) is not None:
@@ -48,7 +48,7 @@ def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
 
 
 def on_command_line(option: str, known: Collection[str]) -> str | None:
-    """What is said of an option that a command doesn't have; None where there is nothing to say but
+    """The answer to an option that a command doesn't have; None where there is nothing to say but
     which of its own it may be like. `known` are these, as names in Python."""
     is_long = option.startswith("--")
     if not is_long and option not in SHORT:
@@ -85,7 +85,7 @@ _PLACES = {
 
 
 def _place(home: Home, door: Home | None = None, known: Collection[str] = ()) -> str:
-    """Where an option of ours is, said at a door of Python, which has `known`, or on a command
+    """The place of an option of ours, said at a door of Python, which has `known`, or on a command
     line."""
     if home is Home.SAMPLING and door is Home.CALL and "params" in known:
         return "an argument of SamplingParams, which goes into params"
@@ -160,7 +160,7 @@ def _by_name() -> dict[str, list[Row]]:
 
 
 def _own_home(word: str) -> Home | None:
-    """Where one of our own names is an option."""
+    """The door where one of our own names is an option."""
     return next((home for home, names in OWN.items() if word in names.split()), None)
 
 

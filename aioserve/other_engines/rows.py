@@ -1,4 +1,4 @@
-"""What a row of the table of other engines' options is.
+"""Rows of the table of other engines' options.
 
 Names are those of vLLM, SGLang, llama.cpp (and llama-cpp-python), Ollama, TGI, MLX and
 transformers, with underscores. An answer has names of ours in braces: `{name}`, `{!name}` for what
@@ -14,7 +14,7 @@ __all__ = ["OWN", "Home", "Row"]
 
 
 class Home(Enum):
-    """Where the names of an answer are options, in words."""
+    """Doors where the names of an answer are options, in words."""
 
     ENGINE = "Engine"
     SAMPLING = "SamplingParams"
@@ -30,7 +30,7 @@ class Home(Enum):
 
     @property
     def is_python(self) -> bool:
-        """Whether options there are arguments in Python, and not words of a command."""
+        """True if options there are arguments in Python, and not words of a command."""
         return self in (Home.ENGINE, Home.SAMPLING, Home.FORM, Home.CALL)
 
 

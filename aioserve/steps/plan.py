@@ -82,7 +82,7 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drafting: DraftedSequence | None = None
     """What the drafter hears of the sequence, where guesses for it may be asked for."""
     script: Any = None
-    """What the model's own `script` made of the request, if it has one."""
+    """A value that the model's own `script` made of the request, if it has one."""
 
 
 TOTALS = (

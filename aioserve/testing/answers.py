@@ -51,7 +51,7 @@ class FakeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers:
-    """What each request is answered with, in the order in which an engine takes them.
+    """Answers for requests, in the order in which an engine takes them.
 
     One text or call answers every request. Of a sequence or an iterator each request takes the
     next; a function is called with the messages, or the text of a prompt that is no chat. Raises
@@ -140,7 +140,7 @@ def _check(name: str, answer: Any) -> None:
 
 
 def _problem(answer: Any) -> str | None:
-    """What an answer must be and isn't; None where all is well."""
+    """Says of a bad answer what it must be; None for a good one."""
     if inspect.iscoroutine(answer):
         answer.close()
     if not isinstance(answer, str | Mapping | Sequence) or isinstance(answer, bytes | bytearray):
@@ -193,7 +193,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 
 def _alone(answer: Answer, request: FakeRequest) -> str:
-    """Where a request names the function to call, the answer is its arguments."""
+    """The arguments of a call alone, for a request that names the function to call."""
     parts = _parts(answer)
     calls = [part for part in parts if isinstance(part, Mapping)]
     if not calls:
@@ -228,7 +228,7 @@ def _named_tools(request: FakeRequest) -> list[str]:
 
 
 def _json(answer: Answer) -> list[str]:
-    """Where calls must come, without any mark, the answer is a list of them, or one."""
+    """A list of calls, or one, without any mark, for a request in which calls must come."""
     parts = _parts(answer)
     calls = [_object(part) for part in parts if isinstance(part, Mapping)]
     if not calls:

@@ -18,7 +18,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def chat_tokenizer() -> Tokenizer:
-    """As `byte_tokenizer`; 256 begins a turn and 257 ends it."""
+    """A `byte_tokenizer` in which 256 begins a turn and 257 ends it."""
     backend = _backend()
     backend.add_special_tokens([TURN_BEGINS, TURN_ENDS])
     return Tokenizer(backend, source="chat tokenizer")

@@ -42,7 +42,7 @@ def _random(text: str) -> npt.NDArray[np.float64]:
 
 
 def _numbers(made: object) -> Vector:
-    """What a function made, as float32; empty where numpy makes no real numbers of it."""
+    """A function's result as float32; empty where numpy makes no real numbers of it."""
     try:
         found = np.asarray(made)
         if found.dtype.kind not in "cMmSU":

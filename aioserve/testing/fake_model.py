@@ -306,8 +306,8 @@ class FakeModel:
         self.disturb = disturb
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence.
-        Raises `ConfigError` for a `tool_parser` that doesn't read the calls of answers."""
+        """Load for an engine, whose `num_pages` and `max_model_len` take precedence. Raises
+        `ConfigError` for a `tool_parser` that doesn't read the calls of answers."""
         num_pages = config.num_pages or self.num_pages
         groups = {"num_window_groups": self.num_window_groups, "window": self.window}
         device = (ScriptedDevice if self._is_scripted else FakeDevice)(

@@ -1,4 +1,4 @@
-"""What each request of a `FakeModel` with answers gets, from when an engine takes it.
+"""Scripts of a `FakeModel` with answers: one for each request, from when an engine takes it.
 
 Knows prompts as callers gave them, and ids. Must not know steps or pages.
 """
@@ -20,7 +20,7 @@ __all__ = ["Script", "Scripts", "allows"]
 
 
 class Script:
-    """What one request gets: token ids with the end of the answer, or why there are none; or the
+    """A request's share: token ids with the end of the answer, or why there are none; or the
     vector of a text, made when it is asked for."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Scripts:
         self._requests = requests
 
     def script(self, asked: Asked) -> Script:
-        """As `LoadedModel.script`."""
+        """Make the script of a request: a `LoadedModel.script`."""
         prompt = asked.prompt
         if not asked.answers:
             return Script(self._embeddings, text=self._text_of(prompt))
@@ -108,5 +108,5 @@ class Scripts:
 
 
 def allows(mask: Mask, token_id: int) -> bool:
-    """Whether a mask leaves a token."""
+    """True if a mask leaves the token."""
     return bool(mask[token_id // 32] >> token_id % 32 & 1)

@@ -105,7 +105,7 @@ NUMBER = 7
 
 @pytest.fixture
 def drafter_file(policy_file: str) -> str:
-    """As `policy_file`, with drafters in the place of policies."""
+    """A `policy_file` with drafters in the place of policies."""
     Path(policy_file).write_text(DRAFTER)
     return policy_file
 

@@ -1,4 +1,4 @@
-"""What is said of a name that is no model: what names one, and which models are like it."""
+"""Answers to a name that is no model: what names one, and models that are like it."""
 
 from __future__ import annotations
 

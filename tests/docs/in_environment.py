@@ -1,4 +1,4 @@
-"""What a reader does with a page, in the environment of the page.
+"""Does what a reader does with a page, in the environment of the page.
 
 A process that is asked in lines of JSON by stdin, and answers so by stdout: `Readers` starts it. It
 imports nothing that the environment may lack.

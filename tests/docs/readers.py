@@ -36,7 +36,7 @@ class Readers:
         return self._at(page, line).ask("command", words=words, folder=str(self.folder))
 
     def program(self, page: Path, blocks: Sequence[Block]) -> dict[int, str]:
-        """What python blocks of a page print, by their lines. Raises `AssertionError` that says
+        """Prints of the python blocks of a page, by their lines. Raises `AssertionError` that says
         what stopped them."""
         steps = [self._sites(page, block.line) for block in blocks]
         asked = [

@@ -36,7 +36,7 @@ IN_PLACE = {
     "serve": ("serve", "--show-config"),
     "plugins check": ("plugins", "check", "fcfs", "--examples", "1"),
 }
-"""What shows that the packages of a command are there, where that command can't run."""
+"""Commands that show that packages are there, in the place of those that can't run."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the tutorial says of the project that `aioserve plugins new` writes."""
+"""The tutorial is right about the project that `aioserve plugins new` writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def namespace_of(source: str) -> dict[str, Any]:
 
 
 def printed_of(policy: SchedulingPolicy, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the tutorial's `try_out` prints of a policy."""
+    """The tutorial's `try_out` of a policy, as it prints it."""
     (trial,) = (one.text for one in blocks(TUTORIAL) if "def try_out" in one.text)
     functions = trial[: trial.index("theirs =")]
     capsys.readouterr()

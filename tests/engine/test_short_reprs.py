@@ -1,4 +1,4 @@
-"""What a caller gets back has a short `repr`, whatever is in it."""
+"""Results have a short `repr`, whatever is in them."""
 
 from __future__ import annotations
 

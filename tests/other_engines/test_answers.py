@@ -1,4 +1,4 @@
-"""What other engines call their arguments and options is answered with what it is called here."""
+"""Names of other engines' arguments and options are answered with the name here."""
 
 from __future__ import annotations
 
