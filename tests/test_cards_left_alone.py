@@ -54,7 +54,7 @@ def test_a_program_that_a_test_starts_says_nothing_of_cards(tmp_path: Path) -> N
             env=environment | {"LD_LIBRARY_PATH": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=200,
             check=True,
         )
         return done.stderr

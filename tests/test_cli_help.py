@@ -23,7 +23,7 @@ def modules_after(code: str) -> tuple[set[str], str]:
         ],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

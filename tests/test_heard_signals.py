@@ -19,7 +19,7 @@ IGNORED_IN_A_CHILD = (
 
 def ignored_in_a_child() -> str:
     return subprocess.check_output(
-        [sys.executable, "-c", IGNORED_IN_A_CHILD], text=True, timeout=50
+        [sys.executable, "-c", IGNORED_IN_A_CHILD], text=True, timeout=200
     ).strip()
 
 

@@ -52,7 +52,7 @@ def run(
     return subprocess.run(
         [sys.executable, "-m", "aioserve", *words],
         preexec_fn=close if closed else None,
-        timeout=50,
+        timeout=200,
         check=False,
         **streams | options,
     )
@@ -170,7 +170,7 @@ def test_an_interrupt_at_any_time_leaves_without_a_traceback(
     assert process.stderr.readline() == b"begun\n"
     time.sleep(wait)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode in (0, 130, -signal.SIGINT)  # it may have been done, or nearly
     assert b"Traceback" not in errors
 
@@ -181,5 +181,5 @@ def test_a_request_to_terminate_ends_a_command() -> None:
     )
     time.sleep(2)
     process.terminate()
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=200)
     assert (process.returncode, errors) == (-signal.SIGTERM, b"")

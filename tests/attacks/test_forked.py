@@ -120,7 +120,7 @@ asyncio.run(main())
 
 def printed(program: str) -> list[str]:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM + program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

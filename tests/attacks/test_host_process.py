@@ -79,7 +79,7 @@ def found_by(*, planted: bool) -> dict[str, object]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -130,7 +130,7 @@ def test_the_threads_of_the_kernels_are_those_of_the_first_engine_ever_after() -
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=200,
         env=os.environ | {"AIOSERVE_NUM_THREADS": "3"},
     )
     assert done.stdout.strip() == "[0, 2, 2, 2] True"

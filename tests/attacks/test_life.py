@@ -508,7 +508,7 @@ def test_a_program_that_ends_says_of_an_engine_no_more_than_that_it_was_not_clos
         [sys.executable, "-c", PROGRAM.format(model=MODELS[model], end=how)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == code, done.stderr

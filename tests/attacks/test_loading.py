@@ -104,7 +104,7 @@ def test_importing_torch_leaves_the_loop_free(collector: str) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=50,
+            timeout=200,
         )
         holds.append(float(done.stdout))
         if holds[-1] <= MAX_HELD_SECONDS * slowness():
@@ -130,7 +130,7 @@ asyncio.run(main())
 
 def test_what_the_program_froze_stays_frozen_and_nothing_else_is() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FREEZES], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", FREEZES], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.strip() == "True True"
 
@@ -158,6 +158,6 @@ asyncio.run(main())
 
 def test_nothing_is_imported_on_the_loop_once_an_engine_is_open() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.strip() == "[]"

@@ -505,7 +505,7 @@ def computed_by_children() -> float:
 def test_a_process_ends_although_a_text_is_being_encoded():
     before = computed_by_children()
     done = subprocess.run(
-        [sys.executable, "-c", EXIT], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, check=True, timeout=200
     )
     computed = computed_by_children() - before
     (told,) = done.stderr.splitlines()

@@ -51,7 +51,7 @@ def aioserve_anew() -> Run:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=200,
             env=os.environ | {"COLUMNS": "120"} | environment,
         )
 

@@ -181,7 +181,7 @@ def test_ctrl_c_prints_what_was_measured(url: str, tmp_path: Path) -> None:
         try:
             _wait_for_requests(url)
             load.send_signal(signal.SIGINT)
-            output, errors = load.communicate(timeout=40)
+            output, errors = load.communicate(timeout=160)
         finally:
             load.kill()
     assert load.returncode == 130, errors

@@ -132,7 +132,7 @@ def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model
         [*command, str(tiny_model), *load, *graphs, "--json", "-"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=220,
         check=True,
     )
     assert done.stderr == ""

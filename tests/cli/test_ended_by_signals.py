@@ -50,7 +50,7 @@ def ended(verb: str, folder: Path, how: signal.Signals) -> tuple[int, bytes]:
                 time.sleep(0.05)
             assert len([*folder.glob("*.part")]) == 1
             process.send_signal(how)
-            _, err = process.communicate(timeout=40)
+            _, err = process.communicate(timeout=160)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ with contextlib.suppress(Ended), cleaning_up_first():
             os.kill(os.getpid(), signal.SIGTERM)
         print("cleaned", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=200)
     assert done.stdout == (b"cleaned\n" if cleaned else b"")
     assert done.returncode == (0 if cleaned else -signal.SIGTERM)
 

@@ -51,7 +51,7 @@ def noted() -> list[list[bool]]:
 def test_a_server_has_its_start_out_of_the_collectors_sight(noting: str) -> None:
     with ServerProcess("--policy", noting) as server:
         body = {"model": "pyhelp", "prompt": "a", "max_tokens": 3}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=40).status_code == 200
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=160).status_code == 200
     assert noted()
     assert set(map(tuple, noted())) == {tuple(LEFT_ALONE)}
 

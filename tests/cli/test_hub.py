@@ -253,7 +253,7 @@ def test_a_hub_that_hangs_up_is_one_line(cache: Path) -> None:
             [sys.executable, "-m", "aioserve", "run", "made-up/tiny", "x"],
             capture_output=True,
             text=True,
-            timeout=55,
+            timeout=220,
             env=os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{port}"},
         )
         server.shutdown(socket.SHUT_RDWR)

@@ -207,9 +207,9 @@ def test_a_policy_of_a_file_is_served_by_whoever_starts_the_server(policy_file: 
             body = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
             url = f"{server.url}/v1/completions"
             assert not Path(book).exists()
-            assert httpx.post(url, json=body, timeout=40).status_code == 200
+            assert httpx.post(url, json=body, timeout=160).status_code == 200
             assert Path(book).exists()
-            named = httpx.post(url, json=body | {"policy": "mine.py:Mine"}, timeout=40)
+            named = httpx.post(url, json=body | {"policy": "mine.py:Mine"}, timeout=160)
             assert named.status_code == 400
             assert "policy isn't supported" in named.json()["error"]["message"]
             server.send(signal.SIGTERM)

@@ -305,7 +305,6 @@ def test_a_new_project_of_a_drafter_works(
         sys.modules.pop(module)
 
 
-@pytest.mark.timeout(180)
 def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
     """In processes of their own, from where nothing but what was installed is found."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
@@ -317,7 +316,7 @@ def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path
             [sys.executable, *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             env=environment,
             cwd=elsewhere,
             check=False,

@@ -146,7 +146,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
 def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "aioserve", "run", str(tiny_model), "x", "--raw"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["aioserve: [Errno 28] No space left on device"]
 

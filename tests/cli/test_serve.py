@@ -48,7 +48,7 @@ class Reading(threading.Thread):
     def run(self) -> None:
         try:
             with httpx.stream(
-                "POST", f"{self._url}/v1/completions", json=self._body, timeout=40
+                "POST", f"{self._url}/v1/completions", json=self._body, timeout=160
             ) as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: "):
@@ -69,12 +69,12 @@ def test_the_first_curl_that_it_shows_is_answered() -> None:
         words = shlex.split(line)
         assert words[0] == "curl"
         if shutil.which("curl") is not None:
-            done = subprocess.run([*words, "-s"], capture_output=True, text=True, timeout=40)
+            done = subprocess.run([*words, "-s"], capture_output=True, text=True, timeout=160)
             answer = json.loads(done.stdout)
         else:
             data = words[words.index("-d") + 1]
             headers = {"content-type": "application/json"}
-            answer = httpx.post(words[1], content=data, headers=headers, timeout=40).json()
+            answer = httpx.post(words[1], content=data, headers=headers, timeout=160).json()
         assert answer["usage"]["completion_tokens"] >= 1
         assert httpx.get(f"{url}/ready").json() == {"status": "ready", "engine": "open"}
         server.send(signal.SIGINT)
@@ -87,7 +87,7 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end() -> None:
         url = server.url
         body = LONG | {"max_tokens": 1800}
         streams = [Reading(url, body) for _ in range(2)]
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=120) as client:
             assert client.get("/ready").status_code == 200
             for stream in streams:
                 assert stream.begun.wait(30), stream.error
@@ -122,7 +122,7 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
             process.stderr.close()
             body = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
             for _ in range(2):
-                answer = httpx.post(f"{url[0]}/v1/completions", json=body, timeout=40)
+                answer = httpx.post(f"{url[0]}/v1/completions", json=body, timeout=160)
                 assert answer.status_code == 200
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 0
@@ -191,7 +191,7 @@ def test_a_server_with_tls_and_keys_answers_those_who_have_one(
     with ServerProcess(*options) as server:
         assert server.url.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(base_url=server.url, verify=context, timeout=30) as client:
+        with httpx.Client(base_url=server.url, verify=context, timeout=120) as client:
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 401
             headers = {"authorization": "Bearer correct-horse-battery"}
@@ -319,7 +319,7 @@ def test_tools_are_served_by_a_template_and_a_parser_of_flags(tmp_path: Path) ->
     }
     for flags, status in (((), 400), (("--tool-parser", "hermes"), 200)):
         with ServerProcess("--chat-template", file, "--num-pages", 64, *flags) as server:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=40)
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=160)
             assert answer.status_code == status, answer.text
             assert status == 200 or "--tool-parser" in answer.text
 

@@ -95,7 +95,7 @@ def noted(notes: Path) -> list[int]:
 def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
     command, notes = refining(tmp_path)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        _, err = process.communicate(timeout=50)
+        _, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (0, b"")
     runs = [number for number in noted(notes) if number != process.pid]
     assert len(runs) == 4 + 3 * 2
@@ -117,7 +117,7 @@ def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
                 time.sleep(0.05)
             assert len(workers_in(process.pid)) == 3
             process.send_signal(how)
-            assert process.wait(timeout=40) == EXIT_CODES[how]
+            assert process.wait(timeout=160) == EXIT_CODES[how]
             wait_for_workers(process.pid, 0)
         finally:
             if process.poll() is None or workers_in(process.pid):
@@ -127,7 +127,7 @@ def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
 def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
     with long_sweep() as process:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-        out, err = process.communicate(timeout=40)
+        out, err = process.communicate(timeout=160)
         assert (process.returncode, out, err) == (130, b"", b"")
         assert not workers_in(process.pid)
 
@@ -136,14 +136,14 @@ def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
 def test_no_process_outlives_the_first_one(how: signal.Signals) -> None:
     with long_sweep() as process:
         process.send_signal(how)
-        assert process.wait(timeout=40) == EXIT_CODES[how]
+        assert process.wait(timeout=160) == EXIT_CODES[how]
         wait_for_workers(process.pid, 0)
 
 
 def test_a_process_that_is_killed_ends_the_sweep_with_a_line() -> None:
     with long_sweep() as process:
         os.kill(workers_in(process.pid)[0], signal.SIGKILL)
-        out, err = process.communicate(timeout=40)
+        out, err = process.communicate(timeout=160)
         assert (process.returncode, out) == (2, b"")
         assert err.startswith(b"aioserve: jobs: a process ended before its run was done")
         assert err.count(b"\n") == 1

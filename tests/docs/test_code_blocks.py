@@ -129,7 +129,6 @@ def programs(command: Command) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_what_a_page_does_not_run_finds_its_packages(page: Path, reading: Readers) -> None:
     find_packages(page, reading)

@@ -308,7 +308,7 @@ class FakeEvent:
         with gpu.changed:
             if gpu.may_block:
                 gpu.changed.wait_for(
-                    lambda: mark is None or mark.done or gpu.failure is not None, timeout=30
+                    lambda: mark is None or mark.done or gpu.failure is not None, timeout=120
                 )
             if not self.is_done:
                 raise AssertionError("the host would wait here, where nothing else goes on")

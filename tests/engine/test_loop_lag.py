@@ -192,6 +192,6 @@ print(sorted(Watch.threads.items()))
 
 def test_torch_and_plugins_are_imported_off_the_loop() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.strip() == "[('aioserve_plugins', False), ('torch', False)]"

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "beams.py"
 def test_beams_take_fewer_pages_than_copies_and_both_are_printed() -> None:
     sizes = ("--beam-width", "3", "--prompt-tokens", "64", "--max-tokens", "6", "--questions", "2")
     done = subprocess.run(
-        [sys.executable, SCRIPT, *sizes], check=True, capture_output=True, text=True, timeout=50
+        [sys.executable, SCRIPT, *sizes], check=True, capture_output=True, text=True, timeout=200
     )
     _, _, mean, most, _, steps, _, followed = done.stdout.splitlines()
     # Four pages of the prompt, and one of its own for each beam.

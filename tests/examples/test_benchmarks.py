@@ -31,7 +31,6 @@ TINY = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
     model = write_random_model(tmp_path / "tiny", TINY, dtype="float32")
     result = tmp_path / "result.json"
@@ -75,7 +74,7 @@ def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded
     more = {"requests": 30, "pool-tokens": 65_536, "live": 2, "json": result}
     more |= {"trace": trace} if recorded else {}
     options = [f"--{name}={value}" for name, value in (sizes | more).items()]
-    subprocess.run([sys.executable, BENCHMARKS / "kv.py", *options], check=True, timeout=50)
+    subprocess.run([sys.executable, BENCHMARKS / "kv.py", *options], check=True, timeout=200)
     written = json.loads(result.read_text())
     rows = {row["name"]: row for row in written["rows"]}
     plan = "plan, 4 running, 8 waiting"
@@ -103,7 +102,6 @@ def test_plans_are_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
     result = tmp_path / "formats.json"
     command = [sys.executable, BENCHMARKS / "formats.py", "plain=pyhelp"]
@@ -121,7 +119,6 @@ def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
     assert len(rows) == 1
 
 
-@pytest.mark.timeout(180)
 def test_speculation_is_measured_beside_that_of_transformers() -> None:
     done = subprocess.run(
         [

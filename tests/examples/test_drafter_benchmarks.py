@@ -14,7 +14,7 @@ from tests.examples.test_benchmarks import BENCHMARKS
 def rows_of(tmp_path: Path, script: str, *options: str) -> list[dict]:
     result = tmp_path / "result.json"
     command = [sys.executable, BENCHMARKS / script, *options, "--json", result]
-    subprocess.run(command, check=True, timeout=50, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=200, stdout=subprocess.DEVNULL)
     return json.loads(result.read_text())
 
 

@@ -108,7 +108,6 @@ def test_a_policy_is_compared_with_another(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_both_sides_serve_the_policies_and_the_trace_that_are_given(tmp_path: Path) -> None:
     model = tiny_models.write("qwen3", tmp_path / "tiny")
     result = tmp_path / "result.json"

@@ -15,7 +15,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "prefix_sharing.py
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_prefix_is_computed_once_with_the_cache_and_each_time_without(tmp_path: Path) -> None:
     model = tiny_models.write("qwen3", tmp_path / "tiny")
     result = tmp_path / "result.json"

@@ -86,7 +86,7 @@ async def proxied(engine: Engine, directory: Path) -> AsyncIterator[httpx.AsyncC
         trusted.check_hostname = False
         try:
             async with httpx.AsyncClient(
-                base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=30
+                base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=120
             ) as client:
                 async with asyncio.timeout(20):
                     while not await _answers(client):

@@ -212,14 +212,14 @@ def test_the_package_is_installed_like_anyone_s(tmp_path):
             *("--no-build-isolation", "--target", str(installed), str(project)),
         ],
         check=True,
-        timeout=50,
+        timeout=200,
     )
     listed = subprocess.run(
         [sys.executable, "-m", "aioserve", "plugins"],
         check=True,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         env={"PYTHONPATH": str(installed), "PATH": "", "COLUMNS": "200"},
     )
     for name in SPECS:

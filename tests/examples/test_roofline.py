@@ -25,7 +25,7 @@ def test_every_setup_has_a_line_for_every_step(tmp_path: Path) -> None:
     profile = tmp_path / "profile.csv"
     profile.write_text("\n".join(lines) + "\n")
     done = subprocess.run(
-        [sys.executable, SCRIPT, profile], check=True, timeout=50, capture_output=True, text=True
+        [sys.executable, SCRIPT, profile], check=True, timeout=200, capture_output=True, text=True
     )
     rows = [line.split() for line in done.stdout.splitlines() if "00" in line]
     rows = [row for row in rows if row[0] in ("prefill", "decoding")]

@@ -14,7 +14,7 @@ Path = Callable[[str], str]
 
 def run(path: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", path], capture_output=True, text=True, timeout=50
+        [sys.executable, "-W", "error", path], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr

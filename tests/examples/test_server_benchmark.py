@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def start(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, BENCHMARKS / script, *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
 
 
 def run(*arguments: str) -> str:

@@ -19,7 +19,7 @@ def test_each_trace_is_repeated_and_timed_both_ways(tmp_path: Path, more: tuple[
     done = subprocess.run(
         [sys.executable, SCRIPT, trace, "--requests", "70", *more],
         check=True,
-        timeout=50,
+        timeout=200,
         capture_output=True,
         text=True,
     )

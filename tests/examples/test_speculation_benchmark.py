@@ -67,7 +67,6 @@ def agents(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("repeats")
 def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_own(
     scripts: Any,
@@ -191,7 +190,6 @@ def test_sessions_are_drawn_at_a_temperature_with_a_seed_each(scripts: Any) -> N
         assert len({one.seed for one in params}) == 3
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("repeats")
 def test_a_kind_of_draft_is_counted_at_each_temperature_with_the_same_tokens(
     scripts: Any,

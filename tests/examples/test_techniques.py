@@ -143,7 +143,6 @@ def test_figures_depend_on_counts_alone(teaching: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_page_shows_what_the_command_counts(tmp_path: Path) -> None:
     result, figures = tmp_path / "result.json", tmp_path / "figures"
     options = ("--repeats=1", "--json", result, "--figures", figures)

@@ -16,7 +16,11 @@ def test_its_tests_pass(tmp_path: Path) -> None:
     tests = re.findall(r"^def test_", (folder / "test_weather_app.py").read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio"]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True, timeout=50
+        [*command, "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(tests)} passed" in done.stdout

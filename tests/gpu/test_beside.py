@@ -60,7 +60,6 @@ def another_user(device: torch.device) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "beside another user"])
 def test_graphs_are_captured_while_steps_are_in_flight(
     card: Place,
@@ -90,7 +89,6 @@ def test_graphs_are_captured_while_steps_are_in_flight(
     assert source.device.replays > 0
 
 
-@pytest.mark.timeout(300)
 def test_the_loop_of_the_program_runs_on_while_steps_are_computed(
     place: Place, tmp_path: Path
 ) -> None:

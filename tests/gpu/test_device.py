@@ -18,7 +18,6 @@ from tests.gpu.answers import OPTIONS, answers, reference, requests
 from tests.gpu.place import Place
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [{}, {"device": "cuda"}, {"device": "cuda:0"}], ids=str)
 def test_an_engine_takes_the_card(
     card: Place, directory_of: Callable[[str], Path], options: dict[str, Any]
@@ -34,7 +33,6 @@ def test_an_engine_takes_the_card(
     assert asyncio.run(main()) == asyncio.run(reference(path, asked))
 
 
-@pytest.mark.timeout(300)
 def test_the_pool_takes_what_is_left_of_the_card_and_not_more(
     card: Place, directory_of: Callable[[str], Path]
 ) -> None:

@@ -106,7 +106,6 @@ def run(program: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("way", "graph_sizes"),
     [("block", ()), ("spin", ()), ("callback", ()), ("block", (2,)), ("callback", (2,))],
@@ -128,7 +127,6 @@ def test_an_illegal_access_ends_the_engine_with_the_reason(
     print(f"{time.monotonic() - began:.1f} s")
 
 
-@pytest.mark.timeout(300)
 def test_a_stream_on_which_nothing_ever_was_tells_of_the_failure(card: Place) -> None:
     said = dict(line.split(": ", 1) for line in run(WRECK + DEVICE).splitlines())
     assert said["before"] == "ValueError"
@@ -167,7 +165,6 @@ class GenerousCard(CountingCard):
         self.frees += 1
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_no_more_memory")
 def test_a_step_without_memory_is_tried_once_more(
     card: Place, directory_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
@@ -191,7 +188,6 @@ def test_a_step_without_memory_is_tried_once_more(
     assert caplog.text.count("enqueued once more") == 1
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_no_more_memory")
 def test_requests_of_a_step_without_memory_fail_and_later_ones_do_not(
     card: Place, directory_of: Callable[[str], Path]

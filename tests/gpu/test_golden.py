@@ -75,7 +75,6 @@ def asked_at(place: Place) -> tuple[int, int]:
     return place.size(24, 5), place.size(40, 5)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "variation"),
     [
@@ -102,7 +101,6 @@ def test_tokens_are_those_of_the_reference(
         assert stats.tokens_cached_total == 0
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("variation", ["overlapped", "graphs", "chunks", "swapped"])
 def test_rows_that_ask_for_more_than_a_draw_get_what_the_reference_gives(
     place: Place, directory_of: Callable[[str], Path], variation: str
@@ -120,7 +118,6 @@ def test_rows_that_ask_for_more_than_a_draw_get_what_the_reference_gives(
     asyncio.run(main())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["block", "spin", "callback"])
 @pytest.mark.parametrize("graph_sizes", [(), (2, 8)], ids=["eager", "graphs"])
 def test_every_way_of_waiting_ends_every_step(
@@ -134,7 +131,6 @@ def test_every_way_of_waiting_ends_every_step(
     assert found == expected(path, count, max_tokens)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_one_request_is_answered_the_same_alone_whatever_computes_its_steps(
     place: Place, directory_of: Callable[[str], Path], dtype: str

@@ -51,7 +51,6 @@ async def serve(engine: Engine, device: torch.device) -> list[dict[str, int]]:
     return noted
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("graph_sizes", [(), (4,)], ids=["eager", "graphs"])
 def test_warm_decodes_allocate_nothing(
     card: Place, directory_of: Callable[[str], Path], graph_sizes: tuple[int, ...]
@@ -74,7 +73,6 @@ def test_warm_decodes_allocate_nothing(
     assert after == before
 
 
-@pytest.mark.timeout(300)
 def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
     card: Place, directory_of: Callable[[str], Path]
 ) -> None:
@@ -92,7 +90,6 @@ def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
     asyncio.run(main())
 
 
-@pytest.mark.timeout(300)
 def test_embeddings_make_no_launch_wait(card: Place, directory_of: Callable[[str], Path]) -> None:
     """They have one token each, or many."""
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)

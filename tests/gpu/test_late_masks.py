@@ -41,7 +41,6 @@ async def tokens_beside_plain(engine: Engine) -> list[int]:
     return counts
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("graph_sizes", [(), (8,)], ids=["eager", "graphs"])
 def test_a_stream_with_a_grammar_keeps_up_with_plain_ones_on_a_busy_card(
     card: Place, graph_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,6 @@ def chunked(place: Place, directory: Path, prompts: dict[str, list[int]], dtype:
     return {name: torch.cat(found) for name, found in parts.items()}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [*MODELS, *MIXTURES])
 def test_logits_in_float32_are_those_of_transformers(
     place: Place, directory_of: Callable[[str], Path], oracle: Oracle, name: str
@@ -84,7 +83,6 @@ def test_logits_in_float32_are_those_of_transformers(
         torch.testing.assert_close(found[key], logits_of(oracle(name), ids), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", SPREAD)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_in_two_bytes_stay_near_those_of_transformers(
@@ -97,7 +95,6 @@ def test_logits_in_two_bytes_stay_near_those_of_transformers(
     assert error.item() < SPREAD[dtype]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "dtype", "slack"),
     [

@@ -25,7 +25,6 @@ SPREAD = {"float32": 1e-4, "bfloat16": 0.06}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -76,7 +75,6 @@ def test_embeddings_are_those_of_transformers_and_change_no_token(
     asyncio.run(main())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "config"),
     [

@@ -109,7 +109,7 @@ def test_two_processes_agree(tmp_path: Path):
             check=True,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=200,
             env={**os.environ, "PYTHONHASHSEED": seed, "AIOSERVE_NUM_THREADS": threads},
         ).stdout
         for seed, threads in (("1", "1"), ("2", "3"))

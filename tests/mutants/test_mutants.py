@@ -58,7 +58,6 @@ def test_text_that_is_missing_or_there_twice_is_refused(source: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_bug_that_is_planted_is_found_and_the_repository_stays_as_it_was() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.file == "aioserve/text/stop.py")
     before = (ROOT / mutant.file).read_bytes()

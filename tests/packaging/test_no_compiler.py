@@ -20,7 +20,7 @@ def test_cmake_without_a_compiler_says_what_make_says(tmp_path: Path) -> None:
         env={"PATH": str(here), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     said = "aioserve compiles C++20: install g++ or clang++, or set CXX"

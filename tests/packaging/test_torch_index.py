@@ -90,7 +90,7 @@ def options_of(**more: str) -> tuple[list[str], str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=200,
     )
     return done.stdout.split(), done.stderr
 
@@ -102,7 +102,7 @@ def downloaded(index: str, options: list[str], directory: Path) -> list[str]:
         [*pip, "--index-url", f"{index}/main", *options, "-d", directory, f"torch=={version()}"],
         env=environment(PIP_DISABLE_PIP_VERSION_CHECK="1"),
         check=True,
-        timeout=50,
+        timeout=200,
     )
     return [path.name for path in directory.iterdir()]
 
@@ -168,7 +168,7 @@ def test_no_linker_looks_for_a_driver(index: str, tmp_path: Path) -> None:
 def test_an_installed_torch_is_left_as_it_is(index: str) -> None:
     command = [sys.executable, ROOT / "tools" / "torch_index"]
     env = environment(TORCH_INDEX=f"{index}/cpu")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=200)
     assert (done.stdout, done.stderr) == ("", "")
 
 
@@ -192,7 +192,7 @@ def test_a_password_is_shown_nowhere_and_odd_urls_are_no_traceback(place: str) -
         env=environment(PIP_INDEX_URL=url),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert "the index can't be asked" in done.stdout

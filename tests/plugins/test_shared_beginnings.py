@@ -196,7 +196,6 @@ def test_round_robin_finds_what_fcfs_finds_of_made_up_agents(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here")
-@pytest.mark.timeout(300)
 def test_round_robin_finds_what_fcfs_finds_of_recorded_agents() -> None:
     requests = read_trace(TRACES / "agentic_coding.jsonl.gz")
     sessions = sorted({request.session for request in requests})

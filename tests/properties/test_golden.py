@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +100,6 @@ async def serve(options, batch, spare_pages, whim):
     whim=st.sampled_from(["fcfs", "priority"]) | st.integers(0, 100),
     seed=st.integers(0, 2**16),
 )
-@pytest.mark.timeout(300)
 def test_answers_depend_on_the_prompt_and_the_seed_alone(options, batch, spare_pages, whim, seed):
     answers = run_simulated(lambda: serve(options, batch, spare_pages, whim), seed=seed)
 

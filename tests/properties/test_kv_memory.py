@@ -446,7 +446,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
 
 KVMemoryMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
-TestKVMemory = pytest.mark.timeout(300)(KVMemoryMachine.TestCase)
+TestKVMemory = KVMemoryMachine.TestCase
 
 
 def test_a_number_of_tokens_that_a_lease_cannot_be_cut_to_is_named():

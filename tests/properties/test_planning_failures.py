@@ -260,7 +260,6 @@ class Workload:
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <generator:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(24))
 def test_an_exception_at_any_line_of_planning_ends_at_most_the_request_that_was_planned(
     seed: int, caplog: pytest.LogCaptureFixture

@@ -95,7 +95,6 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, WALKS, WALKS // 8))
 def test_random_walks_keep_the_state_and_the_tokens(first, caplog):
     caplog.set_level(logging.CRITICAL)

@@ -79,7 +79,6 @@ def verified(
     return tokens.numpy(), guesses.numpy(), p[0], q[0]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("backend", "count"), [(NATIVE, 10**6), (REFERENCE, 4000)], ids=["native", "reference"]
 )
@@ -97,7 +96,6 @@ def test_tokens_have_the_distribution_of_the_target(
     assert abs(np.mean(tokens == guesses) - share) < 5 * spread + 1e-6
 
 
-@pytest.mark.timeout(180)
 def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
     """Each token comes beside each at two positions with the same seed."""
     count, params = 10**6, SamplingParams()

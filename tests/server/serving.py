@@ -63,7 +63,7 @@ def port_of(server: uvicorn.Server) -> int:
 
 @asynccontextmanager
 async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
         yield client
 
 

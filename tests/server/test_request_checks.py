@@ -250,7 +250,7 @@ async def test_so_many_calls_are_in_progress_and_one_more_is_refused() -> None:
     body = BODY | {"max_tokens": 500, "ignore_eos": True, "stream": True}
     async with served(settings, num_pages=256) as (engine, client):
         calls = [
-            asyncio.create_task(client.post("/v1/completions", json=body, timeout=30))
+            asyncio.create_task(client.post("/v1/completions", json=body, timeout=120))
             for _ in range(2)
         ]
         await until(lambda: engine.stats().num_running == 2)

@@ -40,7 +40,7 @@ async def test_bodies_that_never_come_keep_out_none_that_does() -> None:
                 await until(lambda count=count: len(calls._reading) == count)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
                 for _ in range(2 * MOST):
-                    answer = await client.post("/v1/completions", json=BODY, timeout=30)
+                    answer = await client.post("/v1/completions", json=BODY, timeout=120)
                     assert answer.status_code == 200, answer.text
             oldest = await asyncio.wait_for(silent[0][0].read(), 30)
             assert oldest.startswith(b"HTTP/1.1 503")
@@ -58,7 +58,9 @@ async def test_calls_that_are_computed_are_ended_by_no_other() -> None:
         calls = app.state.app_state.calls
         async with (
             running(app) as server,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port_of(server)}", timeout=30) as client,
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port_of(server)}", timeout=120
+            ) as client,
         ):
             long = BODY | {"max_tokens": 400, "ignore_eos": True}
             begun = [

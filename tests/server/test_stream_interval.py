@@ -40,7 +40,7 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 def client_of(engine: Engine, interval: int) -> httpx.AsyncClient:
     app = create_app(engine, ServerSettings(stream_interval=interval, metrics=False, page=False))
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30
+        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=120
     )
 
 

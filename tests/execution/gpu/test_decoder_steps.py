@@ -133,7 +133,6 @@ async def test_quantised_layers_run_in_graphs_and_give_the_tokens_of_the_referen
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("pages", "graphs"), [(60, ()), (101, (1,))])
 async def test_the_pool_has_what_the_largest_step_leaves(
     tiny: Path, pages: int, graphs: tuple[int, ...]

@@ -43,7 +43,7 @@ PARAMS = [
     SamplingParams(seed=2, top_k=40, max_tokens=6, ignore_eos=True),
 ]
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture(scope="module")

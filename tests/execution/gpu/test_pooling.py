@@ -95,7 +95,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(300)
 async def test_embeddings_are_those_of_transformers_and_change_no_token(
     tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +136,6 @@ async def test_embeddings_are_those_of_transformers_and_change_no_token(
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(300)
 async def test_a_model_without_a_head_embeds_texts_as_its_files_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +154,6 @@ async def test_a_model_without_a_head_embeds_texts_as_its_files_say(
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "config"),
     [

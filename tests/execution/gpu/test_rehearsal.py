@@ -22,7 +22,6 @@ REHEARSED = (
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card"),
-    pytest.mark.timeout(180),
 ]
 
 

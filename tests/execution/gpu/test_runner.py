@@ -318,7 +318,7 @@ def test_an_interpreter_that_exits_while_a_step_is_on_the_device_exits_cleanly()
         [sys.executable, "-c", EXITS_MID_STEP],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
         cwd=Path(__file__).resolve().parents[3],
     )

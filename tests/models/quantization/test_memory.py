@@ -51,7 +51,7 @@ def test_loading_takes_little_more_than_the_integers(model: Path, method: str):
         check=True,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     grown, packed, counted = map(int, told.stdout.split())
     assert grown < 1.15 * packed + BESIDE_BYTES

@@ -65,7 +65,6 @@ def test_kernels_fit_the_cards_in_turn(compiled: Compile) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_fit_a_card(target: int, compiled: Compile) -> None:
     kernels = compiled("--targets", str(target))

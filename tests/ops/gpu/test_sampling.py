@@ -200,7 +200,6 @@ def test_more_columns_than_whole_numbers_can_sum_are_refused(backend) -> None:
         draw(backend, logits, GREEDY)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("vocab", [7, pytest.param(4100, marks=pytest.mark.slow)])
 def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
     backend, vocab: int
@@ -208,7 +207,6 @@ def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
     check_a_row_among_others(backend, vocab, 6)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("params", "count"),
     [
