@@ -31,4 +31,4 @@ These tools may be called, as <tool_call>{"name": ..., "arguments": ...}</tool_c
 
 def chat_template() -> ChatTemplate:
     """The template, compiled."""
-    return ChatTemplate(_SOURCE, origin="chat template of FakeModel")
+    return ChatTemplate(_SOURCE, origin="FakeModel")
