@@ -25,7 +25,8 @@ LEAST_LIKENESS = 0.75
 """Least likeness of a role to a known one that makes it a misspelling."""
 MAX_COMPARED = 64
 """Unknown roles of a conversation that are compared with known ones: that takes some 50 µs each."""
-_QUOTED = re.compile(r"""(?=(["'])([A-Za-z]{1,64})\1)""")
+_QUOTED = re.compile(r"""(?<![\w)\]]\[)(?<!\bget\()(?=(["'])([A-Za-z]{1,64})\1)""")
+"""Words that may be roles, and no keys, as in `message["name"]` and `message.get("name")`."""
 _NOBODY = ("qxzvkjw", "wvjzkqx")
 """Roles that nobody has, like no other."""
 

@@ -69,6 +69,16 @@ def test_a_role_that_a_template_would_drop_or_misread_is_refused(source: str, ro
         render(source, "user", "assistant", role)
 
 
+@pytest.mark.parametrize("role", ["content", "name", "parts"])
+def test_a_key_that_a_template_reads_is_no_role_that_it_names(role: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ m.get('name', '') }}"
+        "{{ m['content'] or (m)['parts'] or [m]['parts'] }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(InvalidPromptError, match=rf"chat\.jinja knows, got '{role}'$"):
+        render(source, "user", role)
+
+
 def test_a_role_that_a_template_names_is_rendered() -> None:
     assert render(DROPPING, "user", "critique") == "U:from userA:from critique"
 
