@@ -7,7 +7,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 from aioserve.arguments import shown
@@ -139,10 +141,18 @@ def _classes_of(module: dict[str, object], kinds: tuple[FileKind, ...]) -> str:
     return f"; there are: {', '.join(names)}" if names else ""
 
 
+class _AsItIs(SourceFileLoader):
+    """Compiles a file each time. What Python keeps beside it goes by seconds and size, so that of a
+    file that was just edited may be the old one's."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _loaded(path: Path, what: str) -> dict[str, object]:
     """Run the module; return what it has then."""
     name = f"aioserve_file_{abs(hash(path.resolve())):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"{what}: {path} can't be read as a module")
     module = importlib.util.module_from_spec(spec)
