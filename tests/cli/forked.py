@@ -89,14 +89,18 @@ class Forks:
 
 @contextlib.contextmanager
 def forks(
-    folder: Path, python: Path | str = sys.executable, imported: Sequence[str] = ()
+    folder: Path,
+    python: Path | str = sys.executable,
+    imported: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Forks]:
     """Starts a process of `python` that forks, with modules that its forks have `imported`, and
-    ends it. Its socket is in `folder`."""
+    ends it. Its socket is in `folder`. None: it begins with the environment of this process."""
     path = folder / "forks"
     with subprocess.Popen(
         [python, "-m", "tests.cli.forked", str(path), *imported],
         cwd=Path(__file__).parents[2],
+        env=environment,
         stdin=subprocess.PIPE,  # it ends where this process does, however that comes
     ) as process:
         try:

@@ -17,6 +17,8 @@ from tests.docs.pages import ROOT, Block, installs, relative
 __all__ = ["Readers", "readers"]
 
 Answer = dict[str, Any]
+ADD_PACKAGES = {"PYTHONPATH", "PYTHONHOME"}
+"""Variables that bring packages which no page has installed."""
 IMPORTED = ("aioserve.engine", "aioserve.testing", "tests.doubles.unmeasured")
 
 
@@ -147,7 +149,8 @@ def readers(folder: Path) -> Iterator[Readers]:
     here.mkdir()
     (here / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8"))
     environments = Environments(folder)
-    with forks(folder, environments.python, IMPORTED) as forking:
+    environment = {name: os.environ[name] for name in os.environ.keys() - ADD_PACKAGES}
+    with forks(folder, environments.python, IMPORTED, environment) as forking:
         reading = Readers(environments, forking, here)
         try:
             yield reading

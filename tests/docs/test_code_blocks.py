@@ -41,9 +41,16 @@ IN_PLACE = {
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
-    """Commands run one after the other in one folder: what one writes, the next can read."""
-    with readers(tmp_path_factory.mktemp("readers")) as reading:
-        yield reading
+    """Commands run one after the other in one folder: what one writes, the next can read. Packages
+    of `PYTHONPATH` are none of a page's."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("openai", "uvicorn"):
+        (elsewhere / f"{name}.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(elsewhere))
+        with readers(tmp_path_factory.mktemp("readers")) as reading:
+            patch.undo()
+            yield reading
 
 
 @pytest.fixture(scope="module")
