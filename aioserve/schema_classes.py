@@ -11,18 +11,22 @@ A class is told by what it has, so that pydantic needn't be installed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import quote
 
 import msgspec
 
 from aioserve.arguments import counted, shown
 from aioserve.errors import InvalidRequestError, UnparsedError
 
-__all__ = ["SchemaClass", "Validates", "has_schema", "parsed_answer", "schema_of"]
+__all__ = ["SchemaClass", "Validates", "has_schema", "parsed_answer", "placed", "schema_of"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+MAX_NAME_CHARS = 100
+"""Most of a class's name that an error says."""
 
 
 class Validates(Protocol[T_co]):
@@ -54,6 +58,25 @@ def schema_of(value: object) -> Any:
     if form is None:
         raise ValueError(f"{shown(value)} says no JSON schema")
     return form.schema()
+
+
+def placed(schema: Any, path: Sequence[str | int]) -> Any:
+    """A plain schema of a class as it stands at `path` in another: it refers to its own parts."""
+    if not path:
+        return schema
+    steps = [str(step).replace("~", "~0").replace("/", "~1") for step in path]
+    return _moved(schema, "#/" + "/".join([quote(step, safe="~") for step in steps]))
+
+
+def _moved(part: Any, start: str) -> Any:
+    if isinstance(part, list):
+        return [_moved(one, start) for one in part]
+    if not isinstance(part, dict):
+        return part
+    moved = {name: _moved(one, start) for name, one in part.items()}
+    if isinstance(ref := moved.get("$ref"), str) and ref.startswith("#"):
+        moved["$ref"] = start + ref[1:]
+    return moved
 
 
 def parsed_answer(
@@ -88,9 +111,11 @@ def parsed_answer(
         )
     try:
         return cast("T", known.parse(content))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # raised by a class of the caller's
         raise UnparsedError(
-            f"the completion is no {_name_of(form)}: {shown(str(error))}", reason="invalid"
+            f"the completion is no {_name_of(form)}: {_said_by(error)}", reason="invalid"
         ) from error
 
 
@@ -125,4 +150,15 @@ def _methods(value: object, *names: str) -> list[Callable[..., Any] | None]:
 
 
 def _name_of(form: object) -> str:
-    return form.__name__ if isinstance(form, type) else shown(form)
+    if not issubclass(type(form), type):
+        return shown(form)
+    return type.__dict__["__name__"].__get__(form)[:MAX_NAME_CHARS]
+
+
+def _said_by(error: BaseException) -> str:
+    try:
+        return shown(str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return shown(error)

@@ -29,7 +29,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import InvalidSamplingError
-from aioserve.schema_classes import SchemaClass, has_schema, schema_of
+from aioserve.schema_classes import SchemaClass, has_schema, placed, schema_of
 
 __all__ = ["MAX_WHITESPACE", "StructuralTag", "StructuredOutput", "structured_output"]
 
@@ -47,6 +47,7 @@ MAX_TRIGGERS = 64
 MAX_MARK_CHARS = 1024
 """Longest `begin`, `end` or trigger of a structural tag."""
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+STEPS_TO_SCHEMA = {"json_schema": 0, "structural_tag": len(("structures", 0, "schema"))}
 OF_JSON = ("json_schema", "json_object", "structural_tag")
 """Kinds that have JSON in them."""
 
@@ -236,7 +237,7 @@ def _json_text(argument: str, value: object) -> tuple[str, Any]:
         if not issubclass(type(value), dict):
             must = f"be a dict, its JSON text or a class with a schema, got {shown(value)}"
             raise _refused(argument, must, value)
-        plain = _plain(argument, value, 0, [MAX_CHARS])
+        plain = _plain(argument, value, (), [MAX_CHARS])
         written = json.dumps(plain, separators=(",", ":"))
     written = check(InvalidSamplingError, argument, written, text(1, MAX_CHARS))
     try:
@@ -250,22 +251,25 @@ def plain_schema(value: Any, refused: Callable[[str, object], Exception]) -> Any
     what is wrong and the value."""
     if issubclass(type(value), dict) or not has_schema(value):
         return value
+    must = f"be a class with a JSON schema, got {shown(value)}"
     try:
-        return schema_of(value)
+        schema = schema_of(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # raised by a class of the caller's
-        why = f"be a class with a JSON schema, got {shown(value)}: {shown(error)}"
-        raise refused(why, value) from error
+        raise refused(f"{must}: {shown(error)}", value) from error
+    if not issubclass(type(schema), dict):
+        raise refused(f"{must}, which says {shown(schema)}", value)
+    return schema
 
 
-def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
+def _plain(argument: str, value: object, path: tuple[str | int, ...], room: list[int]) -> Any:
     """Python's own dicts, lists, strs, numbers and None in place of what is derived of them, whose
-    methods aren't called."""
+    methods aren't called. `path` is where the value is."""
     room[0] -= 1
-    if depth > MAX_DEPTH:
+    if len(path) > MAX_DEPTH:
         raise _refused(
-            argument, f"be nested {MAX_DEPTH} deep at most, got more", depth, limit=MAX_DEPTH
+            argument, f"be nested {MAX_DEPTH} deep at most, got more", len(path), limit=MAX_DEPTH
         )
     if room[0] < 0:
         raise _refused(
@@ -276,12 +280,15 @@ def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
         return value
     if issubclass(kind, dict):
         return {
-            _text(argument, key, room): _plain(argument, entry, depth + 1, room)
+            (name := _text(argument, key, room)): _plain(argument, entry, (*path, name), room)
             for key, entry in dict.items(value)  # pyright: ignore[reportArgumentType]
         }
     if issubclass(kind, list | tuple):
         entries = tuple.__iter__ if issubclass(kind, tuple) else list.__iter__
-        return [_plain(argument, entry, depth + 1, room) for entry in entries(value)]  # pyright: ignore
+        return [
+            _plain(argument, entry, (*path, index), room)
+            for index, entry in enumerate(entries(value))  # pyright: ignore
+        ]
     if issubclass(kind, str):
         return _text(argument, value, room)
     if (whole := plain_int(value)) is not None and abs(whole) < 10**300:
@@ -289,7 +296,8 @@ def _plain(argument: str, value: object, depth: int, room: list[int]) -> Any:
     if issubclass(kind, float) and math.isfinite(number := float.__float__(value)):  # pyright: ignore
         return number
     if has_schema(value):
-        return _plain(argument, plain_schema(value, partial(_refused, argument)), depth, room)
+        plain = _plain(argument, plain_schema(value, partial(_refused, argument)), path, room)
+        return placed(plain, path[STEPS_TO_SCHEMA[argument] :])
     raise _refused(argument, f"hold nothing but what JSON has, got {shown(value)}", value)
 
 

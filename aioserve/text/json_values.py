@@ -14,7 +14,7 @@ from typing import Any
 from aioserve.arguments import plain_int, plain_str
 from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
-from aioserve.schema_classes import has_schema
+from aioserve.schema_classes import has_schema, placed
 from aioserve.structured_output import plain_schema
 from aioserve.text.cut_off import closed
 
@@ -25,6 +25,8 @@ MAX_DEPTH = 32
 MAX_VALUES = 10_000
 """Most values in the tools, tool calls, content parts and template arguments of one prompt
 together. To look at as many takes the event loop some 10 ms."""
+STEPS_TO_PARAMETERS = len((0, "function", "parameters"))
+"""Steps from the tools to the schema of one of them."""
 MAX_INT_BITS = 127
 MAX_JSON_CHARS = 2**20
 """Longest text that is parsed."""
@@ -145,7 +147,8 @@ class Reader:
                     entries.append(self.value(entry))
             return entries
         if not issubclass(kind, int | float) and has_schema(value):
-            return self.value(plain_schema(value, lambda must, _: self.error(f"must {must}")))
+            schema = plain_schema(value, lambda must, _: self.error(f"must {must}"))
+            return placed(self.value(schema), self._path[STEPS_TO_PARAMETERS:])
         return self._number(value)
 
     def _number(self, value: Any) -> int | float:

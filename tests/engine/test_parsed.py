@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +29,7 @@ from aioserve import (
     UnparsedError,
     Usage,
 )
+from aioserve.grammars.schema import referred
 from aioserve.text.conversation import conversation_of
 from tests.engine.scripted import ScriptedModel
 from tests.server.talking import HERMES
@@ -94,6 +96,49 @@ def test_a_class_goes_where_a_schema_goes(form: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": form}}
     (told,) = conversation_of(USER, tools=[tool]).tools or [{}]
     assert told["function"]["parameters"] == written
+
+
+class Outer(pydantic.BaseModel):
+    inner: Modelled
+
+
+REFERRING: list[Any] = [Outer, Struct, pydantic.TypeAdapter(list[Modelled]), Modelled]
+
+
+@pytest.mark.parametrize("form", REFERRING, ids=["pydantic", "msgspec", "adapter", "flat"])
+@pytest.mark.parametrize("name", ["a", "$defs", "a b/c~d%20é"])
+def test_a_class_within_a_schema_refers_to_its_own_parts(form: Any, name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "array", "items": form}}}
+    written = StructuredOutput(json_schema=schema).json_schema
+    within = {"begin": "<a>", "schema": schema, "end": "</a>"}
+    tag = {"structures": [within], "triggers": ["<a>"]}
+    tagged = json.loads(str(StructuredOutput(structural_tag=tag).structural_tag))
+    assert tagged["structures"][0]["schema"] == json.loads(str(written))
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    (told,) = conversation_of(USER, tools=[tool]).tools or [{}]
+    assert told["function"]["parameters"] == json.loads(str(written))
+    items = json.loads(str(written))["properties"][name]["items"]
+    refs = re.findall(r'"\$ref": "(.*?)"', json.dumps(items))
+    assert bool(refs) == (form is not Modelled)
+    for ref in refs:
+        assert isinstance(referred(json.loads(str(written)), ref), dict)
+
+
+class DrawnWithin(DrawnStruct, forbid_unknown_fields=True):
+    pass
+
+
+@pytest.mark.parametrize("name", ["people", "a b/c~d%20é"])
+@pytest.mark.asyncio
+async def test_what_is_drawn_by_a_class_within_a_schema_is_of_it(name: str) -> None:
+    items = {"type": "array", "items": DrawnWithin, "minItems": 1, "maxItems": 2}
+    schema = {"type": "object", "properties": {name: items}, "required": [name]}
+    form = StructuredOutput(json_schema=schema | {"additionalProperties": False})
+    async with Engine("pyhelp") as engine:
+        params = SamplingParams(structured_output=form, max_tokens=128, seed=0)
+        told = await engine.generate("Ada, 36", params)
+    for one in json.loads(told.text)[name]:
+        assert msgspec.convert(one, DrawnWithin).name in ("Ada", "Bob")
 
 
 @pytest.mark.parametrize("form", DRAWN, ids=["pydantic", "msgspec", "data", "adapter"])
@@ -177,6 +222,23 @@ class Breaking(Lying):
         raise KeyError("planted")
 
 
+class Muttering(Lying):
+    """Raises what can't be shown, and says itself for a schema."""
+
+    @classmethod
+    def model_json_schema(cls) -> Any:
+        return cls
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Any:
+        raise Unsaid
+
+
+class Unsaid(SystemExit):
+    def __str__(self) -> str:
+        raise KeyError("planted")
+
+
 @pydantic.dataclasses.dataclass
 class Validated:
     name: str
@@ -198,6 +260,15 @@ def test_a_class_that_fails_is_told_by_name() -> None:
         StructuredOutput(json_schema=Breaking)
     with pytest.raises(UnparsedError, match="planted"):
         completion("{}").parsed(Lying)
+    for schema in (Muttering, {"items": Muttering}):
+        with pytest.raises(InvalidSamplingError, match=r"json_schema must be a class .* says <cl"):
+            StructuredOutput(json_schema=schema)
+    with pytest.raises(UnparsedError, match=r"no Muttering: Unsaid\(\)") as told:
+        completion("{}").parsed(Muttering)
+    assert told.value.reason == "invalid"
+    with pytest.raises(UnparsedError) as told:
+        completion("{}").parsed(type("L" * 10_000, (Lying,), {}))
+    assert len(str(told.value)) < 1200
     tool = {"type": "function", "function": {"name": "f", "parameters": Breaking}}
     with pytest.raises(InvalidRequestError, match=r"parameters.* must be a class with a JSON sch"):
         conversation_of(USER, tools=[tool])
