@@ -434,8 +434,11 @@ class MadeByNames(type(msgspec.Struct)):
 
 
 def _field_for(cls: Callable[..., Any], value: object) -> str:
-    """`temperature=0.7`: the first field of a struct that takes such a value."""
+    """`temperature=0.7`: the first field of a struct that takes such a value; `**{...}` for a dict
+    of its fields."""
     fields: tuple[str, ...] = getattr(cls, "__struct_fields__", ())
+    if type(value) is dict and value and value.keys() <= set(fields):
+        return f"**{shown(value)}"
     for field in fields:
         try:
             cls(**{field: value})

@@ -54,6 +54,7 @@ class Lying(str):
     ("made", "value", "meant"),
     [
         (SamplingParams, 0.7, "temperature=0.7"),
+        (SamplingParams, {"temperature": 0.7}, "**{'temperature': 0.7})"),
         (SamplingParams, 100, "max_tokens=100"),
         (SamplingParams, {3: 1.5}, "logit_bias={3: 1.5}"),
         (SamplingParams, object, "max_tokens=..."),
