@@ -21,6 +21,7 @@ from aioserve import (
     FinishReason,
     InvalidRequestError,
     InvalidSamplingError,
+    RequestFailedError,
     Sample,
     SamplingParams,
     StructuredOutput,
@@ -30,6 +31,7 @@ from aioserve import (
     Usage,
 )
 from aioserve.grammars.schema import referred
+from aioserve.testing import FakeModel
 from aioserve.text.conversation import conversation_of
 from tests.engine.scripted import ScriptedModel
 from tests.server.talking import HERMES
@@ -134,23 +136,28 @@ async def test_what_is_drawn_by_a_class_within_a_schema_is_of_it(name: str) -> N
     items = {"type": "array", "items": DrawnWithin, "minItems": 1, "maxItems": 2}
     schema = {"type": "object", "properties": {name: items}, "required": [name]}
     form = StructuredOutput(json_schema=schema | {"additionalProperties": False})
-    async with Engine("pyhelp") as engine:
-        params = SamplingParams(structured_output=form, max_tokens=128, seed=0)
+    answer = json.dumps({name: [{"name": "Ada", "is_known": True}]}, ensure_ascii=False)
+    params = SamplingParams(structured_output=form, max_tokens=128)
+    async with Engine(FakeModel(answers=answer)) as engine:
         told = await engine.generate("Ada, 36", params)
-    for one in json.loads(told.text)[name]:
-        assert msgspec.convert(one, DrawnWithin).name in ("Ada", "Bob")
+    (one,) = json.loads(told.text)[name]
+    assert msgspec.convert(one, DrawnWithin).name == "Ada"
+    async with Engine(FakeModel(answers=answer.replace("Ada", "Eve"))) as engine:
+        with pytest.raises(RequestFailedError, match="comes 'E'"):
+            await engine.generate("Ada, 36", params)
 
 
 @pytest.mark.parametrize("form", DRAWN, ids=["pydantic", "msgspec", "data", "adapter"])
 @pytest.mark.asyncio
 async def test_what_is_drawn_by_a_class_is_parsed_as_it(form: Any) -> None:
     params = SamplingParams(structured_output=StructuredOutput(json_schema=form), max_tokens=64)
-    async with Engine("pyhelp") as engine:
+    answer = '{"name": "Bob", "is_known": false}'
+    async with Engine(FakeModel(answers=answer)) as engine:
         whole = await engine.generate("Ada, 36", params)
         told = await engine.chat(USER, params).completion()
     for one in (whole.parsed(form), told.parsed(form), told.answers[0].parsed(form)):
         assert isinstance(one, DrawnModel if form is DRAWN[3] else form)
-        assert one.name in ("Ada", "Bob")
+        assert (one.name, one.is_known) == ("Bob", False)
 
 
 @settings(max_examples=30)
