@@ -82,8 +82,10 @@ def aioserve(forking: Forks) -> Run:
 
 
 @pytest.fixture
-def aioserve_here(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The same in this process, which spares the import of torch."""
+def aioserve_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same in this process, which spares the import of torch. Other tests may have imported
+    pydantic, with which cyclopts checks values where it finds it; the command imports none."""
+    monkeypatch.delitem(sys.modules, "pydantic", raising=False)
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         words = list(map(str, arguments))

@@ -268,7 +268,7 @@ async def test_arguments_are_checked_by_name(arguments, message):
 async def test_what_a_search_does_not_do_is_refused_by_name(argument):
     async with Engine(FakeModel()) as engine:
         other: dict[str, Any] = {argument: 1}
-        with pytest.raises(TypeError, match=rf"argument '{argument}'") as refused:
+        with pytest.raises(TypeError, match=rf"beam_search\(\) takes no '{argument}'") as refused:
             await engine.beam_search(PROMPT, **other)
     assert "params" not in str(refused.value)
 
