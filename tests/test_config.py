@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aioserve import Engine
-from aioserve.config import EngineConfig, EngineOptions
+from aioserve.config import EngineConfig, Speculation, EngineOptions
 from aioserve.errors import ConfigError
 from aioserve.testing import FakeModel
 
@@ -78,6 +78,7 @@ def test_an_engine_takes_each_field_of_its_config_by_name_with_its_type_and_defa
     hints = get_type_hints(EngineOptions)
     assert list(hints) == list(fields)
     assert hints.pop("chat_template") == str | Path | None
+    assert hints.pop("speculation") == Speculation | str | None  # its drafter's name
     assert hints == {name: fields[name].type for name in hints}
     shown = inspect.signature(Engine).parameters
     assert {name: shown[name].default for name in fields} == {
