@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aioserve import Engine
-from aioserve.config import EngineConfig, Speculation, EngineOptions
+from aioserve.config import EngineConfig, EngineOptions, Speculation
 from aioserve.errors import ConfigError
 from aioserve.testing import FakeModel
 
