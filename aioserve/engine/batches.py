@@ -95,11 +95,16 @@ class _Room:
                 await turn
             else:
                 self._in_flight += 1
+                self._try_again()  # there may be room for more than one
                 return stream
 
     def ended(self) -> None:
-        """One that had begun has come to its end: the first that was refused tries again."""
+        """One that had begun has come to its end."""
         self._in_flight -= 1
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """Let the first that was refused try, which lets the next one where it finds room."""
         while self._refused:
             turn = self._refused.popleft()
             if not turn.done():

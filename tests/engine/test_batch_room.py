@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -42,6 +43,26 @@ def test_a_batch_waits_for_itself(
             assert ids == expected_tokens(prompt, NUM_TOKENS, 0)
 
     run_simulated(scene, seed=seed)
+
+
+def test_the_room_of_a_long_prompt_is_for_many_short_ones() -> None:
+    """Each end makes room for more than one: as many run at once as may."""
+    prompts = [[*range(40)], *[[index] for index in range(24)]]
+    most = 0
+
+    async def scene() -> None:
+        nonlocal most
+        params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        options: dict[str, Any] = {"max_num_seqs": 8, "max_waiting_tokens": 40}
+        async with Engine(FakeModel(num_pages=64), **options) as engine:
+            batch = asyncio.ensure_future(engine.generate(prompts, params, progress=False))
+            while not batch.done():
+                most = max(most, engine.stats().num_running)
+                await asyncio.sleep(0)
+            assert len(await batch) == 25
+
+    run_simulated(scene, seed=0)
+    assert most == 8
 
 
 def test_a_queue_that_others_fill_refuses_a_batch() -> None:
