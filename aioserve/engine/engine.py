@@ -97,7 +97,7 @@ class Engine(EngineFacts, EnteredByAsync):
         capture_progress: Callable[[int, int], None] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        check_names("Engine", options, EngineOptions, "model", "policy", "plugins", "progress")
+        check_names(Engine, options, EngineOptions)
         given: dict[str, Any] = {**options}
         if isinstance(template := given.get("chat_template"), Path):
             given["chat_template"] = str(template)
@@ -196,7 +196,7 @@ class Engine(EngineFacts, EnteredByAsync):
         and `WrongLoopError`. What only encoding the prompt can show is raised by the first read of
         the stream instead.
         """
-        check_names("stream", options, StreamOptions, "prompt", "params")
+        check_names(self.stream, options, StreamOptions)
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
     # Python keeps all overloads for ever, and with them this module and what it holds.
@@ -235,7 +235,7 @@ class Engine(EngineFacts, EnteredByAsync):
         `params` are one for all, or a list of one for each. The first that fails ends the others.
         `progress` is called with how many are done, from 0 on, and how many there are; None draws a
         bar on a terminal, which moves with each token, and False doesn't."""
-        check_names("generate", options, StreamOptions, "prompt", "params", "progress")
+        check_names(self.generate, options, StreamOptions)
         self._lifecycle.usable()
         if holds_prompts(prompt):
             # Others find room in the queue.
@@ -274,8 +274,7 @@ class Engine(EngineFacts, EnteredByAsync):
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
-        own = ("prompt", "beam_width", "max_tokens", "length_penalty", "early_stopping")
-        check_names("beam_search", options, BeamSearchOptions, *own)
+        check_names(self.beam_search, options, BeamSearchOptions)
         given: dict[str, Any] = dict(options)
         own = {name: given.pop(name) for name in BEAM_DEFAULTS if name in given}
         return await beam_search(
@@ -321,9 +320,7 @@ class Engine(EngineFacts, EnteredByAsync):
         The other options and errors are those of `stream`, and `InvalidRequestError` where a
         parser is unknown, or a strict or required tool is.
         """
-        own = ("messages", "params", "tool_parser", "reasoning_parser", "strict_tools")
-        own = (*own, "required_tools", "parallel_tool_calls", "max_whitespace")
-        check_names("chat", options, StreamOptions, *own)
+        check_names(self.chat, options, StreamOptions)
         live = self._lifecycle.usable()
         # What is no SamplingParams is refused where requests come in.
         wanted = None
@@ -360,7 +357,7 @@ class Engine(EngineFacts, EnteredByAsync):
         is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 64].
         Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
         score is wanted."""
-        check_names("score", options, PromptOnlyOptions)
+        check_names(self.score, options, PromptOnlyOptions)
         scores = await scores_of(
             self._lifecycle,
             prompt,
@@ -382,7 +379,7 @@ class Engine(EngineFacts, EnteredByAsync):
     ) -> list[Score]:
         """Score several continuations, each by itself behind the prompt, which is computed
         once. They are as many requests: number `i` has the id `request_id`-`i`."""
-        check_names("score_each", options, PromptOnlyOptions)
+        check_names(self.score_each, options, PromptOnlyOptions)
         return await scores_of(
             self._lifecycle,
             prompt,
@@ -410,7 +407,7 @@ class Engine(EngineFacts, EnteredByAsync):
         (`retrieval`), or else "last" and True. `prompt_name` names the prompt of the model's that
         goes before each text; "" is none. Other options, ids and errors are those of `score_each`.
         """
-        check_names("embed", options, EmbedOptions)
+        check_names(self.embed, options, EmbedOptions)
         vectors, _ = await self.embed_counted(
             prompts, pooling=pooling, normalize=normalize, prompt_name=prompt_name, **options
         )
@@ -427,7 +424,7 @@ class Engine(EngineFacts, EnteredByAsync):
         **options: Unpack[EmbedOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
         """Return what `embed` does, and the token counts of all prompts together."""
-        check_names("embed_counted", options, EmbedOptions)
+        check_names(self.embed_counted, options, EmbedOptions)
         return await embeddings_of(
             self._lifecycle,
             prompts,
@@ -449,7 +446,7 @@ class Engine(EngineFacts, EnteredByAsync):
         document): float32 `[N]`, and the token counts of all. `instruction` says what is looked
         for, in place of the reranker's own. Raises `InvalidRequestError` where the model is none
         (`tells_relevance`); other options, ids and errors are those of `embed`."""
-        check_names("relevance", options, PromptOnlyOptions)
+        check_names(self.relevance, options, PromptOnlyOptions)
         return await relevance_of(self._lifecycle, pairs, instruction=instruction, **options)
 
     @takes(EncodeOptions, STREAM_DEFAULTS)
@@ -463,7 +460,7 @@ class Engine(EngineFacts, EnteredByAsync):
         """The token ids that a request with this prompt would have, encoded as it is: within the
         same limits, and off the event loop where it takes long. `add_special_tokens` says whether
         text is framed as the model expects. Raises what `stream` does for a prompt."""
-        check_names("encode", options, EncodeOptions)
+        check_names(self.encode, options, EncodeOptions)
         intake = self._lifecycle.usable().intake
         return await token_ids_of(intake, prompt, options, add_special_tokens=add_special_tokens)
 

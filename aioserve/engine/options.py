@@ -131,17 +131,17 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
     return shown_in
 
 
-def check_names(call: str, given: Mapping[str, Any], options: Any, *own: str) -> None:
-    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call.
-    `own` are further names that may have been meant."""
+def check_names(call: Callable[..., Any], given: Mapping[str, Any], options: Any) -> None:
+    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call, which
+    shows them as `takes` lets it."""
     if unknown := given.keys() - options.__optional_keys__:
-        name = min(unknown)
-        if call in _WITH_PARAMS and name in SamplingParams.__struct_fields__:
+        name, said = min(unknown), call.__name__
+        if said in _WITH_PARAMS and name in SamplingParams.__struct_fields__:
             raise TypeError(
-                f"{call}() takes no {name!r}: it goes into SamplingParams({name}=...), which is "
+                f"{said}() takes no {name!r}: it goes into SamplingParams({name}=...), which is "
                 "the argument params"
             )
-        raise unknown_argument(call, name, (*options.__optional_keys__, *own))
+        raise unknown_argument(said, name, inspect.signature(call).parameters)
 
 
 def checked_deadline(value: object) -> float | None:

@@ -24,7 +24,8 @@ KNOWN_ROLES: tuple[str, ...] = ("system", "developer", "user", "assistant", "too
 LEAST_LIKENESS = 0.75
 """Least likeness of a role to a known one that makes it a misspelling."""
 MAX_COMPARED = 64
-"""Unknown roles of a conversation that are compared with known ones: that takes some 50 µs each."""
+"""Unknown roles of a conversation that are compared with known ones, some 50 µs each, and that are
+tried, which takes a prompt each."""
 _QUOTED = re.compile(r"""(?<![\w)\]]\[)(?<!\bget\()(?=(["'])([A-Za-z]{1,64})\1)""")
 """Words that may be roles, and no keys, as in `message["name"]` and `message.get("name")`."""
 _NOBODY = ("qxzvkjw", "wvjzkqx")
@@ -54,18 +55,20 @@ class Roles:
             near = get_close_matches(role.strip().lower(), KNOWN_ROLES, 1, LEAST_LIKENESS)
             if near and role.strip().isalpha():
                 raise self._error(role, index, f"; did you mean {near[0]}?")
-        for role, index in unknown.items():
-            if not self._takes(role):
+        if not unknown or (nobodys := self._prompt_of_nobody()) is None:
+            return
+        for place, (role, index) in enumerate(unknown.items()):
+            if place == MAX_COMPARED or self._prompt_of(role) == nobodys:
                 raise self._error(role, index)
 
-    def _takes(self, role: str) -> bool:
+    def _prompt_of_nobody(self) -> str | None:
+        """The prompt in which no unknown role shows; None where the template writes any role, or
+        refuses those that it doesn't know."""
         if self._nobodys is None:
             one, other = _NOBODY
             self._nobodys = self._prompt_of(one), self._prompt_of(other)
         one, other = self._nobodys
-        if one != other or one is None:
-            return True  # it writes any role, or refuses those that it doesn't know
-        return self._prompt_of(role) != one
+        return one if one == other else None
 
     def _prompt_of(self, role: str) -> str | None:
         messages = [{"role": "user", "content": "Hello"}, {"role": role, "content": "Hello"}]

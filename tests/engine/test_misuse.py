@@ -81,6 +81,7 @@ def test_a_value_without_a_name_is_told_the_name_that_takes_it(
 @pytest.mark.parametrize(
     ("made", "wrong", "meant"),
     [
+        (Engine, "capture_progres", "capture_progress"),
         (Speculation, "max_brances", "max_branches"),
         (StructuredOutput, "json_schem", "json_schema"),
         (EngineConfig, "max_num_seq", "max_num_seqs"),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from aioserve import InvalidPromptError
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.roles import KNOWN_ROLES
+from aioserve.text.conversation import Conversation
+from aioserve.text.roles import KNOWN_ROLES, MAX_COMPARED, Roles
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 DROPPING = (
@@ -107,3 +108,18 @@ def test_a_template_that_refuses_a_role_says_so_in_its_own_words() -> None:
 def test_known_roles_are_left_to_every_template(roles: list[str]) -> None:
     for source in (CHATML, DROPPING, MISREADING):
         render(source, *roles)
+
+
+def test_only_so_many_roles_are_tried() -> None:
+    roles = [f"tool_{number}" for number in range(MAX_COMPARED + 40)]
+    assert render(DROPPING, *roles[:MAX_COMPARED]).count("T:") == MAX_COMPARED
+    tried: list[Conversation] = []
+
+    def rendered(conversation: Conversation) -> str:
+        tried.append(conversation)
+        role = conversation.messages[1]["role"]
+        return role if role in roles else ""
+
+    with pytest.raises(InvalidPromptError, match=rf"messages\[{MAX_COMPARED}\]"):
+        Roles("", rendered, "dir").check([{"role": role, "content": ""} for role in roles])
+    assert len(tried) == MAX_COMPARED + 2
