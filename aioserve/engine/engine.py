@@ -73,7 +73,7 @@ class Engine(EngineFacts, EnteredByAsync):
     implementations that needn't be installed. Installed observers and admission checks are part of
     every engine. `progress` is called while weights load, in the loading thread, with bytes done
     and bytes in all; `capture_progress` while CUDA graphs are captured, on the event loop, with
-    graphs done and graphs in all, from 0 on. What they raise, entering raises. Neither goes with a
+    graphs done and graphs in all, from 0 on. Entering raises what they raise. Neither goes with a
     `ModelSource`, which loads as it likes. The other options are the fields of
     `aioserve.config.EngineConfig`.
 

@@ -82,7 +82,7 @@ def _check_names(
     """Raise `UnknownPolicyError` for a policy's name that no plugin offers, and `ConfigError` for a
     drafter's, and for options that these don't take, where no plugin but the bundled ones could
     offer them: others are imported when the engine is entered, in a thread, as files are, and that
-    raises it then. Of a file is seen here that it is there."""
+    raises it then. A file is only looked for here."""
     named: dict[str, str] = {}
     if isinstance(policy, str) and policy != DEFAULT_POLICY and not names_file(policy, POLICY):
         named["policy"] = policy

@@ -39,8 +39,8 @@ class Row(NamedTuple):
 
     home: Home
     names: str
-    """With spaces between them. Of rows that have the same name, the first counts that a door has
-    the options of, or else the first."""
+    """Names with spaces between them. A name in several rows has the answer of the first whose
+    options the door has, or else of the first."""
     answer: str
 
 

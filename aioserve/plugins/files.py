@@ -142,8 +142,8 @@ def _classes_of(module: dict[str, object], kinds: tuple[FileKind, ...]) -> str:
 
 
 class _AsItIs(SourceFileLoader):
-    """Compiles a file each time. What Python keeps beside it goes by seconds and size, so that of a
-    file that was just edited may be the old one's."""
+    """Compiles a file each time. Python's own copy beside a file goes by seconds and size, and may
+    be of the text before an edit."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

@@ -53,9 +53,9 @@ class FakeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Answers:
     """Answers for requests, in the order in which an engine takes them.
 
-    One text or call answers every request. Of a sequence or an iterator each request takes the
-    next; a function is called with the messages, or the text of a prompt that is no chat. Raises
-    `ConfigError` for what is none of these.
+    One text or call answers every request. Each request takes the next of a sequence or an
+    iterator. A function is called with the messages, or the text of a prompt that is no chat.
+    Raises `ConfigError` for what is none of these.
     """
 
     def __init__(self, given: GivenAnswers) -> None:

@@ -244,14 +244,14 @@ class FakeModel:
     a program: it has a chat template (ChatML, with tools as Hermes calls them), and each token of
     an answer is a byte that the engine's own steps bring.
 
-    `answers`: a text, or a call `{"name": ..., "arguments": ...}`, answers every request. Of a
-    sequence or an iterator the next request takes the next one, in the order in which the engine
-    takes requests; one that finds none left fails, and so does one that calls a tool which isn't
+    `answers`: a text, or a call `{"name": ..., "arguments": ...}`, answers every request. Each
+    request takes the next of a sequence or an iterator, in the order in which the engine takes
+    requests; one that finds none left fails, and so does one that calls a tool which isn't
     offered. A function gets the messages, a list of dicts, or the text of a prompt that is no chat,
     and returns the answer; it is called on the event loop. An answer that is a list of texts and
     calls has all of them. All `n` answers of a request are the same, and no text of an answer is a
-    special token. What can't be drawn under the request's structured output, tools or other
-    parameters fails the request: its error says where.
+    special token. An answer fails its request where the request's structured output, tools or
+    other parameters forbid it: the error says where.
 
     `embeddings` makes the vector of a text, which the engine scales to length 1 unless it is asked
     not to; without it they have 64 numbers, and texts that share words are near each other.

@@ -32,7 +32,7 @@ from aioserve_main import main
 __all__ = ["Forks", "forks"]
 
 MOST_BYTES = 1 << 20
-START_SECONDS = 50.0
+START_SECONDS = 200.0
 STREAMS = (0, 1, 2)
 
 
