@@ -24,3 +24,25 @@ def test_its_tests_pass(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(tests)} passed" in done.stdout
+
+
+ANSWERED = """
+import asyncio, sys
+from aioserve import Engine
+from aioserve.testing import FakeModel
+
+async def main():
+    async with Engine(FakeModel(answers="It rains.")) as engine:
+        answer = await engine.chat([{"role": "user", "content": "?"}]).completion()
+        assert answer.content == "It rains."
+        await engine.embed("rain")
+
+asyncio.run(main())
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_an_answer_of_a_fake_model_loads_no_torch() -> None:
+    command = [sys.executable, "-W", "error", "-c", ANSWERED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=99)
+    assert done.returncode == 0, done.stderr
