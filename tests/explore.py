@@ -66,12 +66,13 @@ def run_properties(seed: int, ends: float, arguments: Sequence[str]) -> int:
 
 
 def run_processes(jobs: int, ends: float, arguments: Sequence[str]) -> int:
-    """Exit code of the first process that failed, whose output is printed; 0 once time is up."""
+    """Exit code of the first process that failed, whose output is printed; 0 once time is up. Each
+    of the `jobs` runs at least one property."""
     running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     rounds = 0
     try:
-        while running or time.monotonic() < ends:
-            while len(running) < jobs and time.monotonic() < ends:
+        while running or not rounds or time.monotonic() < ends:
+            while len(running) < jobs and (not rounds or time.monotonic() < ends):
                 running.append(_start(random.randrange(2**32), ends, arguments))
             time.sleep(POLL_SECONDS)
             for process, output in [one for one in running if one[0].poll() is not None]:
@@ -113,6 +114,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--seed", type=int, help="of one process alone")
     options, arguments = parser.parse_known_args(words)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     ends = time.monotonic() + options.max_seconds
     if options.seed is not None:
         return run_properties(options.seed, ends, arguments)

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import explore
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -89,5 +91,11 @@ def test_a_find_ends_all_and_is_told_with_the_line_that_repeats_it(tmp_path: Pat
 
 
 def test_without_a_find_it_ends_with_the_time(tmp_path: Path) -> None:
-    code, told = explored(tmp_path, 10**7, "--max-seconds", "0.001")
+    code, told = explored(tmp_path, 10**7, "--max-seconds", "0")
     assert (code, told.splitlines()[-1]) == (0, "1 rounds, nothing found"), told
+
+
+def test_no_process_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        explore.main(["--jobs", "0"])
+    assert "--jobs must be at least 1, got 0" in capsys.readouterr().err
