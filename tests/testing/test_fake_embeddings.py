@@ -73,7 +73,10 @@ def test_a_function_makes_vectors_and_what_is_none_ends_the_request():
             ("nothing", r"embeddings must give a list of finite numbers, got \[\]"),
             ("nan", "embeddings must give a list of finite numbers"),
             ("table", "embeddings must give a list of finite numbers"),
-            ("unknown", r"of embeddings failed in line \d+ of test_fake_embeddings.py: KeyError\('unkn"),
+            (
+                "unknown",
+                r"of embeddings failed in line \d+ of test_fake_embeddings.py: KeyError\('unkn",
+            ),
         ]:
             with pytest.raises(RequestFailedError, match=why):
                 await engine.embed(text)
