@@ -1,7 +1,9 @@
 # Everything happens in .venv beside this file. `make run` is the first thing to try.
 #
 #   run     stream an answer from the embedded model      bench   measure the engine
-#   test    lint, types and the test suite                docs    build/docs/index.html
+#   test    lint, types and the tests that take ten minutes
+#   test-more       the rest of the tests, as CI runs them behind these
+#   docs    build/docs/index.html
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
 #   explore new random examples of each property for ten minutes
@@ -65,16 +67,19 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 PYTEST := $(BIN)/python -m pytest
 # Files in the order of their names: those with few tests, which would come last, are the longest.
 PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-# 40 examples of each property that doesn't say how many it needs; 100 elsewhere.
-QUICK := -m "not slow and not alone and not published" --hypothesis-profile quick
+# tests/tiers.py says what is in which. The rest has other examples of each property, and more.
+FIRST := -m "not more and not slow and not alone and not published" --hypothesis-profile few
+REST := -m "(more or hypothesis) and not slow and not alone and not published" \
+  --hypothesis-profile quick
 
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
-PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
-  -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
+OPTIMIZED := PYTHONOPTIMIZE=1
+ASSERTED := -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
+ALSO_OPTIMIZED := tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
-.PHONY: run test test-slow test-real test-templates test-clients test-optimized test-clocks \
-  mutants sanitize explore pairs soak lint check-install wheels bench docs build clean distclean
+.PHONY: run test test-more test-slow test-real test-templates test-clients test-optimized \
+  test-clocks mutants sanitize explore pairs soak lint check-install wheels bench docs build clean distclean
 
 # The compiler works while pip unpacks.
 define install_side_by_side
@@ -90,10 +95,13 @@ test: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_CLIENTS))
 	$(BIN)/python tools/check_install
 	$(RUFF)
-	$(BIN)/pyright & types=$$!; $(PYTEST_OPTIMIZED) -q --hypothesis-profile quick \
-	  tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling; \
+	$(BIN)/pyright & types=$$!; $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q $(FIRST) $(ALSO_OPTIMIZED); \
 	  tests=$$?; wait $$types && exit $$tests
-	$(PYTEST_SHARED) $(QUICK)
+	$(PYTEST_SHARED) $(FIRST) --file-seconds 10
+
+test-more: $(FOR_CLIENTS) $(BUILT)
+	$(PYTEST_SHARED) $(REST)
+	$(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) $(REST) $(ALSO_OPTIMIZED)
 	$(PYTEST) -m "not slow and alone" $(ALONE)
 
 test-slow: lint $(FOR_CLIENTS)
@@ -117,10 +125,10 @@ test-clients: $(FOR_TEST) $(BUILT)
 	AIOSERVE_CLIENTS=.venv/clients-newest $(PYTEST) --numprocesses $(WORKERS) tests/clients
 
 test-optimized: $(FOR_TEST) $(BUILT)
-	$(PYTEST_OPTIMIZED)
+	$(OPTIMIZED) $(PYTEST) $(ASSERTED) -m "not slow"
 
 test-clocks: $(FOR_CLIENTS) $(BUILT)
-	for clock in fast slow jumps; do AIOSERVE_CLOCK=$$clock $(PYTEST_SHARED) $(QUICK) || exit; done
+	for clock in fast slow jumps; do AIOSERVE_CLOCK=$$clock $(PYTEST_SHARED) $(FIRST) || exit; done
 
 mutants: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

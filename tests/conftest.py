@@ -1,9 +1,9 @@
 """Settings of all tests.
 
 Hypothesis runs without deadlines, and with the same examples on every machine. It explains no
-failures: that traces every line and runs into the test's time limit. `make test` draws fewer
-examples, where a test doesn't say how many it needs; `make explore` draws new ones. `make mutants`
-asks with the usual examples too, and doesn't look for the smallest one that fails.
+failures: that traces every line and runs into the test's time limit. `make test` draws a quarter of
+the examples of `make test-more`; `make explore` draws new ones. `make mutants` asks with the usual
+examples too, and doesn't look for the smallest one that fails.
 
 Triton's interpreter stands in for a missing GPU. Triton must know before the first package, here
 transformers, imports it.
@@ -40,8 +40,8 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
-from tests.pairwise import mark_the_rest_slow
 from tests.same_examples import draw_no_constants
+from tests.tiers import FULL_EXAMPLES, FileSeconds, mark_tiers
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -60,7 +60,8 @@ if WRONG_CLOCK:  # by which hypothesis measures how long a draw takes
         settings.get_profile("usual"), suppress_health_check=[HealthCheck.too_slow]
     )
     settings.register_profile("usual", unhurried)
-settings.register_profile("quick", settings.get_profile("usual"), max_examples=40)
+settings.register_profile("quick", settings.get_profile("usual"), max_examples=FULL_EXAMPLES)
+settings.register_profile("few", settings.get_profile("usual"), max_examples=10)
 settings.register_profile(
     "planted-bugs", settings.get_profile("usual"), phases=[Phase.explicit, Phase.generate]
 )
@@ -70,14 +71,22 @@ settings.register_profile(
 settings.load_profile("usual")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--file-seconds", type=float, metavar="N", help="name files whose tests took more than N s"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (most := config.getoption("--file-seconds")) is not None:
+        config.pluginmanager.register(FileSeconds(most))
     if config.getoption("--hypothesis-profile") != "explore":
         draw_no_constants()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_the_rest_slow(items)
+    mark_tiers(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

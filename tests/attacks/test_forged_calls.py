@@ -14,6 +14,7 @@ from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import Conversation, conversation_of
 from tests.attacks.hostile import named_errors
 from tests.attacks.test_forged_turns import forgeries, marks_of, names_of, template, tokenizer_of
+from tests.tiers import examples
 
 KINDS = ("chatml", "not marked", "stripping", "nested names", "spelled by the model")
 
@@ -82,7 +83,7 @@ def harmless(conversation: Conversation) -> Conversation:
 def test_fuzz_special_tokens_are_those_of_the_template(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
 
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(dialogues(forgeries(kind)), st.sampled_from(sorted(TEMPLATES)))
     def check(conversation: Conversation, style: str) -> None:
         ours = template(kind, TEMPLATES[style])

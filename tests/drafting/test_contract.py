@@ -6,6 +6,7 @@ import pytest
 
 from aioserve.plugins import PluginRegistry
 from aioserve.testing import check_drafter
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize(
@@ -20,4 +21,4 @@ from aioserve.testing import check_drafter
 )
 def test_bundled_drafters_keep_the_contract(drafter: str) -> None:
     registry = PluginRegistry()
-    check_drafter(lambda: registry.drafter(drafter), max_examples=60)
+    check_drafter(lambda: registry.drafter(drafter), max_examples=examples(60))

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, QueueFullError, SamplingParams
 from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated
+from tests.tiers import examples
 
 NUM_TOKENS = 5
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=24),

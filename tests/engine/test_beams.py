@@ -16,6 +16,7 @@ from aioserve.engine.beam_search import Beams, EndedBeam
 from aioserve.request import FinishReason, SamplingParams, TopLogprob
 from aioserve.testing.fake_model import byte_tokenizer
 from aioserve.text.assembler import TextAssembler
+from tests.tiers import examples
 
 VOCAB_SIZE = 5
 NEVER = -1e9
@@ -114,7 +115,7 @@ options = st.fixed_dictionaries(
 toys = st.integers(0, 2**32).map(Toy)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(toy=toys, width=st.integers(1, VOCAB_SIZE - 2), options=options)
 def test_beams_are_those_of_transformers(toy: Toy, width: int, options: dict[str, Any]) -> None:
     found = searched(toy, width, options)
@@ -130,7 +131,7 @@ def test_beams_are_those_of_transformers(toy: Toy, width: int, options: dict[str
 stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     toy=toys,
     width=st.integers(1, VOCAB_SIZE - 2),

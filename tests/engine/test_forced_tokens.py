@@ -24,6 +24,7 @@ from aioserve.sampling import masks
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 from tests.engine.test_structured_output import COMPACT, TIGHT, TINY
+from tests.tiers import examples
 
 SENTENCE = StructuredOutput(choice=["a long answer that is the only one there is"])
 FORMS = (
@@ -111,7 +112,7 @@ async def told(model: str, wanted: list[tuple[int, SamplingParams]], **options: 
         return found, engine.stats()
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(wanted=requests, options=st.sampled_from(OPTIONS))
 def test_they_are_what_they_are_one_by_one(
     tiny: str, wanted: list[tuple[int, SamplingParams]], options: dict[str, Any]

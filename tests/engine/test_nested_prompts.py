@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidPromptError, SamplingParams
 from aioserve.testing import FakeModel, check_invariants, run_simulated
+from tests.tiers import examples
 
 PARAMS = SamplingParams(max_tokens=2, temperature=0)
 IDS = st.lists(st.integers(1, 50), min_size=1, max_size=3)
@@ -22,7 +23,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(PROMPTS, max_size=4), NESTED, st.data())
 def test_a_nested_list_anywhere_among_prompts_is_refused_by_its_place(
     flat: list[Any], nested: list[Any], data: Any
@@ -45,7 +46,7 @@ def test_a_nested_list_anywhere_among_prompts_is_refused_by_its_place(
     run_simulated(main)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(NESTED)
 def test_a_list_of_prompts_is_no_prompt_of_a_call_that_takes_one(nested: list[Any]) -> None:
     async def main() -> None:

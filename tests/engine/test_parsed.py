@@ -35,6 +35,7 @@ from aioserve.testing import FakeModel
 from aioserve.text.conversation import conversation_of
 from tests.engine.scripted import ScriptedModel
 from tests.server.talking import HERMES
+from tests.tiers import examples
 
 
 class Modelled(pydantic.BaseModel):
@@ -160,7 +161,7 @@ async def test_what_is_drawn_by_a_class_is_parsed_as_it(form: Any) -> None:
         assert (one.name, one.is_known) == ("Bob", False)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.text(max_size=20), st.integers(0, 150), st.sampled_from(FORMS))
 def test_any_object_comes_back(name: str, age: int, form: Any) -> None:
     text = json.dumps({"name": name, "age": age})

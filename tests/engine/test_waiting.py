@@ -13,6 +13,7 @@ from aioserve import Engine, QueueFullError, SamplingParams
 from aioserve.engine.measures import Waiting
 from aioserve.errors import DeadlineExceededError
 from aioserve.testing import FakeModel
+from tests.tiers import examples
 
 COUNTS = st.integers(1, 10_000)
 LONG = SamplingParams(max_tokens=60)
@@ -89,7 +90,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(requests=REQUESTS)
 def test_however_requests_end_what_waits_is_exact(
     requests: list[tuple[int, int, str, int]],
@@ -157,7 +158,7 @@ async def test_where_none_wait_a_prompt_of_any_length_is_taken() -> None:
             assert completion.usage.completion_tokens == 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     num_before=st.integers(0, 6),
     deadline=st.sampled_from([0.005, 0.05, 0.5, 5.0, 500.0]),

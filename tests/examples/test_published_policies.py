@@ -20,6 +20,7 @@ import pytest
 
 from aioserve import Engine, EngineStats, SamplingParams, SchedulingPolicy
 from aioserve.testing import FakeModel, check_policy, run_simulated
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "examples" / "policies"
@@ -68,7 +69,7 @@ def make(name: str) -> Any:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_each_keeps_the_contract(name):
-    check_policy(lambda: make(name), max_examples=12)
+    check_policy(lambda: make(name), max_examples=examples(12))
 
 
 @pytest.mark.parametrize("study", LONG, ids=lambda study: study.policy)

@@ -36,6 +36,7 @@ from aioserve.steps.plan import (
 )
 from tests.ops.contents import contents, fill
 from tests.parity import tiny_models
+from tests.tiers import examples
 
 MOST = 9
 """Most guesses of an item."""
@@ -299,7 +300,7 @@ temperatures = st.sampled_from([0.0, 1.0])
     page_size=page_sizes,
     temperature=temperatures,
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_tokens_and_pages_are_as_without_guesses(
     decoder: Decoder, data: st.DataObject, prompt_tokens: int, page_size: int, temperature: float
 ) -> None:
@@ -317,7 +318,7 @@ def test_tokens_and_pages_are_as_without_guesses(
     temperature=temperatures,
     part_first=st.booleans(),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_two_sequences_of_a_step_are_as_without_guesses(
     decoder: Decoder,
     data: st.DataObject,

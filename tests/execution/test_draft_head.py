@@ -20,6 +20,7 @@ from tests.execution.test_draft_model import (
     run,
 )
 from tests.scheduling.bench import Bench
+from tests.tiers import examples
 
 
 def bench_of(
@@ -77,7 +78,7 @@ def test_a_prompt_of_one_token_has_guesses_behind_the_first() -> None:
     assert check_all_right(bench) >= 10
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(**TRAFFIC)
 def test_a_head_that_knows_is_always_right(**traffic: Any) -> None:
     check_always_right(partial(bench_of, HeadOfEntries()), **traffic)

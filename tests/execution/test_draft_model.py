@@ -24,6 +24,7 @@ from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
 from tests.scheduling.bench import Bench
+from tests.tiers import examples
 
 PROMPT = [7, 1, 8, 2, 8, 1]
 
@@ -260,7 +261,7 @@ def check_always_right(
     check_all_right(bench)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(**TRAFFIC)
 def test_the_model_itself_is_always_right(**traffic: Any) -> None:
     check_always_right(partial(bench_of, DraftDecoder()), **traffic)

@@ -18,6 +18,7 @@ from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.schema import MAX_RULES
 from aioserve.grammars.vocabulary import Vocabulary
 from tests.grammars.walks import END, Walk, pyhelp, single_bytes
+from tests.tiers import examples
 
 LAST = 299
 CHARS = 'ab"]\\é-'
@@ -218,7 +219,7 @@ def test_what_leads_to_itself_is_matched_exactly(tmp_path: Path) -> None:
     texts = ["".join(chars) for n in range(6) for chars in product(FEW, repeat=n)]
     num_taken = num_refused = 0
 
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(st.tuples(TREES, TREES, TREES), st.sampled_from(["root", "one"]))
     def check(trees: tuple[Tree, Tree, Tree], inner: str) -> None:
         nonlocal num_taken, num_refused

@@ -27,6 +27,7 @@ from tests.ops.scenarios import (
     allocate,
     lay_out,
 )
+from tests.tiers import examples
 
 # A lone token, a prefill, chunks across a key block and across a split of the keys, decodes.
 MIXED = [
@@ -134,7 +135,7 @@ sequences = st.integers(1, 200).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     batch=st.lists(sequences, min_size=1, max_size=5),
     group=st.integers(1, 4),

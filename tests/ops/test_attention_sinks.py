@@ -28,6 +28,7 @@ from tests.ops.scenarios import (
     lay_out,
     random,
 )
+from tests.tiers import examples
 
 # A lone token, a prefill, chunks across a key block and across a split of the keys, decodes.
 MIXED = [
@@ -293,7 +294,7 @@ def cuts(draw: st.DrawFn) -> Cut:
 
 
 @backends
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cut=cuts(), data=st.data())
 def test_parts_merged_by_their_log_sum_exp_are_the_whole(
     backend: Backend, cut: Cut, data: st.DataObject

@@ -26,6 +26,7 @@ from tests.ops.decoded_weights import (
 )
 from tests.ops.grouped_integers import Integers, random_rows
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+from tests.tiers import examples
 
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,7 +65,7 @@ def test_so_has_every_number_of_rows(isa: str, kind: Kind, dtype: torch.dtype) -
         assert_same_bits(layer(x[-rows:]), floats(x[-rows:]))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     rows=st.integers(1, 70),
     in_features=st.integers(1, 400),

@@ -25,6 +25,7 @@ from tests.ops.grouped_integers import (
     random_rows,
 )
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+from tests.tiers import examples
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = [(bits, has_minimums) for bits in (8, 6, 5, 4, TABLE) for has_minimums in (False, True)]
@@ -79,7 +80,7 @@ def test_products_are_as_stated_on_every_instruction_set(
         assert_same_bits(layer(x), y)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     rows=st.integers(1, 140),
     in_features=st.integers(1, 400),

@@ -13,6 +13,7 @@ from aioserve.ops.native import NativeLinear
 from aioserve.ops.native_grouped import joined_linear
 from tests.ops.grouped_integers import random_integers, random_rows
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+from tests.tiers import examples
 
 IN_FEATURES = 96
 
@@ -29,7 +30,7 @@ def outputs(layers: list[NativeLinear], x: Tensor) -> Tensor:
     return torch.cat([part(x) for part in layers], dim=1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     parts=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 70)), min_size=1, max_size=4),
     rows=st.integers(0, 140),

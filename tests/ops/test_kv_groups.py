@@ -15,6 +15,7 @@ from aioserve.ops.backend import AttentionKind, KVLayer
 from tests.ops.contents import contents
 from tests.ops.grouped_scenes import GroupedScene, grouped_scenes
 from tests.ops.scenarios import BACKENDS, NATIVE, random
+from tests.tiers import examples
 
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 TWO_GROUPS = kv_layout([LayerKV(64), LayerKV(64, 5)], 1000)
@@ -25,7 +26,7 @@ def shape(layout: KVLayout, num_pages: int = 12, page_size: int = 4) -> KVShape:
 
 
 @backends
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(scene=grouped_scenes())
 def test_groups_give_the_bits_of_one_group_and_read_nothing_before_a_window(backend, scene):
     check(backend, scene)

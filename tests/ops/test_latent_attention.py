@@ -14,6 +14,7 @@ from aioserve.ops import Backend
 from aioserve.ops.backend import RMSNorm, Rotation
 from tests.ops.latent_scenes import Latents, angles, check_writes, on, padded_rows, scene
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, REFERENCE, Scenario, random
+from tests.tiers import examples
 
 # A lone token, a prefill, chunks across a key block and across a split of the keys, decodes.
 MIXED = [
@@ -65,7 +66,7 @@ sequences = st.integers(1, 200).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     batch=st.lists(sequences, min_size=1, max_size=5),
     q_heads=st.integers(1, 9),

@@ -15,6 +15,7 @@ from aioserve.ops import Backend
 from aioserve.ops.native import NativeLinear
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
+from tests.tiers import examples
 
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -83,7 +84,7 @@ def test_sizes_that_fill_no_tile_are_right_on_every_instruction_set(
         assert_close(layer(x), x, weight)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     rows=st.integers(1, 90),
     in_features=st.integers(1, 150),

@@ -26,6 +26,7 @@ from aioserve.ops.native_types import NativeLinear
 from aioserve.sampling.edits import leave_out
 from tests.ops.grouped_integers import random_integers
 from tests.ops.scenarios import one_group
+from tests.tiers import examples
 
 HIDDEN, VOCAB, HEAD_DIM, KV_HEADS = 24, 40, 8, 1
 Forward = Callable[[LayerOps[Any]], Any]
@@ -212,7 +213,7 @@ steps_of_any_kind = st.lists(
     ends=st.sets(st.sampled_from(["given", "keep", "spread"])),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_program_computes_what_its_ops_do(steps, dtype, counts, cap, ends, data):
     if "keep" in ends:
         steps = [step for step in steps if not step[0].startswith("keep")]

@@ -13,6 +13,7 @@ from aioserve.ops.native import NativeLinear
 from aioserve.ops.native_grouped import joined_linear, permuted_linear
 from tests.ops.grouped_integers import random_integers, random_rows
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+from tests.tiers import examples
 
 
 def layer(in_features: int, out_features: int, dtype: torch.dtype) -> NativeLinear:
@@ -24,7 +25,7 @@ def order_of(in_features: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(in_features).astype(np.int32)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     rows=st.integers(0, 140),
     in_features=st.integers(1, 200),

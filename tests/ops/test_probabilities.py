@@ -17,6 +17,7 @@ from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
 from tests.ops.draw_scenes import GREEDY, distinct, draw, every_kind_of_params, logit_rows, ranking
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
+from tests.tiers import examples
 
 ISAS = _native.cpu_info()["isas_supported"]
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
@@ -36,7 +37,7 @@ def probabilities(
 
 
 @on_every_backend
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     row=logit_rows,
     limits=st.fixed_dictionaries(

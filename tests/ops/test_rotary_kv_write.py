@@ -16,6 +16,7 @@ from tests.ops.rotary_scenes import (
     check_positions_outside,
 )
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, Heads, lay_out
+from tests.tiers import examples
 
 MIXED = [(1, 1, 1), (2, 30, 30), (3, 1, 65), (4, 5, 77)]
 ATOL = {torch.float32: 1e-5, torch.bfloat16: 1e-4}
@@ -34,7 +35,7 @@ def test_queries_and_pages_agree_and_other_locations_keep_their_bits(
     check(NATIVE, scenario, heads, half=half, norms=norms, dtype=dtype, atol=ATOL[dtype])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 5, 16, 64]), dtype=st.sampled_from(DTYPES))
 def test_any_shape_agrees(data: st.DataObject, page_size: int, dtype: torch.dtype) -> None:
     dim = data.draw(st.integers(2, 256))

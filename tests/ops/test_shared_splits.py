@@ -15,6 +15,7 @@ from aioserve import _native
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.native import own_arrays
 from tests.ops.scenarios import DTYPES, NATIVE, Heads, Scenario, lay_out
+from tests.tiers import examples
 
 SPLIT = 512  # keys, as `kSplitKeys`
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -88,7 +89,9 @@ def batches(draw: st.DrawFn) -> tuple[Scenario, Heads]:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(batch=batches(), count=st.sampled_from([1, 2, 3, 8]))
 def test_a_row_is_that_of_its_sequence_alone_whoever_shares_its_pages(

@@ -12,6 +12,7 @@ from aioserve import _native
 from aioserve.ops.native import NativeLinear
 from tests.ops.grouped_integers import KEPT, TABLE, Kept, random_integers, random_rows
 from tests.ops.largest import assert_argmax_is_that_of_the_outputs
+from tests.tiers import examples
 
 KINDS = [(bits, has_minimums) for bits in (6, 5, 4, TABLE) for has_minimums in (False, True)]
 kinds = pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
@@ -37,7 +38,7 @@ def test_rows_give_the_same_bits_wherever_unpacking_begins(
             assert torch.equal(layer(x[:rows]), expected[:rows])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     shapes=st.lists(
         st.tuples(

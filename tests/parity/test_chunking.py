@@ -13,6 +13,7 @@ from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import VOCAB_SIZE
+from tests.tiers import examples
 
 LENGTHS = {"a": 41, "b": 23, "c": 3}
 MODELS = ("gemma3", "qwen3", "gpt2", "olmo3", "cohere2", "ministral3", "gpt-oss")
@@ -51,7 +52,7 @@ def whole(directory_of, backend):
     return compute
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("model", MODELS)
 def test_any_schedule_gives_the_logits_of_whole_prompts(model, whole, data):

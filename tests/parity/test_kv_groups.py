@@ -13,6 +13,7 @@ from aioserve.ops import Backend, backend_named
 from aioserve.ops.native import NativeBackend
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import VOCAB_SIZE
+from tests.tiers import examples
 
 WINDOWED = (
     "mistral",
@@ -45,7 +46,9 @@ def chunks(draw: st.DrawFn) -> list[dict[str, list[int]]]:
 @pytest.mark.parametrize("use_program", [True, False])
 @pytest.mark.parametrize("name", WINDOWED)
 @settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=chunks(), page_size=st.sampled_from([1, 3, 4]))
 def test_pages_that_left_the_window_change_no_bit(

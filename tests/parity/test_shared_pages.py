@@ -21,6 +21,7 @@ from tests.ops.contents import contents
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
 from tests.parity.tiny_models import VOCAB_SIZE
+from tests.tiers import examples
 
 PAGE_SIZES = (1, 2, 16, 64)
 MODELS = (
@@ -90,7 +91,7 @@ class Sequence:
         return parent is None or (parent.may_start and parent.written >= self.shared)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 @every_model
 async def test_what_an_earlier_item_of_the_same_step_writes_may_be_shared(model, decoder_of, data):

@@ -19,6 +19,7 @@ from aioserve_plugins.priority import Priority
 from aioserve_plugins.round_robin import RoundRobin
 from aioserve_plugins.shortest_first import ShortestFirst
 from tests.scheduling.bench import Bench, work
+from tests.tiers import examples
 
 BY_NAME = {
     "cache_aware": CacheAware,
@@ -74,7 +75,7 @@ def planned(bench: Bench) -> StepPlan:
     ],
 )
 def test_each_keeps_the_contract_and_its_starvation_bound(make_policy):
-    check_policy(make_policy, max_examples=12)
+    check_policy(make_policy, max_examples=examples(12))
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -17,6 +17,7 @@ from aioserve.traces.workload import with_targets
 from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline
 from aioserve_plugins.fcfs import FirstComeFirstServed
 from tests.scheduling.bench import Bench, work
+from tests.tiers import examples
 
 STEP_SECONDS = 1.0
 NUM_STEPS = WARM_UP_STEPS + 4
@@ -188,7 +189,7 @@ def test_small_steps_say_nothing_of_large_ones():
     assert metrics_of(simulate(trace, Deadline(), **options)).finished > 90
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.sampled_from(["bursts", "heavy-tails", "tenants"]),
     st.sampled_from([20.0, 100.0]),

@@ -14,6 +14,7 @@ from aioserve import ConfigError
 from aioserve.scheduling.sequence import Phase
 from aioserve_plugins.fair_share import FairShare
 from tests.scheduling.bench import Bench
+from tests.tiers import examples
 
 MAX_PROMPT, MAX_OUTPUT, SEATS = 24, 6, 3
 WEIGHTS = {"a": 2.0, "b": 0.5}
@@ -42,7 +43,7 @@ def serve_one_after_the_other(bench: Bench) -> list[int]:
     return started
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(bursts, st.sampled_from([None, WEIGHTS]), st.sampled_from([0.0, 1.0, 2.0]))
 def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
     policy = FairShare(weights=weights, output_cost=output_cost)
@@ -89,7 +90,7 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
 LONG_OUTPUT, LEAD = 40, 24.0
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(st.integers(0, 20), st.sampled_from(["a", "b", "c"]), st.integers(1, 8)),
@@ -145,7 +146,7 @@ ticks = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(ticks, st.sampled_from([0, 16]), st.sampled_from([2.0, 24.0]))
 def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo, reserve, lead):
     policy = FairShare(lead_tokens=lead, max_idle_tenants=1)
@@ -174,7 +175,7 @@ def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo
     assert policy._counters.keys() <= policy._idle.keys()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ticks, st.sampled_from([0, 16]), st.sampled_from([None, 2.0, 24.0]), st.booleans())
 def test_every_tenant_is_charged_for_what_was_computed_for_it_once(todo, reserve, lead, leaves_out):
     """Whoever started the request: its policy, or the mechanism where nothing else could run."""

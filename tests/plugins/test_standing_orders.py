@@ -26,6 +26,7 @@ from tests.plugins.plain_orders import (
     PlainShortestFirst,
 )
 from tests.scheduling.bench import Bench
+from tests.tiers import examples
 
 
 class Plain(Protocol):
@@ -83,11 +84,11 @@ ORDERS: dict[str, Callable[[], Compared]] = {
 @pytest.mark.filterwarnings("ignore:Compared. starvation_bound_tokens declares")
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_that_is_kept_is_the_plain_one(name: str) -> None:
-    check_policy(ORDERS[name], max_examples=8)
+    check_policy(ORDERS[name], max_examples=examples(8))
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 2**32))
 def test_so_it_is_in_a_deep_queue(name: str, seed: int) -> None:
     random = Random(seed)

@@ -19,6 +19,7 @@ from aioserve.testing import FakeModel, expected_tokens, run_simulated
 from aioserve.text.assembler import TextAssembler
 from tests.engine.idle import all_given_back
 from tests.text.plain_answers import byte_level, plain_answer, stops_of, vocabularies
+from tests.tiers import examples
 
 PROMPT = [1, 2, 3]
 MAX_TOKENS = 24
@@ -78,7 +79,7 @@ async def served(
     return tokens, stream, completion
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(vocabulary=vocabularies(), data=st.data())
 def test_streamed_and_whole_answers_are_the_decoded_text_up_to_the_first_end(vocabulary, data):
     ids = expected_tokens(PROMPT, MAX_TOKENS)
@@ -100,7 +101,7 @@ def test_streamed_and_whole_answers_are_the_decoded_text_up_to_the_first_end(voc
     assert [each.logprob for each in completion.logprobs] == [token.logprob for token in tokens]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(vocabulary=vocabularies(), data=st.data())
 def test_any_ids_with_any_ends_give_the_plain_text(vocabulary, data):
     ids = data.draw(st.lists(st.integers(0, 255), min_size=MAX_TOKENS, max_size=MAX_TOKENS))

@@ -25,6 +25,7 @@ from tests.properties.drafter_models import (
     ngram_guess,
     suffix_guess,
 )
+from tests.tiers import examples
 
 NAMESPACES = (b"", b"", b"\x00a", b"\x00b")
 LARGEST = 2**31 - 1
@@ -209,6 +210,10 @@ class SuffixMachine(DrafterMachine):
 
 
 TestNgramDrafterEqualsItsModel = NgramMachine.TestCase
-TestNgramDrafterEqualsItsModel.settings = settings(max_examples=100, stateful_step_count=30)
+TestNgramDrafterEqualsItsModel.settings = settings(
+    max_examples=examples(100), stateful_step_count=30
+)
 TestSuffixDrafterEqualsItsModel = SuffixMachine.TestCase
-TestSuffixDrafterEqualsItsModel.settings = settings(max_examples=300, stateful_step_count=40)
+TestSuffixDrafterEqualsItsModel.settings = settings(
+    max_examples=examples(300), stateful_step_count=40
+)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, SamplingParams, SchedulingPolicy, Verdict
 from aioserve.testing import FakeModel, expected_tokens, run_simulated
+from tests.tiers import examples
 
 MAX_MODEL_LEN = 48
 LONG_PROMPT = [(i * i) % 256 for i in range(MAX_MODEL_LEN)]
@@ -92,7 +93,7 @@ async def serve(options, batch, spare_pages, whim):
     return [[list(sample.token_ids) for sample in answer.samples] for answer in answers]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     options=engines,
     batch=st.lists(requests, min_size=1, max_size=8),

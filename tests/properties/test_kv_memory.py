@@ -25,6 +25,7 @@ from aioserve.kv.page_pool import PageState
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.recovery import held_on_device, recover
 from aioserve.steps.pages import CopyKind
+from tests.tiers import examples
 
 LONG = [[(5 * k + i) % 7 for i in range(64)] for k in range(2)]
 Prefix = tuple[int, ...]
@@ -445,7 +446,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         assert self.memory.host_pool is None or self.memory.host_pool.num_held == 0
 
 
-KVMemoryMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+KVMemoryMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
 TestKVMemory = KVMemoryMachine.TestCase
 
 

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool, PageState
+from tests.tiers import examples
 
 mostly = st.sampled_from([True, True, True, True, False])
 
@@ -263,4 +264,4 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 TestPagePoolEqualsItsModel = PagePoolMachine.TestCase
-TestPagePoolEqualsItsModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestPagePoolEqualsItsModel.settings = settings(max_examples=examples(150), stateful_step_count=40)

@@ -33,6 +33,7 @@ from tests.properties.prefix_tree_model import (
     Prefix,
     strategy_of,
 )
+from tests.tiers import examples
 
 NAMESPACES = (b"", b"\x00a")
 
@@ -644,4 +645,4 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
 
 TestPrefixTreeEqualsItsModel = PrefixTreeMachine.TestCase
-TestPrefixTreeEqualsItsModel.settings = settings(max_examples=300, stateful_step_count=50)
+TestPrefixTreeEqualsItsModel.settings = settings(max_examples=examples(300), stateful_step_count=50)

@@ -48,6 +48,7 @@ from aioserve.testing.fake_device import (
 )
 from tests.doubles.drafters import ScriptedDrafter, anything, nothing_right, right_up_to
 from tests.scheduling.request_model import RequestModel
+from tests.tiers import examples
 
 MAX_LENGTH = 48
 LONG_PROMPTS = [[(7 * k + i * i) % 256 for i in range(MAX_LENGTH)] for k in range(2)]
@@ -756,5 +757,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.host_pool is None or self.host_pool.num_held == 0
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+SchedulerMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=60)
 TestScheduler = SchedulerMachine.TestCase

@@ -21,6 +21,7 @@ from aioserve import FinishReason, RequestFailedError, StreamBusyError, Token, T
 from aioserve.engine.mailbox import Mailbox, ReaderEvent
 from aioserve.scheduling.account import RequestAccount
 from aioserve.testing import SimLoop
+from tests.tiers import examples
 
 END = "end"
 ERROR = "error"
@@ -364,5 +365,5 @@ def outcome_of(reader: asyncio.Task[Any]) -> Any:
     return CANCELLED if reader.cancelled() else reader.result()
 
 
-StreamMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+StreamMachine.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=40)
 TestStream = StreamMachine.TestCase

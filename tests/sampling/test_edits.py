@@ -19,6 +19,7 @@ from transformers import (
 
 from aioserve.request import SamplingParams
 from aioserve.sampling.edits import SPARE_IDS, RowEdits, SlotEdits
+from tests.tiers import examples
 
 VOCAB = 40
 END_IDS = (3, 7)
@@ -116,7 +117,7 @@ def test_edits_are_those_of_transformers_in_its_order(params, history, row, word
     torch.testing.assert_close(edited(params, prompt, answer, row, words), expected[0])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     params=parameters,
     prompt=st.lists(ids, min_size=1, max_size=12),

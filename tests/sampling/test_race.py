@@ -18,6 +18,7 @@ from aioserve.ops.philox import exponentials
 from aioserve.request import SamplingParams
 from tests.ops.draw_scenes import distinct, draw, ranking
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
+from tests.tiers import examples
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 ISAS = _native.cpu_info()["isas_supported"]
@@ -30,7 +31,7 @@ def probabilities(row: list[float], params: SamplingParams) -> npt.NDArray[np.fl
     return p / p.sum()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     generator=st.integers(0, 10**6),
     size=st.integers(2, 300),

@@ -19,6 +19,7 @@ from aioserve.sampling.rejection import tokens_by_rejection
 from aioserve.sampling.sampler import SlotTable
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 from tests.sampling.chi_square import deviate
+from tests.tiers import examples
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 
@@ -112,7 +113,7 @@ def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
 
 
 @on_every_backend
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     generator=st.integers(0, 10**6),
     vocab=st.integers(1, 40),

@@ -46,6 +46,7 @@ from tests.ops.draw_scenes import (
 )
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 from tests.sampling.chi_square import deviate
+from tests.tiers import examples
 
 ISAS = _native.cpu_info()["isas_supported"]
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
@@ -75,7 +76,7 @@ limits = st.fixed_dictionaries(
 
 
 @on_every_backend
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     row=st.one_of(logit_rows, long_rows),
     limits=limits,
@@ -187,7 +188,7 @@ def test_the_draw_depends_on_the_seed_and_on_the_position(backend: Backend) -> N
 
 
 @on_every_backend
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows=coarse_rows)
 def test_greedy_takes_the_lowest_id_among_the_largest(
     rows: list[list[float]], backend: Backend
@@ -276,7 +277,7 @@ def test_the_reference_draws_the_same_tokens(vocab: int, isa: str) -> None:
 
 
 @on_every_backend
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(row=st.one_of(logit_rows, long_rows), limits=limits)
 def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
     backend: Backend, row: list[float], limits: dict[str, Any]

@@ -27,6 +27,7 @@ from aioserve.testing.fake_device import expected_tokens
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 from tests.scheduling.bench import Bench
 from tests.scheduling.test_policy_calls import answering
+from tests.tiers import examples
 
 PROMPTS = [[20 * i + j for j in range(9)] for i in range(3)]
 MAX_TOKENS = 7
@@ -230,7 +231,7 @@ def ill_willed(draw: st.DrawFn) -> SchedulingPolicy:
     return type("IllWilled", (SchedulingPolicy,), members)()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     policy=ill_willed(),
     num_pages=st.sampled_from([4, 5, 8, 20]),

@@ -14,6 +14,7 @@ from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdi
 from aioserve.scheduling.sequence import MAX_POLICY_PREEMPTIONS
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
+from tests.tiers import examples
 
 
 def indexes(requests):
@@ -390,7 +391,7 @@ def test_a_view_shows_who_runs_who_waits_and_what_the_last_steps_were():
     assert seen[2] == ([first, second], [third], (1, 1), [(6, 0, 0.5), (15, 1, 0.25)])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     fixed=st.floats(0.001, 0.1),
     per_prefill=st.floats(1e-5, 1e-2),

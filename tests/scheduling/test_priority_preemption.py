@@ -14,6 +14,7 @@ from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.plan import StepPlan
 from tests.scheduling.bench import Bench, work
+from tests.tiers import examples
 
 VIEW = SchedulerView(0, 0.0, *[0] * 11, _source=cast(Any, None))
 
@@ -236,7 +237,7 @@ def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     return free >= ahead and seats <= state.max_num_seqs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     lows=st.lists(
         st.tuples(st.integers(1, 24), st.integers(0, 2), st.sampled_from([1, 1, 2])),

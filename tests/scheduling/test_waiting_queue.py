@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aioserve.scheduling.sequence import Phase
 from aioserve.scheduling.waiting_queue import MOST_ONE_BY_ONE, WaitingQueue
+from tests.tiers import examples
 
 
 class Sequence:
@@ -126,4 +127,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=30)
+TestQueue.settings = settings(max_examples=examples(60), stateful_step_count=30)

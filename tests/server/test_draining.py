@@ -16,6 +16,7 @@ from aioserve.errors import ConfigError
 from aioserve.server import create_app, drain
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, until
+from tests.tiers import examples
 
 
 class Asked:
@@ -49,7 +50,7 @@ class Asked:
         return "whole" if ends == ["[DONE]"] else "ended"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     calls=st.lists(
         st.tuples(st.integers(1, 60), st.booleans(), st.booleans()), min_size=1, max_size=12

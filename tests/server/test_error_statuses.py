@@ -12,6 +12,7 @@ from aioserve import Engine, errors
 from aioserve.server import create_app
 from aioserve.server.errors import STATUSES, api_error_of
 from tests.server.serving import client_of
+from tests.tiers import examples
 
 KINDS = [
     kind
@@ -72,7 +73,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(bodies, min_size=1, max_size=8))
 @pytest.mark.asyncio
 async def test_no_parameters_together_make_a_fault_of_the_server(

@@ -24,6 +24,7 @@ from aioserve.server.app import ENDPOINTS, PAGE_ENDPOINTS
 from aioserve.server.openapi import document
 from tests.server.scripts import with_tools
 from tests.server.serving import listening
+from tests.tiers import examples
 
 DOCUMENT = document(ENDPOINTS, ServerSettings())
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -70,7 +71,7 @@ def test_whatever_is_sent_is_answered_as_described(path: str, method: str, url: 
     operation = schema[path][method.upper()]
 
     @settings(
-        max_examples=40,
+        max_examples=examples(40),
         deadline=None,
         derandomize=True,
         database=None,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aioserve.server.openai.responses_api.store import ID_BYTES, ResponseStore, Stored
+from tests.tiers import examples
 
 MAX_ENTRIES, MAX_BYTES, SECONDS = 3, 4 * ID_BYTES, 100
 tenants = st.sampled_from([None, "a", "b"])
@@ -97,7 +98,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert all((of, name) in kept for name in having), item
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestStoreMachine = StoreMachine.TestCase
 
 

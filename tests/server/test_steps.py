@@ -22,6 +22,7 @@ from aioserve.server.steps.recorder import (
     num_parts,
 )
 from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, Tracer, encoded
+from tests.tiers import examples
 
 IDS = ("a", "b", "c")
 
@@ -157,7 +158,7 @@ def walk(notes: Any, recorder: StepRecorder, model: Model) -> Iterator[None]:
 
 
 @given(notices, st.integers(1, 12), st.integers(4, 12))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_state_equals_a_plain_model(notes: Any, max_entries: int, max_parts: int) -> None:
     recorder = StepRecorder(max_entries=max_entries, max_parts=max_parts)
     model = Model()
@@ -201,7 +202,7 @@ def entries_of(notes: Any) -> list[Entry]:
 
 
 @given(notices)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_trace_is_json_wherever_it_is_cut(notes: Any) -> None:
     tracer = Tracer()
     text = TRACE_BEGIN + encoded(tracer.begin(0.0), first=True)
@@ -217,7 +218,7 @@ def test_a_trace_is_json_wherever_it_is_cut(notes: Any) -> None:
 
 
 @given(notices)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_is_on_a_track_lies_within_or_beside_each_other(notes: Any) -> None:
     tracer = Tracer()
     events = tracer.begin(0.0)

@@ -19,6 +19,7 @@ from tests.server.talking import (
     post,
     scripted,
 )
+from tests.tiers import examples
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo Å"}}\n</tool_call>'
 ANSWERS = (
@@ -62,7 +63,7 @@ CHATS = st.fixed_dictionaries(
 
 def quick(count: int) -> Any:
     slow = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=count, deadline=None, suppress_health_check=slow)
+    return settings(max_examples=examples(count), deadline=None, suppress_health_check=slow)
 
 
 @pytest.mark.asyncio

@@ -19,6 +19,7 @@ from tests.server.event_checks import checked_message, checked_response, without
 from tests.server.event_checks import events_of as named_events_of
 from tests.server.scripts import CALLS, TEMPLATE
 from tests.server.talking import ASK, TOOLS, chat_joined, completions_joined, post
+from tests.tiers import examples
 
 pytestmark = pytest.mark.asyncio
 
@@ -58,7 +59,9 @@ def drawn(count: int, **fields: st.SearchStrategy[Any]) -> list[dict[str, Any]]:
     """Bodies with some of these fields, for servers that live longer than an example."""
     found: list[dict[str, Any]] = []
 
-    @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=examples(count), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     @given(st.fixed_dictionaries({}, optional=fields))
     def draw(body: dict[str, Any]) -> None:
         found.append(body)

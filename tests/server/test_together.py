@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from aioserve import Engine, SamplingParams
 from aioserve.server.openai.together import Merged, all_of
 from aioserve.testing import FakeModel, check_invariants
+from tests.tiers import examples
 
 pytestmark = pytest.mark.asyncio
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=4),
     st.integers(1, 2),

@@ -30,6 +30,7 @@ from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, expected_tokens, run_simulated
 from aioserve.traces.request import TraceRequest
+from tests.tiers import examples
 
 PAGE_SIZE = 4
 MAX_MODEL_LEN = 1000
@@ -169,7 +170,7 @@ async def served(
     return times, pages
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     traces().filter(bool),
     st.sampled_from(POLICIES),

@@ -17,6 +17,7 @@ from aioserve.simulation.calibration import (
     prediction_error,
 )
 from aioserve.simulation.cost import CostTable, StepLoad
+from tests.tiers import examples
 
 PREFILL = (0, 16, 64, 256)
 DECODE = (0, 1, 4, 16)
@@ -51,7 +52,7 @@ def loads(seed: int, count: int = 400) -> list[StepLoad]:
     return found + points
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(tables(), st.integers(0, 10**6))
 def test_a_fit_finds_the_table_that_steps_were_made_of(table: CostTable, seed: int) -> None:
     samples = [StepSample(load, table.seconds(load)) for load in loads(seed)]

@@ -17,6 +17,7 @@ from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
+from tests.tiers import examples
 
 PROMPT = [*range(100, 109)]
 LATER = [*PROMPT, *expected_tokens(PROMPT, 12), 7]
@@ -167,7 +168,7 @@ def shown(scheduler: Scheduler) -> list[Any]:
     ]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(1, 14), st.integers(5, 30)), min_size=3, max_size=5),
     st.sampled_from([1, 2, 4]),

@@ -29,6 +29,7 @@ from aioserve.testing import replay
 from aioserve.traces.request import TraceRequest
 from tests.parity.tiny_models import CONFIGS, write
 from tests.simulation.test_against_engine import OddCost
+from tests.tiers import examples
 
 MODELS = ("llama", "mistral", "gemma2", "gemma3", "gpt-oss", "mixtral-sliding", "deepseek3-moe")
 WINDOWED = ("mistral", "gemma2", "gemma3", "gpt-oss", "mixtral-sliding")
@@ -74,7 +75,7 @@ def config_of(types: list[str], window: int, longest: int) -> dict[str, Any]:
     return {**CONFIGS["gemma3"], **layers, "max_position_embeddings": longest}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     types=st.lists(
         st.sampled_from(["sliding_attention", "full_attention"]), min_size=1, max_size=24

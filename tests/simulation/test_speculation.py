@@ -36,6 +36,7 @@ from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest
 from tests.simulation.test_fast_forward import ROOFLINE
 from tests.simulation.test_simulator import asking, traces
+from tests.tiers import examples
 
 
 class Constant:
@@ -127,7 +128,7 @@ def test_all_completions_are_as_long_as_without(
     assert again == guessing
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(traces(), st.none() | st.integers(8, 20), st.booleans(), st.integers(0, 5))
 def test_steps_are_taken_one_by_one_whether_a_timeline_asks_for_it_or_not(
     trace: list[TraceRequest], num_pages: int | None, overlap: bool, seed: int

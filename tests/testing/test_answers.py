@@ -23,6 +23,7 @@ from aioserve import (
 from aioserve.engine.stream import collect
 from aioserve.testing import FakeModel, FakeRequest, Fault, Faults
 from tests.testing.answered import ASK, OSLO, asked, served
+from tests.tiers import examples
 
 TEXTS = (
     st.text(max_size=30)
@@ -31,7 +32,7 @@ TEXTS = (
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     answers=st.lists(TEXTS, min_size=1, max_size=8),
     n=st.integers(1, 3),

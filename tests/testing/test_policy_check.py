@@ -19,6 +19,7 @@ from aioserve.steps.plan import StepPlan
 from aioserve.testing import check_policy, policy_check
 from aioserve.testing.fake_device import FakeDevice
 from aioserve.testing.policy_workloads import Workload, workloads
+from tests.tiers import examples
 
 
 class FirstCome(SchedulingPolicy):
@@ -296,7 +297,7 @@ def test_the_same_seed_draws_the_same_workloads_with_metadata_and_without(rush: 
 
 @pytest.mark.parametrize("policy", [SchedulingPolicy, FirstCome, Legal])
 def test_a_policy_that_keeps_the_contract_passes(policy):
-    check_policy(policy, max_examples=40)
+    check_policy(policy, max_examples=examples(40))
 
 
 @pytest.mark.parametrize("bound", [-5, 7.5, float("nan"), True, "7"])

@@ -16,6 +16,7 @@ from aioserve.errors import InvalidPromptError, ModelError, RequestFailedError
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from tests.text.kinds import byte_level_backend
+from tests.tiers import examples
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -183,7 +184,7 @@ def test_rendering_equals_transformers(style: str, oracle: PreTrainedTokenizerFa
     source = TEMPLATES[style]
     ours = template(source)
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(conversations(), contents, st.booleans(), st.booleans())
     def check(
         messages: list[dict[str, str]], system: str, with_system: bool, generate: bool

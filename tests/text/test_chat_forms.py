@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import conversation_of
+from tests.tiers import examples
 
 SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -488,7 +489,7 @@ def test_tools_and_reasoning_are_rendered_as_in_transformers(style: str) -> None
     source = TEMPLATES[style]
     ours = ChatTemplate(source, special_tokens=SPECIAL, origin="here")
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(
         conversations(single=style == "Llama 3"),
         toolboxes(),

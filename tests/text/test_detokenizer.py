@@ -16,6 +16,7 @@ from aioserve.text import token_bytes
 from aioserve.text.assembler import IncrementalDetokenizer
 from aioserve.text.tokenizer import Tokenizer
 from tests.text.kinds import CORPUS, KINDS, byte_level_backend, tokenizer_of
+from tests.tiers import examples
 
 FALLBACK_KINDS = [kind for kind in KINDS if kind.startswith("byte fallback")]
 
@@ -45,7 +46,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 def test_joined_pushes_and_flush_equal_decode_for_any_ids(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
 
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(ids_of(tokenizer))
     def check(ids: list[int]) -> None:
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
@@ -57,7 +58,7 @@ def test_joined_pushes_and_flush_equal_decode_for_any_ids(kind: str) -> None:
 def test_only_an_unfinished_character_or_byte_run_is_held(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(ids_of(tokenizer))
     def check(ids: list[int]) -> None:
         *pushed, held = stream(tokenizer, ids)

@@ -32,6 +32,7 @@ from aioserve.text.output_parsers.registry import (
     reasoning_format_named,
     tool_parser_named,
 )
+from tests.tiers import examples
 
 HARMONY = HarmonyChannels()
 TEMPLATE = "<|start|>{{ role }}<|channel|>final<|message|>{{ content }}<|end|>"
@@ -97,14 +98,14 @@ def completions(draw: st.DrawFn) -> tuple[str, Told]:
     return AGAIN.join(messages) + last, ("\n".join(reasoning), "\n".join(said), calls)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(completions(), st.lists(st.integers(0, 400), max_size=8))
 def test_messages_come_out_as_they_went_in(made: tuple[str, Told], cuts: list[int]) -> None:
     text, expected = made
     assert read(text, cuts) == expected
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(completions())
 def test_no_place_of_a_cut_makes_a_difference(made: tuple[str, Told]) -> None:
     text, expected = made
@@ -136,7 +137,7 @@ PIECES += [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
     st.lists(st.integers(0, 3000), max_size=8),

@@ -34,6 +34,7 @@ from aioserve.text.output_parsers.registry import (
     tool_parser_named,
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
+from tests.tiers import examples
 
 PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "hermes": HermesParser,
@@ -198,7 +199,7 @@ def cuts(draw: Any, text: str) -> list[str]:
 
 @pytest.mark.parametrize("style", PARSERS)
 def test_calls_are_found_and_content_is_what_is_around_them(style: str) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(well_formed(style), st.data())
     def check(made: tuple[str, str, list[tuple[str, str]]], data: st.DataObject) -> None:
         text, content, calls = made
@@ -212,7 +213,7 @@ def test_calls_are_found_and_content_is_what_is_around_them(style: str) -> None:
 
 @pytest.mark.parametrize("style", INLINE)
 def test_pieces_make_no_difference_and_nothing_is_lost(style: str) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(confusing(style), st.data())
     def check(text: str, data: st.DataObject) -> None:
         content, calls = whole(style, text)
@@ -245,7 +246,7 @@ broken = st.sampled_from(
 
 @pytest.mark.parametrize("style", ["hermes", "llama3_json", "mistral"])
 def test_what_is_no_json_behind_arguments_is_content_as_it_stands(style: str) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(names, arguments, st.booleans(), broken, st.data())
     def check(name: str, value: str, is_closed: bool, rest: str, data: st.DataObject) -> None:
         text = f'{MARKS[style][0]}{{"name": "{name}", "arguments": {value}'

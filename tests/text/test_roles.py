@@ -12,6 +12,7 @@ from aioserve import InvalidPromptError
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import Conversation
 from aioserve.text.roles import KNOWN_ROLES, MAX_COMPARED, Roles
+from tests.tiers import examples
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 DROPPING = (
@@ -103,7 +104,7 @@ def test_a_template_that_refuses_a_role_says_so_in_its_own_words() -> None:
         render(REFUSING, "user", "narrator")
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.lists(st.sampled_from(KNOWN_ROLES), min_size=1, max_size=4))
 def test_known_roles_are_left_to_every_template(roles: list[str]) -> None:
     for source in (CHATML, DROPPING, MISREADING):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aioserve.text.output_parsers.argument_types import ArgumentTypes
 from aioserve.text.output_parsers.parts import ToolCall, whole_calls
 from aioserve.text.output_parsers.registry import TOOL_PARSERS
+from tests.tiers import examples
 
 STYLES = ("glm45", "qwen3_coder")
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object"}
@@ -77,7 +78,7 @@ def read(
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     calls=st.lists(st.tuples(names, arguments), min_size=1, max_size=3),
     gap=spaces,
@@ -120,7 +121,7 @@ BOUND = re.compile(r"</tool_call>\s*$")
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     value=(strings | values).filter(lambda value: not BOUND.search(str(value))),
     behind=strings | values,

@@ -22,6 +22,7 @@ from aioserve.models.gguf.pieces import same_merges
 from aioserve.models.gguf.tokenizer import GGUFVocabulary
 from tests.models.gguf.test_model import written
 from tests.models.gguf.vocabularies import TEXT, sentencepiece
+from tests.tiers import examples
 
 FIELDS = ("tokens", "token_type", "unknown_token_id", "bos_token_id", "add_space_prefix")
 MARKED = "a<|im_end|> b<think>   c two words<|im_end|>\n  <s>"
@@ -174,7 +175,7 @@ def test_a_vocabulary_that_scores_cant_tell_is_refused(
 pairs = st.lists(st.tuples(*[st.sampled_from(["a", "b", "ab", "ba", "aa"])] * 2), unique=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(merges=pairs, data=st.data())
 def test_merges_are_the_same_only_if_tokens_are_made_in_the_same_order(
     merges: list[tuple[str, str]], data: st.DataObject

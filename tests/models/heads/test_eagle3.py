@@ -30,6 +30,7 @@ from tests.models.heads.directories import (
 from tests.models.heads.plain import PlainEagle3
 from tests.models.heads.runs import HeadRun, close
 from tests.parity.tiny_models import VOCAB_SIZE, write
+from tests.tiers import examples
 
 
 def loaded(
@@ -97,7 +98,7 @@ def heads(targets, shared, tmp_path_factory) -> tuple[Eagle3Head, PlainEagle3]:
     steps=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_rows_behind_what_was_kept_are_written_anew(heads, targets, page_size, steps, seed):
     """Steps of (tokens kept since the last one, guesses)."""
     head, plain = heads

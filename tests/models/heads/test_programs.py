@@ -20,6 +20,7 @@ from tests.models.heads.runs import HeadRun
 from tests.models.heads.test_eagle3 import CONFIGS
 from tests.models.heads.test_mtp import mtp_config, mtp_tensors
 from tests.parity.tiny_models import VOCAB_SIZE, write
+from tests.tiers import examples
 
 DTYPES = ("float32", "bfloat16")
 KINDS = (*CONFIGS, "mtp")
@@ -77,7 +78,7 @@ def sample_rows(count: int, temperature: float, position: int) -> SampleRows:
     guesses=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_guesses_of_a_program_are_those_of_its_ops(
     heads, dtype, kind, counts, page_size, temperature, guesses, seed
 ):

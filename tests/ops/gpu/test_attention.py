@@ -29,6 +29,7 @@ from aioserve.ops.gpu.batch import GpuKVLayer
 from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.batches import GpuStep, on_gpu
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, plain_cache
+from tests.tiers import examples
 
 SMALL = AttentionTiles(prefill=Tile(32, 16, 4, 1), decode=Tile(16, 16, 4, 1), part_keys=32)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -136,7 +137,7 @@ sequences = st.integers(1, 45).flatmap(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(
     batch=st.lists(sequences, min_size=1, max_size=3),
     group=st.sampled_from([1, 2, 3, 8]),

@@ -28,6 +28,7 @@ from tests.ops.gpu.held import NF4, Weight, exact, held, random_codes, random_in
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest, round_fused_products_once
 from tests.ops.gpu.test_grouped_linear import DTYPES, a_bias, check
 from tests.ops.grouped_integers import fused, parameters, random_rows
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -82,7 +83,7 @@ def multiplied(weight: CodedFloats, dtype: torch.dtype) -> Floats:
     has_bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_any_shape_agrees(
     rows: int,
     outputs: int,

@@ -19,6 +19,7 @@ from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.test_experts import GATES, REFERENCE, routes_of, rows_of, weights_of
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import write
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -59,7 +60,7 @@ def placed(backend: CudaBackend, routes: Routes) -> Routes:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     rows=st.integers(0, 40),
     experts=st.integers(1, 6),

@@ -21,6 +21,7 @@ from aioserve.ops.gpu.flashinfer_attention import FlashInferAttention, why_not
 from tests.ops.gpu import fake_flashinfer
 from tests.ops.gpu.prepared import Prepared, assert_close
 from tests.ops.scenarios import Heads, Scenario, lay_out
+from tests.tiers import examples
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the fake computes on the CPU; tests/gpu has the real one"
@@ -41,7 +42,7 @@ def prepared(scenario: Scenario) -> Prepared:
     return Prepared(scenario, CPU, SMALL)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     batches=st.lists(st.lists(sequences, min_size=1, max_size=3), min_size=1, max_size=4),
     heads=st.sampled_from([Heads(2, 2, 64), Heads(3, 1, 64), Heads(4, 2, 128)]),

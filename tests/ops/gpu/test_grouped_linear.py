@@ -23,6 +23,7 @@ from tests.ops.gpu.held import exact, held, random_integers
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest, round_fused_products_once
 from tests.ops.grouped_integers import Integers, product, random_rows
 from tests.ops.scenarios import REFERENCE
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -125,7 +126,7 @@ def test_any_number_of_rows_agrees(backend: CudaBackend, rows: int) -> None:
     has_bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_any_shape_agrees(
     rows: int,
     outputs: int,

@@ -12,9 +12,10 @@ from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.flashinfer_attention import FlashInferAttention
 from tests.ops.gpu import fake_flashinfer
 from tests.ops.grouped_scenes import GroupedScene, grouped_scenes
+from tests.tiers import examples
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 @given(scene=grouped_scenes())
 def test_groups_give_the_bits_of_one_group_and_read_nothing_before_a_window(
     scene: GroupedScene,
@@ -24,7 +25,7 @@ def test_groups_give_the_bits_of_one_group_and_read_nothing_before_a_window(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the fake computes on the CPU")
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 @given(scene=grouped_scenes())
 def test_plans_of_prompts_name_no_page_before_a_window(scene: GroupedScene) -> None:
     backend = CudaBackend("cpu")

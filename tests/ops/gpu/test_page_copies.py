@@ -25,6 +25,7 @@ from aioserve.ops.gpu.page_copies import THREADS, PageCopies
 from tests.ops.contents import by_layer, fill
 from tests.ops.scenarios import NATIVE, allocate
 from tests.ops.test_kv_cache import Copies, bits_of, copied_by_hand, lists_of_copies, rows
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "native" / "cuda" / "page_copies.cu"
@@ -246,7 +247,9 @@ def after(caches: list[Bytes], copies: Copies, token_bytes: int) -> list[Bytes]:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     drawn=lists_of_copies(),

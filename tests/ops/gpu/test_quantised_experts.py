@@ -24,6 +24,7 @@ from aioserve.ops.gpu.grouped_linear import GroupedLinear, GroupedRun
 from tests.ops.gpu.held import NF4, held, random_codes, random_integers
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.test_experts import GATES, routes_of, rows_of
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -170,7 +171,7 @@ def placed(backend: CudaBackend, routes: Routes) -> Routes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=3)
+@settings(max_examples=examples(3))
 @given(
     rows=st.integers(0, 24),
     experts=st.integers(1, 4),

@@ -20,6 +20,7 @@ from tests.ops.rotary_scenes import (
     write,
 )
 from tests.ops.scenarios import REFERENCE, Heads, lay_out, random
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -42,7 +43,7 @@ def test_queries_and_pages_agree_and_other_locations_keep_their_bits(
     check(gpu(), lay_out(MIXED, heads, dtype=dtype), heads, half=half, norms=norms, dtype=dtype)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 5, 16, 64]), dtype=st.sampled_from(DTYPES))
 def test_any_shape_agrees(data: st.DataObject, page_size: int, dtype: torch.dtype) -> None:
     dim = data.draw(st.integers(2, 256))

@@ -14,6 +14,7 @@ from aioserve.ops.backend import RMSNorm
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE, random
+from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
@@ -60,7 +61,7 @@ def test_rms_norm_of_a_sum_sees_it_as_it_is_stored(backend, dtype, shape, offset
 
 
 @given(rows=st.integers(0, 4), size=st.integers(1, 700), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_any_shape_agrees(rows: int, size: int, dtype: torch.dtype) -> None:
     backend = CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
     x, weight = random(rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)

@@ -44,6 +44,7 @@ from tests.ops.draw_scenes import (
     winner,
 )
 from tests.ops.scenarios import REFERENCE
+from tests.tiers import examples
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,9 @@ def defined(row: npt.NDArray[np.float32], params: SamplingParams, seed: int, pos
 
 
 ANY_TIME = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

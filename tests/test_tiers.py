@@ -1,0 +1,121 @@
+"""Tiers: what `make test` leaves out, `make test-more` has; no two values that meet are lost."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiers import FileSeconds, covering, examples, mark_tiers
+
+
+def together(case: dict[str, int], strength: int) -> set[Any]:
+    return {*combinations(sorted(case.items()), strength)}
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+@given(st.lists(st.integers(1, 5), min_size=3, max_size=5), st.data())
+def test_all_that_meet_are_covered(strength: int, sizes: list[int], data: st.DataObject) -> None:
+    cases = [dict(zip("abcde", case, strict=False)) for case in product(*map(range, sizes))]
+    left_out = data.draw(st.sets(st.integers(0, len(cases) - 1), max_size=len(cases) // 2))
+    cases = [case for place, case in enumerate(cases) if place not in left_out]
+    kept = covering(cases, strength)
+    found = set().union(*(together(case, strength) for case in cases))
+    assert set().union(*(together(cases[place], strength) for place in kept)) == found
+    assert len(kept) <= len(found)
+
+
+def test_a_whole_product_is_sampled_well() -> None:
+    cases = [dict(zip("abcd", case, strict=True)) for case in product(range(5), repeat=4)]
+    assert 25 <= len(covering(cases, 2)) <= 45  # of 625
+    assert len(covering(cases, 1)) == 5
+
+
+class Marked(SimpleNamespace):
+    def add_marker(self, mark: Any) -> None:
+        self.marks.add(mark.name)
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+    def iter_markers(self, name: str) -> Any:
+        return [pytest.mark.parametrize(names, []).mark for names in self.together]
+
+
+def tiers_of(
+    together: list[Any], cases: list[dict[str, Any]], marked: dict[int, str] | None = None
+) -> tuple[int, int, int]:
+    """How many cases are in `make test`, come with `make test-more` and with `make test-slow`."""
+    items = [
+        Marked(
+            nodeid=f"f.py::test[{place}]",
+            callspec=SimpleNamespace(params=case),
+            together=together,
+            marks={marked[place]} if marked and place in marked else set(),
+        )
+        for place, case in enumerate(cases)
+    ]
+    items.append(Marked(nodeid="f.py::test_other", together=[], marks=set()))
+    mark_tiers(cast(Any, items))
+    assert not items[-1].marks
+    slow = sum("slow" in item.marks for item in items)
+    more = sum(item.marks == {"more"} for item in items)
+    return len(cases) - more - slow, more, slow
+
+
+@pytest.mark.parametrize("names", ["a, b", ("a", "b")])
+def test_parameters_that_come_in_one_breath_are_one(names: Any) -> None:
+    rows = [(1, "x"), (2, "y"), (3, "x")]
+    whole = [{"a": a, "b": b, "c": c} for (a, b), c in product(rows, (1, 2))]
+    assert tiers_of([names, "c"], whole) == (3, 3, 0)  # of two parameters
+    more = [case | {"fixture": it} for case, it in product(whole, "uv")]
+    assert tiers_of([names, "c"], more) == (3, 3, 6)
+    assert tiers_of([names, "c"], [case | {"fixture": 1} for case in whole]) == (3, 3, 0)
+
+
+def test_one_parameter_is_not_sampled() -> None:
+    assert tiers_of(["a"], [{"a": a} for a in range(9)]) == (9, 0, 0)
+
+
+def test_what_is_marked_keeps_its_tier_and_stands_for_no_other_case() -> None:
+    cases = [{"a": a, "b": b} for a, b in product((1, 2), (3, 4))]
+    assert tiers_of(["a", "b"], cases) == (2, 2, 0)
+    assert tiers_of(["a", "b"], cases, {0: "slow"}) == (2, 1, 1)
+    assert tiers_of(["a", "b"], cases, {0: "more"}) == (2, 2, 0)
+    assert tiers_of(["a", "b"], cases, {0: "more", 3: "slow"}) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("drawn", "number"), [(10, 15), (39, 58), (40, 60), (100, 60)])
+def test_a_property_with_a_number_of_its_own_draws_the_same_part_of_it(
+    drawn: int, number: int
+) -> None:
+    before = settings.get_current_profile_name()
+    settings.register_profile("drawn", max_examples=drawn)
+    settings.load_profile("drawn")
+    try:
+        assert examples(60) == number
+        assert examples(1) == 1
+    finally:
+        settings.load_profile(before)
+
+
+def test_a_file_over_its_time_is_named_with_its_seconds() -> None:
+    plugin = FileSeconds(0.5)
+    for place, seconds in [("a", 0.25), ("a", 0.25), ("b", 0.5), ("b", 0.25), ("c", 1.0)]:
+        report = SimpleNamespace(nodeid=f"tests/test_{place}.py::test[x]", duration=seconds)
+        plugin.pytest_runtest_logreport(cast(Any, report))
+    told: list[str] = []
+    reporter = SimpleNamespace(section=told.append, line=told.append)
+    plugin.pytest_terminal_summary(cast(Any, reporter))
+    assert told == [
+        "files that took more than 0.5 s",
+        "   1.0 s  tests/test_c.py",
+        "   0.8 s  tests/test_b.py",
+    ]
+    told.clear()
+    FileSeconds(0.5).pytest_terminal_summary(cast(Any, reporter))
+    assert told == []

@@ -1,0 +1,127 @@
+"""Tiers: which cases `make test` runs, which come with `make test-more` and which with `test-slow`.
+
+`make test` runs a case of each value, ten examples of each property, and of a file what takes ten
+seconds; `make test-more` runs a case of each two values, forty examples, and whatever is marked
+`more`. Whole products and what is marked `slow` are left to `make test-slow`.
+
+Most faults show with one value or with two together: Kuhn, Wallace and Gallo, "Software fault
+interactions and implications for software testing" (IEEE TSE 30, 2004).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import combinations
+from operator import itemgetter
+from typing import cast
+
+import pytest
+from hypothesis import settings
+
+__all__ = ["FileSeconds", "covering", "examples", "mark_tiers"]
+
+FULL_EXAMPLES = 40
+"""Profiles that draw fewer of a property by default draw fewer of all."""
+
+Case = Mapping[str, Hashable]
+"""Parameters and their values."""
+
+
+def examples(number: int) -> int:
+    """Examples of a property that needs another `number` than the profile draws by default. Where a
+    profile draws a part of `FULL_EXAMPLES`, it's that part of `number`."""
+    return max(1, number * min(settings().max_examples, FULL_EXAMPLES) // FULL_EXAMPLES)
+
+
+def covering(cases: Sequence[Case], strength: int) -> set[int]:
+    """Places of cases among which each `strength` values that meet in one of `cases` do.
+
+    Greedy: each case that is taken has as many new ones as any. The first of equals is taken, so
+    the choice is the same everywhere.
+    """
+    first = itemgetter(0)
+    found = [{*combinations(sorted(case.items(), key=first), strength)} for case in cases]
+    left = set().union(*found)
+    most = [(-len(of_case), place) for place, of_case in enumerate(found)]
+    heapq.heapify(most)
+    taken: set[int] = set()
+    while left:
+        known, place = heapq.heappop(most)
+        new = found[place] & left
+        if len(new) < -known:  # since it was counted, others have come
+            heapq.heappush(most, (-len(new), place))
+            continue
+        taken.add(place)
+        left -= new
+    return taken
+
+
+def mark_tiers(items: Iterable[pytest.Item]) -> None:
+    """Mark cases of products: `slow` those without which each two values of them meet, and `more`
+    those without which each value is there."""
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for of_function in functions.values():
+        cases = [varied(item) for item in of_function]
+        names = {name for case in cases for name in case}
+        num_varied = sum(len({case.get(name) for case in cases}) > 1 for name in names)
+        if num_varied > 2:
+            of_function = mark_the_rest(of_function, 2, pytest.mark.slow)
+        if num_varied > 1:
+            quick = [item for item in of_function if item.get_closest_marker("more") is None]
+            mark_the_rest(quick, 1, pytest.mark.more)
+
+
+def mark_the_rest(
+    items: Sequence[pytest.Item], strength: int, mark: pytest.MarkDecorator
+) -> list[pytest.Item]:
+    """Mark what a covering leaves out; return what it keeps."""
+    kept = covering([varied(item) for item in items], strength)
+    for place, item in enumerate(items):
+        if place not in kept:
+            item.add_marker(mark)
+    return [items[place] for place in sorted(kept)]
+
+
+def varied(item: pytest.Item) -> Case:
+    """The value of each parameter, those that `parametrize` names in one breath as one."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return {}
+    together = {
+        name: str(mark.args[0])
+        for mark in item.iter_markers("parametrize")
+        for name in named(mark.args[0])
+    }
+    values: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    for name, value in sorted(cast(dict[str, object], callspec.params).items()):
+        values[together.get(name, name)] += (id(value),)
+    return values
+
+
+def named(argument: str | Sequence[str]) -> list[str]:
+    return re.split(r"\s*,\s*", argument) if isinstance(argument, str) else [*argument]
+
+
+class FileSeconds:
+    """A pytest plugin: names at the end of a run each file whose tests took more than `most`
+    seconds. It fails nothing, since a machine may be slow."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration  # pyright: ignore
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        over = [(file, time) for file, time in self._seconds.most_common() if time > self._most]
+        if over:
+            terminalreporter.section(f"files that took more than {self._most:g} s")
+        for file, seconds in over:
+            terminalreporter.line(f"{seconds:6.1f} s  {file}")
