@@ -67,10 +67,6 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 PYTEST := $(BIN)/python -m pytest
 # Files in the order of their names: those with few tests, which would come last, are the longest.
 PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-# tests/tiers.py says what is in which. The rest has other examples of each property, and more.
-FIRST := -m "not more and not slow and not alone and not published" --hypothesis-profile few
-REST := -m "(more or hypothesis) and not slow and not alone and not published" \
-  --hypothesis-profile quick
 
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
@@ -95,13 +91,13 @@ test: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_CLIENTS))
 	$(BIN)/python tools/check_install
 	$(RUFF)
-	$(BIN)/pyright & types=$$!; $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q $(FIRST) $(ALSO_OPTIMIZED); \
+	$(BIN)/pyright & types=$$!; $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q --tier first $(ALSO_OPTIMIZED); \
 	  tests=$$?; wait $$types && exit $$tests
-	$(PYTEST_SHARED) $(FIRST) --file-seconds 10
+	$(PYTEST_SHARED) --tier first --file-seconds 10
 
 test-more: $(FOR_CLIENTS) $(BUILT)
-	$(PYTEST_SHARED) $(REST)
-	$(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) $(REST) $(ALSO_OPTIMIZED)
+	$(PYTEST_SHARED) --tier more
+	$(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) --tier more $(ALSO_OPTIMIZED)
 	$(PYTEST) -m "not slow and alone" $(ALONE)
 
 test-slow: lint $(FOR_CLIENTS)
@@ -128,7 +124,7 @@ test-optimized: $(FOR_TEST) $(BUILT)
 	$(OPTIMIZED) $(PYTEST) $(ASSERTED) -m "not slow"
 
 test-clocks: $(FOR_CLIENTS) $(BUILT)
-	for clock in fast slow jumps; do AIOSERVE_CLOCK=$$clock $(PYTEST_SHARED) $(FIRST) || exit; done
+	for clock in fast slow jumps; do AIOSERVE_CLOCK=$$clock $(PYTEST_SHARED) --tier first || exit; done
 
 mutants: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

@@ -41,7 +41,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
 from tests.same_examples import draw_no_constants
-from tests.tiers import FULL_EXAMPLES, FileSeconds, mark_tiers
+from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_tiers
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -72,12 +72,16 @@ settings.load_profile("usual")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, help="run the tests of one tier: see tests/tiers.py")
     parser.addoption(
         "--file-seconds", type=float, metavar="N", help="name files whose tests took more than N s"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (tier := config.getoption("--tier")) is not None:
+        config.option.markexpr, profile = TIERS[tier]
+        settings.load_profile(profile)
     if (most := config.getoption("--file-seconds")) is not None:
         config.pluginmanager.register(FileSeconds(most))
     if config.getoption("--hypothesis-profile") != "explore":

@@ -21,8 +21,14 @@ from typing import cast
 import pytest
 from hypothesis import settings
 
-__all__ = ["FileSeconds", "covering", "examples", "mark_tiers"]
+__all__ = ["FULL_EXAMPLES", "TIERS", "FileSeconds", "covering", "examples", "mark_tiers"]
 
+BEHIND = "not slow and not alone and not published"
+TIERS = {
+    "first": (f"not more and {BEHIND}", "few"),
+    "more": (f"(more or hypothesis) and {BEHIND}", "quick"),
+}
+"""Marks and hypothesis' profile of `make test`, and of what `make test-more` adds."""
 FULL_EXAMPLES = 40
 """Profiles that draw fewer of a property by default draw fewer of all."""
 

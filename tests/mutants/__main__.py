@@ -1,6 +1,6 @@
 """Plants each bug of `planted/` in a copy of the repository and sees whether its tests fail.
 
-    python -m tests.mutants [--only NAME ...] [--jobs 1]
+    python -m tests.mutants [--only NAME ... | --draw N] [--tier first] [--jobs 1]
 
 A bug counts as found when a test fails or the interpreter crashes, and not when the copy doesn't
 compile or import, or its tests have no end. Ends with status 1 unless all are found. Before any bug
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -23,8 +24,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from aioserve import _native
 from tests.mutants.mutant import ROOT, Mutant, StaleMutantError, load_mutants
+from tests.tiers import TIERS
 
 COPIED = ("aioserve", "aioserve_main", "benchmarks", "docs", "examples", "native", "plugins",
           "tests", "CMakeLists.txt", "pyproject.toml")  # fmt: skip
@@ -50,7 +54,8 @@ class BrokenCopyError(Exception):
 class Copy:
     """The repository in a directory of its own, with a Python that imports nothing else of it."""
 
-    def __init__(self, directory: Path, *, native: bool) -> None:
+    def __init__(self, directory: Path, *, native: bool, tier: str | None) -> None:
+        self.tier = [f"--tier={tier}"] if tier else ["--hypothesis-profile=planted-bugs"]
         self.tree = directory / "tree"
         self.build = directory / "build"
         for name in COPIED:
@@ -119,7 +124,7 @@ class Copy:
         limited = ("sh", "-c", f'ulimit -v {LIMIT_KIBIBYTES}; exec "$@"', "sh")
         # Behind a test with a RecursionError, what schemathesis imports at the end can't be parsed.
         plugins = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
-        options = ("-x", "-q", *plugins, "--hypothesis-profile=planted-bugs")
+        options = ("-x", "-q", *plugins, *self.tier)
         return subprocess.run(
             [*limited, str(self.python), "-m", "pytest", *options, *tests],
             cwd=self.tree,
@@ -155,6 +160,8 @@ class Copy:
             path.write_text(source, encoding="utf-8")
         if result.returncode == 0:
             return False, "survived"
+        if result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return False, "none of its tests is in the tier"
         if result.returncode < 0:
             return True, f"crash, signal {-result.returncode}"
         failed = FAILED.search(result.stdout)
@@ -174,9 +181,9 @@ def shared_out(mutants: Sequence[Mutant], jobs: int) -> list[list[Mutant]]:
     return [queue for queue in queues if queue]
 
 
-def found_in_a_copy(directory: Path, mutants: Sequence[Mutant]) -> int:
+def found_in_a_copy(directory: Path, mutants: Sequence[Mutant], tier: str | None) -> int:
     """How many are found; prints a line for each."""
-    copy = Copy(directory, native=any(mutant.is_native for mutant in mutants))
+    copy = Copy(directory, native=any(mutant.is_native for mutant in mutants), tier=tier)
     copy.check_tests_pass(sorted({test for mutant in mutants for test in mutant.tests}))
     found = 0
     for mutant in mutants:
@@ -193,7 +200,10 @@ def found_in_a_copy(directory: Path, mutants: Sequence[Mutant]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Do the tests find planted bugs?")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of planted bugs")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", metavar="NAME", help="names of planted bugs")
+    which.add_argument("--draw", type=int, metavar="N", help="some, the same on every machine")
+    parser.add_argument("--tier", choices=TIERS, help="by the tests of one tier alone")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are tested at once")
     options = parser.parse_args()
     mutants = load_mutants()
@@ -202,13 +212,18 @@ def main() -> int:
         parser.error(f"no planted bug {unknown}" if unknown else "--jobs must be at least 1")
     if options.only:
         mutants = [mutant for mutant in mutants if mutant.name in options.only]
+    if options.draw is not None:
+        if not 1 <= options.draw <= len(mutants):
+            parser.error(f"--draw must be in 1..{len(mutants)}, got {options.draw}")
+        mutants = random.Random(options.draw).sample(mutants, options.draw)
 
     with tempfile.TemporaryDirectory(prefix="aioserve-mutants-") as directory:
         queues = shared_out(mutants, options.jobs)
         places = [Path(directory, str(number)) for number in range(len(queues))]
         try:
             with ThreadPoolExecutor(len(queues)) as threads:
-                found = sum(threads.map(found_in_a_copy, places, queues))
+                tiers = [options.tier] * len(queues)
+                found = sum(threads.map(found_in_a_copy, places, queues, tiers))
         except (BrokenCopyError, StaleMutantError, subprocess.TimeoutExpired) as error:
             print(error, file=sys.stderr)
             return 1
