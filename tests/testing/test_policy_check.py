@@ -22,6 +22,13 @@ from aioserve.testing.policy_workloads import Workload, workloads
 from tests.tiers import examples
 
 
+@pytest.fixture(autouse=True)
+def _the_first_workload_that_fails_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time goes to the search for a smaller one."""
+    monkeypatch.setattr(policy_check, "MAX_SMALLER_WORKLOADS", 0)
+    monkeypatch.setattr(policy_check, "MAX_SMALLER_RUSHES", 0)
+
+
 class FirstCome(SchedulingPolicy):
     """Declares that nobody is overtaken."""
 
@@ -329,12 +336,20 @@ class Patient(FirstCome):
 
 def test_a_bound_that_no_workload_reaches_is_warned_of():
     with pytest.warns(UserWarning, match="declares up to 1000000, and no more than 20000 tokens"):
-        check_policy(Patient, max_examples=40)
+        check_policy(Patient, max_examples=8)
 
 
-def test_the_workload_that_shows_a_fault_comes_with_it():
-    with pytest.raises(AssertionError, match=r"Repeats: order .*\nWorkload\(requests=\[D"):
-        check_policy(Repeats)
+def test_the_workload_that_shows_a_fault_comes_with_it_and_smaller_ones_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def length_of_what_shows_it() -> int:
+        with pytest.raises(AssertionError, match=r"Repeats: order .*\nWorkload\(.*\)$") as caught:
+            check_policy(Repeats)
+        return len(str(caught.value))
+
+    first = length_of_what_shows_it()
+    monkeypatch.setattr(policy_check, "MAX_SMALLER_WORKLOADS", 60)
+    assert length_of_what_shows_it() < first
 
 
 def test_an_error_of_hypothesis_is_no_pass(monkeypatch: pytest.MonkeyPatch):
