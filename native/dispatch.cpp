@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
 #include "cpu.h"
 #include "linear/decoded/tile.h"
@@ -164,6 +167,13 @@ const linear::grouped::StorageTiles& integer_tiles_in_use(int storage) {
 const linear::decoded::Decoding& decoding_in_use(bool bfloat16) {
     const Decodings& decodings = used().decodings;
     return bfloat16 ? *decodings.bfloat16 : *decodings.float32;
+}
+
+std::vector<std::string> compiled_isas() {
+    std::istringstream words{std::string(kCompiled)};
+    std::vector<std::string> names{std::istream_iterator<std::string>(words), {}};
+    std::erase_if(names, [](const std::string& name) { return !has_word(kIsas, name); });
+    return names;
 }
 
 std::vector<std::string> supported_isas() {

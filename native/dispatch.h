@@ -29,6 +29,9 @@ const linear::TileSet& tiles_in_use(bool bfloat16);
 const linear::grouped::StorageTiles& integer_tiles_in_use(int storage);  // a `Storage`
 const linear::decoded::Decoding& decoding_in_use(bool bfloat16);
 
+// Names that the build has kernels for, whatever this machine's CPU supports.
+std::vector<std::string> compiled_isas();
+
 // Names from the plainest to the best that this machine supports, and the one in use.
 std::vector<std::string> supported_isas();
 std::string used_isa();

@@ -245,6 +245,7 @@ nb::dict cpu_info() {
     info["isa"] = aioserve::used_isa();
     info["best_isa"] = aioserve::best_isa();
     info["integer_isa"] = aioserve::used_integer_isa();
+    info["isas_compiled"] = aioserve::compiled_isas();
     info["isas_supported"] = aioserve::supported_isas();
     info["isas_emulated"] = aioserve::emulated_isas();
     info["threads"] = aioserve::num_threads();
