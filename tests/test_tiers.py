@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers import FileSeconds, covering, examples, mark_tiers
+from tests.tiers import FileSeconds, covering, examples, mark_tiers, spread
 
 
 def together(case: dict[str, int], strength: int) -> set[Any]:
@@ -39,7 +39,9 @@ class Marked(SimpleNamespace):
     def add_marker(self, mark: Any) -> None:
         self.marks.add(mark.name)
 
-    def get_closest_marker(self, name: str) -> str | None:
+    def get_closest_marker(self, name: str) -> Any:
+        if name == "sampled" and self.number is not None:
+            return pytest.mark.sampled(self.number).mark
         return name if name in self.marks else None
 
     def iter_markers(self, name: str) -> Any:
@@ -47,7 +49,10 @@ class Marked(SimpleNamespace):
 
 
 def tiers_of(
-    together: list[Any], cases: list[dict[str, Any]], marked: dict[int, str] | None = None
+    together: list[Any],
+    cases: list[dict[str, Any]],
+    marked: dict[int, str] | None = None,
+    number: int | None = None,
 ) -> tuple[int, int, int]:
     """How many cases are in `make test`, come with `make test-more` and with `make test-slow`."""
     items = [
@@ -56,10 +61,11 @@ def tiers_of(
             callspec=SimpleNamespace(params=case),
             together=together,
             marks={marked[place]} if marked and place in marked else set(),
+            number=number,
         )
         for place, case in enumerate(cases)
     ]
-    items.append(Marked(nodeid="f.py::test_other", together=[], marks=set()))
+    items.append(Marked(nodeid="f.py::test_other", together=[], marks=set(), number=None))
     mark_tiers(cast(Any, items))
     assert not items[-1].marks
     slow = sum("slow" in item.marks for item in items)
@@ -87,6 +93,23 @@ def test_what_is_marked_keeps_its_tier_and_stands_for_no_other_case() -> None:
     assert tiers_of(["a", "b"], cases, {0: "slow"}) == (2, 1, 1)
     assert tiers_of(["a", "b"], cases, {0: "more"}) == (2, 2, 0)
     assert tiers_of(["a", "b"], cases, {0: "more", 3: "slow"}) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1, 1), (2, 2), (4, 4), (7, 7), (9, 7)])
+def test_of_a_table_as_many_cases_come_first_as_its_mark_says(number: int, kept: int) -> None:
+    table = [{"a": a} for a in range(7)]
+    assert tiers_of(["a"], table, number=number) == (kept, 7 - kept, 0)
+    whole = [{"a": a, "b": b, "c": c} for a, b, c in product(range(3), repeat=3)]
+    first, more, slow = tiers_of(["a", "b", "c"], whole, number=number)
+    assert (first, first + more) == (number, 27 - slow)
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_places_are_spread_evenly(number: int, size: int) -> None:
+    places = sorted(spread(number, size))
+    assert len(places) == min(number, size)
+    gaps = {after - before for before, after in pairwise([*places, size])}
+    assert not places or (places[0] == 0 and max(gaps) - min(gaps) <= 1)
 
 
 @pytest.mark.parametrize(("drawn", "number"), [(10, 15), (39, 58), (40, 60), (100, 60)])

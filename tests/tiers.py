@@ -2,7 +2,8 @@
 
 `make test` runs a case of each value, ten examples of each property, and of a file what takes ten
 seconds; `make test-more` runs a case of each two values, forty examples, and whatever is marked
-`more`. Whole products and what is marked `slow` are left to `make test-slow`.
+`more`. Whole products and what is marked `slow` are left to `make test-slow`. `sampled(n)` leaves n
+cases of a table to `make test`.
 
 Most faults show with one value or with two together: Kuhn, Wallace and Gallo, "Software fault
 interactions and implications for software testing" (IEEE TSE 30, 2004).
@@ -13,7 +14,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from operator import itemgetter
 from typing import cast
@@ -67,31 +68,43 @@ def covering(cases: Sequence[Case], strength: int) -> set[int]:
 
 def mark_tiers(items: Iterable[pytest.Item]) -> None:
     """Mark cases of products: `slow` those without which each two values of them meet, and `more`
-    those without which each value is there."""
+    those without which each value is there, or what is `sampled` has its number."""
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:
             functions[item.nodeid.partition("[")[0]].append(item)
     for of_function in functions.values():
-        cases = [varied(item) for item in of_function]
+        cases = cases_of(of_function)
         names = {name for case in cases for name in case}
         num_varied = sum(len({case.get(name) for case in cases}) > 1 for name in names)
         if num_varied > 2:
-            of_function = mark_the_rest(of_function, 2, pytest.mark.slow)
-        if num_varied > 1:
-            quick = [item for item in of_function if item.get_closest_marker("more") is None]
-            mark_the_rest(quick, 1, pytest.mark.more)
+            of_function = mark_the_rest(of_function, covering(cases, 2), pytest.mark.slow)
+        quick = [item for item in of_function if item.get_closest_marker("more") is None]
+        sampled = of_function[0].get_closest_marker("sampled")
+        if sampled is not None:
+            mark_the_rest(quick, spread(sampled.args[0], len(quick)), pytest.mark.more)
+        elif num_varied > 1:
+            mark_the_rest(quick, covering(cases_of(quick), 1), pytest.mark.more)
 
 
 def mark_the_rest(
-    items: Sequence[pytest.Item], strength: int, mark: pytest.MarkDecorator
+    items: Sequence[pytest.Item], kept: Collection[int], mark: pytest.MarkDecorator
 ) -> list[pytest.Item]:
-    """Mark what a covering leaves out; return what it keeps."""
-    kept = covering([varied(item) for item in items], strength)
+    """Mark all but those in the places that are `kept`; return these."""
     for place, item in enumerate(items):
         if place not in kept:
             item.add_marker(mark)
     return [items[place] for place in sorted(kept)]
+
+
+def spread(number: int, size: int) -> set[int]:
+    """As many places of a list, or all, at even distances from the first on."""
+    number = min(number, size)
+    return {place * size // number for place in range(number)}
+
+
+def cases_of(items: Sequence[pytest.Item]) -> list[Case]:
+    return [varied(item) for item in items]
 
 
 def varied(item: pytest.Item) -> Case:
