@@ -42,6 +42,8 @@ FULL_SEEDS = 3
 DRAWN_CASES = 2
 QUICK_CASES = 1
 """The other draw of each pair is slow."""
+FIRST_CASES = 100
+"""What `make test` tries of some 470 pairs."""
 MOST_SCENES = 24
 """Played until both features took place."""
 
@@ -198,6 +200,7 @@ def test_every_bundled_policy_and_drafter_is_among_the_features():
     assert named - {"speculation", "eagle3"} == bundled - {"model", "heads"}
 
 
+@pytest.mark.sampled(FIRST_CASES)
 @pytest.mark.parametrize(("pair", "model", "page_size", "seed"), cases())
 @pytest.mark.asyncio
 async def test_two_features_together_change_no_token(pair, model, page_size, seed, alone_on):

@@ -12,20 +12,19 @@ BACKENDS = ("native", "reference")
 
 
 def on_backends(names: Iterable[str], settings: Iterable[str]) -> pytest.MarkDecorator:
-    """Each name with each setting on the native backend, and with one of them on the reference's;
-    the others are slow."""
+    """Each name with each setting on the native backend, and with one of them on the reference's.
+    `make test` has each name once; where both the setting and the backend are others, it's slow."""
     settings = tuple(settings)
+
+    def marks(backend: str, is_turn: bool) -> tuple[pytest.MarkDecorator, ...]:
+        if backend == "native":
+            return () if is_turn else (pytest.mark.more,)
+        return (pytest.mark.more,) if is_turn else (pytest.mark.slow,)
+
     return pytest.mark.parametrize(
         ("name", "settings", "backend"),
         [
-            pytest.param(
-                name,
-                setting,
-                backend,
-                marks=()
-                if backend == "native" or (i + j) % len(settings) == 0
-                else pytest.mark.slow,
-            )
+            pytest.param(name, setting, backend, marks=marks(backend, (i + j) % len(settings) == 0))
             for i, name in enumerate(names)
             for j, setting in enumerate(settings)
             for backend in BACKENDS
