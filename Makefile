@@ -22,7 +22,7 @@
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, ISAS=all compiles the kernels of all instruction sets and tests
 # those that run here, for this and all later targets, and
-# MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
+# MUTANTS="--draw 30 --tier first" which bugs `make mutants` plants and which tests look for them, and
 # SANITIZERS="thread" which one `make sanitize` runs, EXPLORE="--max-seconds 60 tests/kv"
 # for how long `make explore` goes on and where, PAIRS="-k preemption" which pairs `make pairs` tries,
 # SOAK="--requests 100000 --seed 7" how many requests `make soak` sends, and
@@ -86,14 +86,15 @@ run: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_RUN))
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
-# Neither pyright nor the tests under -O are worth two processes: side by side they keep two busy.
+# Types are checked beside the tests, by whichever core is free, and told at the end.
 test: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_CLIENTS))
 	$(BIN)/python tools/check_install
 	$(RUFF)
-	$(BIN)/pyright & types=$$!; $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q --tier first $(ALSO_OPTIMIZED); \
-	  tests=$$?; wait $$types && exit $$tests
-	$(PYTEST_SHARED) --tier first --file-seconds 10
+	@$(BIN)/pyright > .venv/.types 2>&1 & types=$$!; \
+	  $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q --tier first $(ALSO_OPTIMIZED) && \
+	  $(PYTEST_SHARED) --tier first --file-seconds 10; tests=$$?; \
+	  wait $$types; types=$$?; cat .venv/.types; exit $$((tests || types))
 
 test-more: $(FOR_CLIENTS) $(BUILT)
 	$(PYTEST_SHARED) --tier more
