@@ -24,7 +24,7 @@ this machine decides no test.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
@@ -41,7 +41,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
 from tests.same_examples import draw_no_constants
-from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_tiers
+from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_tiers, run_item
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -91,6 +91,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_tiers(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with run_item(item):
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,16 +5,20 @@ seconds; `make test-more` runs a case of each two values, forty examples, and wh
 `more`. Whole products and what is marked `slow` are left to `make test-slow`. `sampled(n)` leaves n
 cases of a table to `make test`.
 
+No test that `make test` runs depends on how long something takes. What compares a measured time
+asks `clock_counts`; a test marked `clock` runs in `make test` without, and once more with it.
+
 Most faults show with one value or with two together: Kuhn, Wallace and Gallo, "Software fault
 interactions and implications for software testing" (IEEE TSE 30, 2004).
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from operator import itemgetter
 from typing import cast
@@ -22,12 +26,21 @@ from typing import cast
 import pytest
 from hypothesis import settings
 
-__all__ = ["FULL_EXAMPLES", "TIERS", "FileSeconds", "covering", "examples", "mark_tiers"]
+__all__ = [
+    "FULL_EXAMPLES",
+    "TIERS",
+    "FileSeconds",
+    "clock_counts",
+    "covering",
+    "examples",
+    "mark_tiers",
+    "run_item",
+]
 
 BEHIND = "not slow and not alone and not published"
 TIERS = {
     "first": (f"not more and {BEHIND}", "few"),
-    "more": (f"(more or hypothesis) and {BEHIND}", "quick"),
+    "more": (f"(more or clock or hypothesis) and {BEHIND}", "quick"),
 }
 """Marks and hypothesis' profile of `make test`, and of what `make test-more` adds."""
 FULL_EXAMPLES = 40
@@ -41,6 +54,35 @@ def examples(number: int) -> int:
     """Examples of a property that needs another `number` than the profile draws by default. Where a
     profile draws a part of `FULL_EXAMPLES`, it's that part of `number`."""
     return max(1, number * min(settings().max_examples, FULL_EXAMPLES) // FULL_EXAMPLES)
+
+
+WITH_A_CLOCK = ("clock", "more", "alone", "slow", "hypothesis")
+"""Marks of tests that run elsewhere than in `make test` too."""
+
+_running: list[pytest.Item] = []
+
+
+@contextlib.contextmanager
+def run_item(item: pytest.Item) -> Iterator[None]:
+    """Notes which test runs."""
+    _running.append(item)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def clock_counts() -> bool:
+    """Return whether a test may compare a measured time: false in `make test`. Raises
+    `AssertionError` there for a test that runs nowhere else."""
+    if settings.get_current_profile_name() != "few":
+        return True
+    item = _running[-1]
+    assert any(item.get_closest_marker(name) for name in WITH_A_CLOCK), (
+        f"{item.nodeid} compares a measured time: mark it `clock`, to run with a clock in"
+        " `make test-more` too, or `more`, to run there alone"
+    )
+    return False
 
 
 def covering(cases: Sequence[Case], strength: int) -> set[int]:

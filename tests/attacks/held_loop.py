@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+from tests.tiers import clock_counts
+
 __all__ = [
     "MAX_HELD_SECONDS",
     "HeldLoop",
@@ -107,7 +109,10 @@ async def assert_loop_is_free(
 ) -> None:
     """`attack` doesn't hold the loop for longer than that. What holds it does so each time, and
     what the machine does to us seldom three times in a row: it is run again before it is believed.
-    """
+    Where no `clock_counts`, it is run once."""
+    if not clock_counts():
+        await attack()
+        return
     holds: list[float] = []
     slow = 1.0
     for _ in range(TRIES):

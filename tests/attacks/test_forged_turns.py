@@ -483,6 +483,7 @@ async def test_the_engine_encodes_messages_as_its_option_says(taken: bool) -> No
         assert (answer.usage.prompt_tokens == len(engine.tokenizer.encode(text))) is taken
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_long_texts_full_of_names_do_not_hold_the_loop() -> None:
     tokenizer, ours = tokenizer_of("chatml"), template("chatml", CHATML)

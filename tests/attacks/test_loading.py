@@ -59,6 +59,7 @@ async def seconds_held_by_the_library(file: Path) -> float:
     return held.seconds
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_a_large_tokenizer_holds_the_loop_for_half_of_what_the_library_alone_does(
     model: Path,
@@ -69,6 +70,7 @@ async def test_a_large_tokenizer_holds_the_loop_for_half_of_what_the_library_alo
     await assert_loop_is_free(lambda: open_and_close(model), most_seconds=library / 2)
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_a_tokenizer_of_fifty_thousand_tokens_leaves_the_loop_free(tmp_path: Path) -> None:
     write_large_file(tmp_path, num_tokens=50_000)
@@ -94,6 +96,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("collector", ["collecting", "off"])
 def test_importing_torch_leaves_the_loop_free(collector: str) -> None:
     """It is imported once in a process, so each try has one of its own."""

@@ -11,8 +11,8 @@ import pytest
 from aioserve import Engine, EngineClosedError, SamplingParams
 from aioserve.testing import FakeModel, check_invariants
 from tests.attacks.held_loop import assert_loop_is_free
-from tests.faults.harness import until
 from tests.scheduling.bench import Bench
+from tests.waits import until
 
 NUM = 10_000
 FEW = 1_000
@@ -78,6 +78,7 @@ async def test_when_ten_thousand_come_at_once_the_loop_has_its_turns():
         await engine.drain()
 
 
+@pytest.mark.clock
 @pytest.mark.asyncio
 async def test_ten_thousand_that_come_and_leave_do_not_hold_the_loop():
     model = FakeModel(step_seconds=lambda plan: 0.001)

@@ -138,6 +138,7 @@ class EndlessMapping(Mapping[str, Any]):
 # -- bounds
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("messages", "value", "limit", "unit"),
     [
@@ -167,6 +168,7 @@ async def test_what_is_too_much_is_refused_by_its_size(messages, value, limit, u
         await assert_loop_is_free(attack)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
@@ -230,6 +232,7 @@ AT_MOST = 8_000 * encoding.MAX_CHARS_PER_TOKEN
 """Characters of a prompt, where the context is 8000 tokens."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -279,6 +282,7 @@ def tool(**more: Any) -> dict[str, Any]:
 CALL = {"name": "f", "arguments": '{"a": [' + "1, " * 300_000 + "1]}"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("messages", "options"),
     [

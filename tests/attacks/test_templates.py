@@ -140,6 +140,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, special_tokens=SPECIAL, origin="here")
 
 
+@pytest.mark.clock
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", STOPPED)
 async def test_a_template_without_end_is_stopped_by_name(name: str) -> None:
@@ -153,6 +154,7 @@ async def test_a_template_without_end_is_stopped_by_name(name: str) -> None:
         await assert_loop_is_free(partial(asyncio.to_thread, attack))
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("name", GROWING)
 def test_a_template_whose_values_grow_is_stopped_ahead_of_its_memory(name: str) -> None:
     tracemalloc.start()
@@ -220,6 +222,7 @@ AT_THE_LIMITS = {
 }
 
 
+@pytest.mark.clock
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", AT_THE_LIMITS)
 async def test_a_template_at_the_limits_neither_crashes_nor_holds_the_loop(name: str) -> None:
@@ -241,6 +244,7 @@ CONVERSATION = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize("style", TEMPLATES)
 async def test_thousands_of_messages_render_and_hold_nobody_up(style: str) -> None:
@@ -248,6 +252,7 @@ async def test_thousands_of_messages_render_and_hold_nobody_up(style: str) -> No
     await assert_loop_is_free(lambda: asyncio.to_thread(ours.render, CONVERSATION))
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_thousands_of_messages_are_encoded_and_hold_nobody_up() -> None:
     encode = partial(template(TEMPLATES["Qwen 3"]).encode, CONVERSATION, tokenizer_of("chatml"))

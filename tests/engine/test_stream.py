@@ -23,7 +23,7 @@ from aioserve import (
 from aioserve.testing import check_invariants, run_simulated
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from tests.engine.idle import all_given_back
-from tests.faults.harness import until
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -21,7 +21,8 @@ import pytest
 from aioserve import Engine
 from aioserve.server import create_app
 from aioserve.testing import FakeModel
-from tests.server.serving import client_of, listening, until
+from tests.server.serving import client_of, listening
+from tests.waits import until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 NGINX, OPENSSL, PROMTOOL = map(shutil.which, ("nginx", "openssl", "promtool"))

@@ -7,13 +7,14 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.waits import LIMIT_SECONDS, block_until, until
 
 __all__ = ["CHROMIUM", "Page", "browser", "opened"]
 
@@ -42,15 +43,16 @@ def browser(folder: Path) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     said = folder / "DevToolsActivePort"
     try:
-        deadline = time.monotonic() + 50
-        while not (said.exists() and "\n" in said.read_text()):
-            assert process.poll() is None, "Chromium ended"
-            assert time.monotonic() < deadline, "Chromium didn't start"
-            time.sleep(0.05)
+        block_until(lambda: process.poll() is not None or _is_said(said))
+        assert process.poll() is None, "Chromium ended"
         yield int(said.read_text().split()[0])
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(LIMIT_SECONDS)
+
+
+def _is_said(path: Path) -> bool:
+    return path.exists() and "\n" in path.read_text()
 
 
 class Page:
@@ -98,12 +100,15 @@ class Page:
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
-    async def until(self, expression: str, seconds: float = 20) -> Any:
+    async def until(self, expression: str) -> Any:
         """Until it has a value that is true."""
-        async with asyncio.timeout(seconds):
-            while not (value := await self.value(expression)):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        return value
+
+        async def found() -> Any:
+            if not (value := await self.value(expression)):
+                await asyncio.sleep(0.02)  # the browser has other work
+            return value
+
+        return await until(found, told=lambda: expression)
 
     async def text(self, selector: str) -> str:
         return await self.value(f"document.querySelector({selector!r}).textContent")

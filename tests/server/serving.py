@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ import uvicorn
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.connections import http_protocol
+from tests.waits import until
 
-__all__ = ["client_of", "listening", "port_of", "running", "served", "until"]
+__all__ = ["client_of", "listening", "port_of", "running", "served"]
 
 
 @asynccontextmanager
@@ -36,10 +37,9 @@ async def running(
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())  # without the signal handlers of `serve`
     try:
-        while not server.started:
-            if task.done():
-                await task
-            await asyncio.sleep(0.005)
+        await until(lambda: server.started or task.done())
+        if task.done():
+            await task
         if send_buffer_bytes is not None:
             listener = server.servers[0].sockets[0]
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
@@ -74,10 +74,3 @@ async def served(
     """An engine with the embedded model and these options, and a client of its app."""
     async with Engine(**options) as engine, client_of(create_app(engine, settings)) as client:
         yield engine, client
-
-
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    """Until that holds. Raises `TimeoutError`."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)

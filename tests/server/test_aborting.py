@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from aioserve import Engine
-from tests.server.serving import served, until
+from tests.server.serving import served
 from tests.server.talking import ASK, post
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,7 +15,8 @@ from aioserve import SamplingParams
 from aioserve.server import ServerSettings
 from aioserve.server.call_log import CallLog
 from aioserve.server.call_reports import AccessLog
-from tests.server.serving import served, until
+from tests.server.serving import served
+from tests.waits import until
 
 PROMPT = "unmistakable = 'prompt'\n"
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "max_tokens": 6, "ignore_eos": True}

@@ -17,7 +17,8 @@ from aioserve.engine.intake import Intake
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.answer_sizes import AnswerSize, Kept, Unsent, most_tokens_of
 from aioserve.server.errors import ApiError
-from tests.server.serving import client_of, served, until
+from tests.server.serving import client_of, served
+from tests.waits import until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "a"}]

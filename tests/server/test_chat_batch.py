@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from aioserve.server import ServerSettings
-from tests.server.serving import served, until
+from tests.server.serving import served
 from tests.server.talking import ASK, TOOLS, post
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 

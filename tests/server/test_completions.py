@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from aioserve import SamplingParams
-from tests.server.serving import served, until
+from tests.server.serving import served
 from tests.server.talking import events_of, post
+from tests.waits import until
 
 PROMPT = "json.dumps"
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}

@@ -15,8 +15,9 @@ from aioserve import Engine
 from aioserve.errors import ConfigError
 from aioserve.server import create_app, drain
 from aioserve.testing import FakeModel
-from tests.server.serving import client_of, until
+from tests.server.serving import client_of
 from tests.tiers import examples
+from tests.waits import LIMIT_SECONDS, until
 
 
 class Asked:
@@ -83,17 +84,18 @@ def test_each_call_has_one_end_whenever_a_drain_begins(
                 assert ended <= len(early)
                 assert ends.count("ended") <= ended
 
-    asyncio.run(asyncio.wait_for(run(), 50))
+    asyncio.run(run())
 
 
 @pytest.mark.asyncio
 async def test_what_goes_away_says_so_and_closes_its_connections() -> None:
-    async with Engine(FakeModel(step_seconds=lambda _: 0.01)) as engine:
+    may_end = False
+    async with Engine(FakeModel(step_seconds=lambda _: 0.0 if may_end else 0.01)) as engine:
         app = create_app(engine)
         async with client_of(app) as client:
-            running = Asked(client, 50, stream=True)
+            running = Asked(client, 500, stream=True)
             await until(lambda: engine.stats().num_running)
-            draining = asyncio.create_task(drain(app, 20))
+            draining = asyncio.create_task(drain(app, 2 * LIMIT_SECONDS))
             await until(lambda: engine.state == "draining")
             ready = await client.get("/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "not_ready")
@@ -105,6 +107,7 @@ async def test_what_goes_away_says_so_and_closes_its_connections() -> None:
             refused = await client.post("/v1/completions", json=body)
             assert (refused.status_code, refused.headers["connection"]) == (503, "close")
             assert not draining.done()
+            may_end = True
             assert await draining == 0
             assert await running.end() == "whole"
 

@@ -27,7 +27,7 @@ from aioserve.server.json_parts import (
 from aioserve.server.openai import completions
 from aioserve.server.pace import Pace
 from aioserve.testing.fake_model import FakeModel
-from tests.server.serving import until
+from tests.waits import until
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=4) | st.just("\0"),

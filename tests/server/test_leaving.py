@@ -7,13 +7,15 @@ import contextlib
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from aioserve import Engine
 from aioserve.server import connections, create_app
-from aioserve.testing import FakeModel
-from tests.server.serving import client_of, served, until
+from aioserve.testing import FakeModel, run_simulated
+from tests.server.serving import served
 from tests.server.talking import ASK, events_of
+from tests.waits import LIMIT_SECONDS, until
 
 pytestmark = pytest.mark.asyncio
 LONG: dict[str, Any] = {"model": "pyhelp", "max_tokens": 700, "ignore_eos": True, "temperature": 0}
@@ -101,15 +103,21 @@ async def test_a_prompt_that_fails_ends_the_others(stream: bool) -> None:
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
-async def test_a_deadline_ends_a_stream_with_one_error() -> None:
-    async with (
-        Engine(FakeModel(step_seconds=lambda _: 0.005)) as engine,
-        client_of(create_app(engine)) as client,
-    ):
-        body = LONG | {"model": "fake", "prompt": [[1], [2]], "stream": True}
-        answer = await client.post("/v1/completions", json=body | {"deadline_seconds": 0.2})
+async def answer_with_a_deadline() -> httpx.Response:
+    body = LONG | {"model": "fake", "prompt": [[1], [2]], "stream": True, "deadline_seconds": 0.2}
+    async with Engine(FakeModel(step_seconds=lambda _: 0.005)) as engine:
+        transport = httpx.ASGITransport(create_app(engine))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.post("/v1/completions", json=body)
         await until(lambda: is_free(engine))
+    return answer
+
+
+async def test_a_deadline_ends_a_stream_with_one_error() -> None:
+    """By a simulated clock: the stream has begun by then, however slow the machine."""
+    answer = await asyncio.to_thread(run_simulated, answer_with_a_deadline)
     events = events_of(answer.text)
+    assert len(events) > 10
     assert [event["error"]["code"] for event in events if "error" in event] == ["deadline_exceeded"]
     assert "error" in events[-1]
     assert "[DONE]" not in answer.text
@@ -155,7 +163,7 @@ async def test_a_connection_whose_headers_never_come_is_closed(
             writer.write(BEGUN + b"host\r\n\r\n")
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
         writer.write(begun)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_SECONDS):
             with contextlib.suppress(ConnectionError):
                 await reader.read()
         writer.close()

@@ -17,8 +17,9 @@ from aioserve.server.call_log import CallLog
 from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Reader
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.testing import FakeModel
-from tests.server.serving import client_of, served, until
+from tests.server.serving import client_of, served
 from tests.server.test_steps import step
+from tests.waits import until
 
 ANSWER = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -94,9 +95,7 @@ async def test_as_many_look_as_may_and_who_leaves_makes_room() -> None:
             async with client.stream("GET", "/live") as response:
                 return response.status_code == 200
 
-        async with asyncio.timeout(10):
-            while not await is_let_in():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(is_let_in)
 
 
 @pytest.mark.asyncio

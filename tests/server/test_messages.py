@@ -14,7 +14,8 @@ from aioserve.server import ServerSettings
 from aioserve.server.chat_parts.answering import Content
 from tests.server.event_checks import checked_message, events_of, without_ids
 from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools
-from tests.server.serving import served, until
+from tests.server.serving import served
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -25,6 +25,7 @@ from aioserve.server.openapi import document
 from tests.server.scripts import with_tools
 from tests.server.serving import listening
 from tests.tiers import examples
+from tests.waits import LIMIT_SECONDS
 
 DOCUMENT = document(ENDPOINTS, ServerSettings())
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -52,7 +53,7 @@ def served_in_a_thread(model: Path) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert started.wait(20)
+        assert started.wait(LIMIT_SECONDS)
         yield found[0]
     finally:
         done.set()
@@ -82,7 +83,7 @@ def test_whatever_is_sent_is_answered_as_described(path: str, method: str, url: 
     def check(case: Any) -> None:
         if isinstance(case.body, dict):
             case.body["model"] = "pyhelp"
-        answer = case.call(base_url=url, timeout=80)
+        answer = case.call(base_url=url, timeout=LIMIT_SECONDS)
         assert answer.status_code != 500, (case.body, answer.text)
         assert str(answer.status_code) in operation.definition.raw["responses"], answer.text
         if answer.headers["content-type"][0].startswith("application/json"):

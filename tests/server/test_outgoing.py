@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from aioserve.server.outgoing import Outgoing
-from tests.server.serving import until
+from tests.waits import until
 
 STALL_SECONDS = 0.5
 
@@ -85,11 +85,7 @@ async def test_a_peer_that_reads_little_at_a_time_keeps_its_connection() -> None
 async def test_a_peer_that_reads_nothing_loses_its_connection() -> None:
     async with outgoing() as (out, _):
         out.write(bytes(64 * 2**20))
-        for _ in range(600):
-            if out.is_closing():
-                break
-            await asyncio.sleep(0.05)
-        assert out.is_closing()
+        await until(out.is_closing)
 
 
 @pytest.mark.asyncio

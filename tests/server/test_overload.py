@@ -14,7 +14,8 @@ from aioserve.errors import QueueFullError, RequestRejectedError
 from aioserve.server import create_app
 from aioserve.server.errors import api_error_of
 from aioserve.testing import FakeModel
-from tests.server.serving import client_of, until
+from tests.server.serving import client_of
+from tests.waits import until
 
 BODY: dict[str, Any] = {"model": "fake", "prompt": [1] * 10, "max_tokens": 200}
 

@@ -21,7 +21,8 @@ from aioserve import Engine, SamplingParams
 from aioserve.server import create_app
 from aioserve.server.page import PAGE_PATHS, page_routes
 from tests.server.browser import CHROMIUM, Page, browser, opened
-from tests.server.serving import listening, served, until
+from tests.server.serving import listening, served
+from tests.waits import until
 
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 HOSTILE = ["<script>document.title='bad'</script>", "<img src=x onerror=alert(1)>", "&amp; **x**"]

@@ -23,7 +23,8 @@ from aioserve.server.openai.responses_api.response import Response
 from tests.engine.scripted import ScriptedModel
 from tests.server.event_checks import checked_response, events_of, without_ids
 from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools
-from tests.server.serving import served, until
+from tests.server.serving import served
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from aioserve.server.call_reports import Spans
-from tests.server.serving import served, until
+from tests.server.serving import served
+from tests.waits import until
 
 BODY: dict[str, Any] = {
     "model": "pyhelp",

@@ -24,6 +24,7 @@ from tests.server.talking import (
     pyhelp_with,
     scripted,
 )
+from tests.waits import LIMIT_SECONDS
 
 pytestmark = pytest.mark.asyncio
 PATH = "/v1/chat/completions"
@@ -165,7 +166,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     def never(_: Any, form: Any) -> Any:
         begun.append(form)
-        assert gate.wait(50)
+        assert gate.wait(LIMIT_SECONDS)
         raise RuntimeError("nobody waits for it")
 
     monkeypatch.setattr(compiling, "compile_grammar", never)

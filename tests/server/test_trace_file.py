@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.server.steps import trace as trace_module
 from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
+from tests.waits import block_until, until
 
 ANSWER = SamplingParams(max_tokens=30)
 
@@ -112,8 +112,7 @@ async def test_a_disk_that_fails_ends_the_trace_and_not_the_engine(
     monkeypatch.setattr(trace_module, "PERIOD_SECONDS", 0.01)
     with caplog.at_level(logging.ERROR):
         async with Engine(FakeModel()) as engine, tracing(engine, tmp_path / "a"):
-            await asyncio.sleep(0.1)
-            assert engine.dump()["observers"] == []
+            await until(lambda: engine.dump()["observers"] == [])
             await engine.generate([1, 2], ANSWER)
     assert "no space left" in caplog.text
 
@@ -126,9 +125,7 @@ async def test_a_disk_that_falls_behind_ends_the_trace_and_not_the_engine(
     with caplog.at_level(logging.ERROR):
         async with Engine(FakeModel()) as engine, tracing(engine, tmp_path / "a", max_pending=20):
             await engine.generate([1, 2], ANSWER)
-            async with asyncio.timeout(5):
-                while engine.dump()["observers"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: not engine.dump()["observers"])
     assert "fell behind" in caplog.text
     json.loads((tmp_path / "a").read_bytes())
 
@@ -153,8 +150,6 @@ def test_a_server_that_is_killed_leaves_a_trace_that_opens(tmp_path: Path) -> No
         url = said.split(b"is served at ")[1].split(b";")[0].strip().decode()
         body = {"model": "pyhelp", "prompt": "import", "max_tokens": 20, "ignore_eos": True}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=120).status_code == 200
-        while b'"ph":"E"' not in path.read_bytes():
-            assert process.poll() is None
-            time.sleep(0.05)
+        block_until(lambda: b'"ph":"E"' in path.read_bytes() or process.poll() is not None)
         process.kill()
     assert any(event["ph"] == "E" for event in opened(path.read_bytes()))
