@@ -16,6 +16,8 @@ __all__ = ["LIMIT_SECONDS", "block_until", "until"]
 
 LIMIT_SECONDS = 200.0
 POLL_SECONDS = 0.001
+BLOCKED_SECONDS = 0.01
+"""What is asked for without an event loop, files and processes say, takes longer to look at."""
 T = TypeVar("T")
 
 
@@ -40,7 +42,7 @@ def block_until(condition: Callable[[], T | None], *, told: Callable[[], str] = 
     ends = time.monotonic() + LIMIT_SECONDS
     while not (found := condition()):
         _is_in_time(ends, told)
-        time.sleep(POLL_SECONDS)
+        time.sleep(BLOCKED_SECONDS)
     return found
 
 

@@ -23,16 +23,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aioserve_main import main
+from tests.waits import block_until
 
 __all__ = ["Forks", "forks"]
 
 MOST_BYTES = 1 << 20
-START_SECONDS = 200.0
 STREAMS = (0, 1, 2)
 
 
@@ -104,11 +103,8 @@ def forks(
         stdin=subprocess.PIPE,  # it ends where this process does, however that comes
     ) as process:
         try:
-            deadline = time.monotonic() + START_SECONDS
-            while not path.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            block_until(lambda: path.exists() or process.poll() is not None)
+            assert process.poll() is None
             yield Forks(path)
         finally:
             process.kill()

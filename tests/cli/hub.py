@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote
 
+from tests.waits import LIMIT_SECONDS
+
 __all__ = ["Hub", "Repository"]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -127,7 +129,7 @@ class Hub:
         request.wfile.write(data[:half])
         request.wfile.flush()
         if hold is not None:
-            hold.wait(50)
+            hold.wait(LIMIT_SECONDS)
         request.wfile.write(data[half:])
 
     def _refuse(self, request: BaseHTTPRequestHandler, status: int, code: str) -> None:

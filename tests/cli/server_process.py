@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from types import TracebackType
+
+from tests.waits import LIMIT_SECONDS, block_until
 
 __all__ = ["ServerProcess"]
 
@@ -17,10 +18,11 @@ __all__ = ["ServerProcess"]
 class ServerProcess:
     """Use as a context manager: it has ended behind it, whatever happens."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    def __init__(self, *arguments: object, module: str = "aioserve", **environment: str) -> None:
+        """`module`: another one that is run with the arguments in its place."""
         port = () if "--uds" in arguments else ("--port", "0")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "aioserve", "serve", *port, *map(str, arguments)],
+            [sys.executable, "-m", module, "serve", *port, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -52,16 +54,16 @@ class ServerProcess:
         for line in self._process.stderr:
             self.errors += line
 
-    def expect(self, pattern: str, seconds: float = 45) -> re.Match[str]:
+    def expect(self, pattern: str) -> re.Match[str]:
         """Until stderr has said that."""
-        until = time.monotonic() + seconds
-        while True:
+
+        def said() -> re.Match[str] | None:
             ended = self._process.poll() is not None and not self._reading.is_alive()
-            if (found := re.search(pattern, self.errors)) is not None:
-                return found
-            if ended or time.monotonic() > until:
-                raise AssertionError(f"{pattern!r} never came; stderr is\n{self.errors}")
-            time.sleep(0.01)
+            found = re.search(pattern, self.errors)
+            assert found or not ended, f"{pattern!r} never came; stderr is\n{self.errors}"
+            return found
+
+        return block_until(said, told=lambda: f"{pattern!r}; stderr is\n{self.errors}")
 
     @property
     def url(self) -> str:
@@ -71,7 +73,7 @@ class ServerProcess:
     def send(self, signum: signal.Signals) -> None:
         self._process.send_signal(signum)
 
-    def exit_code(self, seconds: float = 30) -> int:
-        code = self._process.wait(seconds)
+    def exit_code(self) -> int:
+        code = self._process.wait(LIMIT_SECONDS)
         self._reading.join()
         return code

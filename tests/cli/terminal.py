@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+from tests.waits import LIMIT_SECONDS
+
 CTRL_C = "\x03"
 CTRL_D = "\x04"
 
@@ -23,7 +25,7 @@ class Terminal:
         *arguments: str,
         module: str = "aioserve",
         term: str = "dumb",
-        timeout_seconds: float = 55.0,
+        timeout_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._master, slave = pty.openpty()

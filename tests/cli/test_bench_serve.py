@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from tests.cli.command import Run
 from tests.cli.server_process import ServerProcess
+from tests.waits import block_until
 
 LOAD = ("--num-requests", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 16)
 ANSWERED = 'aioserve_http_requests_total{method="POST",route="/v1/completions",status="200"}'
@@ -195,10 +195,7 @@ def test_ctrl_c_prints_what_was_measured(url: str, tmp_path: Path) -> None:
 def _wait_for_requests(url: str, at_least: int = 5) -> None:
     """Until the server has answered so many more."""
     before = _answered(url)
-    until = time.monotonic() + 40
-    while _answered(url) < before + at_least:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    block_until(lambda: _answered(url) >= before + at_least)
 
 
 def _answered(url: str) -> float:

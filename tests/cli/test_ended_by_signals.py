@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from aioserve.cli._interrupts import cleaning_up_first
 from tests.cli.command import Run
+from tests.waits import block_until
 
 ENDING = [signal.SIGTERM, signal.SIGHUP]
 WAITING = """
@@ -43,11 +43,8 @@ def ended(verb: str, folder: Path, how: signal.Signals) -> tuple[int, bytes]:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
-            deadline = time.monotonic() + 40
-            while not notes.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            block_until(lambda: notes.exists() or process.poll() is not None)
+            assert process.poll() is None
             assert len([*folder.glob("*.part")]) == 1
             process.send_signal(how)
             _, err = process.communicate(timeout=160)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from aioserve.models.gguf.mixes import MIXES
 from aioserve.models.quantization.storing import METHODS
 from tests.cli.command import Run
+from tests.waits import LIMIT_SECONDS, block_until
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -134,25 +134,24 @@ def test_a_signal_leaves_no_half_model(
 ) -> None:
     code = (
         "import sys, time\n"
+        "from pathlib import Path\n"
         "from aioserve.models.quantization.storing import Compressed\n"
         "encoded = Compressed.encoded\n"
-        "def slow(*args):\n"
-        "    time.sleep(0.2)\n"
+        "def stuck(*args):\n"
+        "    if any(Path(sys.argv[3]).parent.rglob('model.safetensors')):\n"
+        "        time.sleep(600)\n"
         "    return encoded(*args)\n"
-        "Compressed.encoded = slow\n"
+        "Compressed.encoded = stuck\n"
         "from aioserve.cli import main\n"
         "main(sys.argv[1:])\n"
     )
     command = [sys.executable, "-c", code, "quantize", str(tiny_model), str(tmp_path / "copy")]
     process = subprocess.Popen([*command, "--method", "int8"], start_new_session=True)
     try:
-        deadline = time.monotonic() + 40
-        while not [*tmp_path.glob(".aioserve-quantize-*/model/model.safetensors")]:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        written = ".aioserve-quantize-*/model/model.safetensors"
+        block_until(lambda: [*tmp_path.glob(written)] or process.poll() is not None)
         process.send_signal(how)
-        assert process.wait(40) == 128 + how
+        assert process.wait(LIMIT_SECONDS) == 128 + how
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import pytest
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 from tests.cli.terminal import CTRL_C, Terminal
+from tests.waits import LIMIT_SECONDS
 
 COUNTS = re.compile(
     r"\[\d+ prompt tokens? · (\d+) output tokens? · first token \d+ ms · [\d.]+ tokens/s · (\w+)\]"
@@ -139,7 +140,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(50) == 141, errors
+    assert process.wait(LIMIT_SECONDS) == 141, errors
     assert not errors
 
 

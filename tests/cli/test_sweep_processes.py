@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.waits import block_until
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
 """Of a process that ends by itself, and as Python tells of one that is killed."""
@@ -32,30 +33,6 @@ def workers_in(group: int) -> list[int]:
     return found
 
 
-def wait_for_workers(group: int, count: int) -> list[int]:
-    deadline = time.monotonic() + 40
-    while len(workers := workers_in(group)) != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return workers
-
-
-@contextmanager
-def long_sweep() -> Iterator[subprocess.Popen[bytes]]:
-    """One in a group of its own, whose two processes have begun."""
-    command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
-    command += ["--num-requests", "20000", "--rates", "5,6,7,8", "--jobs", "2"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            wait_for_workers(process.pid, 2)
-            yield process
-        finally:
-            if process.poll() is None or workers_in(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 NOTING = """
 import os, time
 from pathlib import Path
@@ -68,7 +45,7 @@ class Noting(SchedulingPolicy):
     def __init__(self) -> None:
         with NOTES.open("a") as notes:
             notes.write(f"{{os.getpid()}}\\n")
-        self.waits = {waits} and len(NOTES.read_text().split()) > {waits}
+        self.waits = len(NOTES.read_text().split()) > {waits}
 
     def order(self, waiting, view):
         while self.waits:
@@ -77,9 +54,9 @@ class Noting(SchedulingPolicy):
 """
 
 
-def refining(folder: Path, *, waits: int = 0) -> tuple[list[str], Path]:
+def refining(folder: Path, *, waits: int = 1000) -> tuple[list[str], Path]:
     """The command of a sweep whose first round has four runs and whose others have two, and a file
-    with the process of each policy that was made. From so many of them on, runs never end."""
+    with the process of each policy that was made. Behind so many of them, runs never end."""
     notes, policy = folder / "notes", folder / "noting.py"
     policy.write_text(NOTING.format(notes=str(notes), waits=waits))
     command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
@@ -90,6 +67,24 @@ def refining(folder: Path, *, waits: int = 0) -> tuple[list[str], Path]:
 
 def noted(notes: Path) -> list[int]:
     return [int(line) for line in notes.read_text().split()] if notes.exists() else []
+
+
+@contextmanager
+def endless_sweep(
+    folder: Path, *, waits: int = 1, made: int = 4
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One in a group of its own, which has `made` so many policies. The first is of its first
+    process, and all behind those that it `waits` for are of runs that never end."""
+    command, notes = refining(folder, waits=waits)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            block_until(lambda: len(noted(notes)) == made)
+            yield process
+        finally:
+            if process.poll() is None or workers_in(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
@@ -106,26 +101,15 @@ def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
 def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
     how: signal.Signals, tmp_path: Path
 ) -> None:
-    command, notes = refining(tmp_path, waits=5)
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        try:
-            deadline = time.monotonic() + 40
-            while len(noted(notes)) < 7:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert len(workers_in(process.pid)) == 3
-            process.send_signal(how)
-            assert process.wait(timeout=160) == EXIT_CODES[how]
-            wait_for_workers(process.pid, 0)
-        finally:
-            if process.poll() is None or workers_in(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
+    with endless_sweep(tmp_path, waits=5, made=7) as process:
+        assert len(workers_in(process.pid)) == 3
+        process.send_signal(how)
+        assert process.wait(timeout=160) == EXIT_CODES[how]
+        block_until(lambda: not workers_in(process.pid))
 
 
-def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
-    with long_sweep() as process:
+def test_ctrl_c_ends_all_processes_with_nothing_said(tmp_path: Path) -> None:
+    with endless_sweep(tmp_path) as process:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         out, err = process.communicate(timeout=160)
         assert (process.returncode, out, err) == (130, b"", b"")
@@ -133,15 +117,15 @@ def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_first_one(how: signal.Signals) -> None:
-    with long_sweep() as process:
+def test_no_process_outlives_the_first_one(how: signal.Signals, tmp_path: Path) -> None:
+    with endless_sweep(tmp_path) as process:
         process.send_signal(how)
         assert process.wait(timeout=160) == EXIT_CODES[how]
-        wait_for_workers(process.pid, 0)
+        block_until(lambda: not workers_in(process.pid))
 
 
-def test_a_process_that_is_killed_ends_the_sweep_with_a_line() -> None:
-    with long_sweep() as process:
+def test_a_process_that_is_killed_ends_the_sweep_with_a_line(tmp_path: Path) -> None:
+    with endless_sweep(tmp_path) as process:
         os.kill(workers_in(process.pid)[0], signal.SIGKILL)
         out, err = process.communicate(timeout=160)
         assert (process.returncode, out) == (2, b"")

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ import pytest
 
 from aioserve.cli import _log_writer
 from aioserve.cli._log_writer import LogWriter
+from tests.waits import LIMIT_SECONDS, block_until
 
 BODY = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)
@@ -38,7 +38,7 @@ def test_a_server_answers_and_ends_where_stderr_is_never_read(tmp_path: Path) ->
                     answer = client.post("/v1/completions", json=BODY, timeout=160)
                     assert answer.status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(40) == 0
+            assert process.wait(LIMIT_SECONDS) == 0
         finally:
             process.kill()
             os.close(reading)
@@ -46,12 +46,12 @@ def test_a_server_answers_and_ends_where_stderr_is_never_read(tmp_path: Path) ->
 
 
 def _await_listening(path: Path, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
+    def listens() -> bool:
+        assert process.poll() is None
         with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError("the server has ended")
+            return probe.connect_ex(str(path)) == 0
+
+    block_until(listens)
 
 
 def test_lines_beyond_the_bound_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,18 +60,17 @@ def test_lines_beyond_the_bound_are_dropped_and_counted(monkeypatch: pytest.Monk
 
     def slowly(line: str) -> None:
         begun.set()
-        assert gate.wait(30)
+        assert gate.wait(LIMIT_SECONDS)
         written.append(line)
 
     monkeypatch.setattr(_log_writer, "_write", slowly)
     writer = LogWriter(max_lines=3)
     writer.put("first")
-    assert begun.wait(30)
+    assert begun.wait(LIMIT_SECONDS)
     for number in range(10):
         writer.put(str(number))
     gate.set()
-    while len(written) < 4:
-        time.sleep(0.001)
+    block_until(lambda: len(written) == 4)
     writer.put("after")
     writer.close()
     assert written == [

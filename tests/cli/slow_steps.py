@@ -1,0 +1,26 @@
+"""`python -m tests.cli.slow_steps VERB ...`: the `aioserve` command, whose steps take long while a
+file is there, which the environment names. So an answer doesn't end before a test lets it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+SLOW_FILE = "SLOW_STEPS_FILE"
+"""The variable with its name."""
+SLOW_SECONDS = 0.2
+
+if __name__ == "__main__":
+    from aioserve.cli import main
+    from aioserve.execution.step_thread_runner import StepThreadRunner
+
+    slow, step = Path(os.environ[SLOW_FILE]), StepThreadRunner._step
+
+    def slowly(*given):
+        if slow.exists():
+            time.sleep(SLOW_SECONDS)
+        return step(*given)
+
+    StepThreadRunner._step = slowly
+    main()
