@@ -9,9 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.waits import LIMIT_SECONDS, block_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "gpu_check"
@@ -59,16 +60,9 @@ def part(tool: ModuleType, name: str, *programs: str, **fields: Any) -> Any:
     return tool.Part(name=name, commands=lambda options, seconds: commands, **values)
 
 
-def check(tool: ModuleType, out: Path, parts: list[Any], minutes: float = 1.0) -> dict[str, Any]:
+def check(tool: ModuleType, out: Path, parts: list[Any], minutes: float = 4.0) -> dict[str, Any]:
     tool.check(parts, tool.Options(out, None), minutes)
     return json.loads((out / "check.json").read_text())
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -91,6 +85,7 @@ def hanging(pids: Path) -> str:
     )
 
 
+@pytest.mark.more  # each part has three seconds
 def test_a_part_that_hangs_is_ended_with_its_children_and_the_next_begins(
     tool: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +99,7 @@ def test_a_part_that_hangs_is_ended_with_its_children_and_the_next_begins(
     assert (works["state"], works["exit_code"]) == ("passed", 0)
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
-    until(lambda: not any(map(is_alive, started)))
+    block_until(lambda: not any(map(is_alive, started)))
     assert "it hangs" in (out / "hangs.log").read_text()
     assert "fine" in (out / "works.log").read_text()
 
@@ -236,13 +231,13 @@ def test_a_check_that_is_ended_ends_what_runs_and_says_so(out: Path, tmp_path: P
         [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        block_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) != 0
+        assert process.wait(LIMIT_SECONDS) != 0
     finally:
         process.kill()
     started = [int(line) for line in pids.read_text().split()]
-    until(lambda: not any(map(is_alive, started)))
+    block_until(lambda: not any(map(is_alive, started)))
     hangs, later = json.loads((out / "check.json").read_text())["parts"]
     assert (hangs["state"], hangs["why"]) == ("failed", "the check was ended")
     assert later["state"] == "not run"

@@ -89,10 +89,12 @@ async def proxied(engine: Engine, directory: Path) -> AsyncIterator[httpx.AsyncC
             async with httpx.AsyncClient(
                 base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=120
             ) as client:
-                async with asyncio.timeout(20):
-                    while not await _answers(client):
-                        assert nginx.returncode is None, "nginx didn't start"
-                        await asyncio.sleep(0.05)
+
+                async def answers() -> bool:
+                    assert nginx.returncode is None, "nginx didn't start"
+                    return await _answers(client)
+
+                await until(answers)
                 yield client
         finally:
             if nginx.returncode is None:

@@ -44,5 +44,5 @@ sys.exit("torch" in sys.modules)
 
 def test_an_answer_of_a_fake_model_loads_no_torch() -> None:
     command = [sys.executable, "-W", "error", "-c", ANSWERED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=99)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

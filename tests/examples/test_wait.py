@@ -66,6 +66,7 @@ def measure(wait: ModuleType, gpu: FakeGpu, kernels: Any, way: Way, length: floa
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("way", ["block", "spin", "callback"])
 def test_what_is_behind_the_end_on_the_device_is_measured_and_what_is_before_is_not(
     wait: ModuleType, way: Way
@@ -84,6 +85,7 @@ def test_what_is_behind_the_end_on_the_device_is_measured_and_what_is_before_is_
     assert row.clock_us == pytest.approx(2, abs=1)
 
 
+@pytest.mark.more
 def test_a_loop_that_is_held_up_shows_in_the_ticker(wait: ModuleType) -> None:
     async def main() -> Any:
         measuring = asyncio.create_task(wait.measure_nothing(0.3))
@@ -117,6 +119,7 @@ def test_every_way_and_length_has_a_row_and_the_first_is_of_nothing(
     assert [line.split()[0] for line in printed] == ["nothing", "spin", "block", "spin", "block"]
 
 
+@pytest.mark.more
 def test_the_share_of_a_step_is_without_what_the_ticker_takes(wait: ModuleType) -> None:
     with threaded_gpu(op_seconds=lambda name: 0.01) as gpu:
         row = asyncio.run(

@@ -23,6 +23,7 @@ from aioserve import (
     SchedulerView,
     SchedulingPolicy,
 )
+from tests.waits import until
 
 Load = Callable[[str], ModuleType]
 
@@ -39,10 +40,9 @@ async def under_uvicorn(module: ModuleType) -> AsyncIterator[Served]:
     config = uvicorn.Config(module.app, port=0, log_level="error", lifespan="on", ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-        if serving.done():
-            raise RuntimeError("the server ended before it started")
+    await until(lambda: server.started or serving.done())
+    if serving.done():
+        raise RuntimeError("the server ended before it started")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Served(f"http://127.0.0.1:{port}", module.app.state.engine)
@@ -65,11 +65,13 @@ async def under_aiohttp(module: ModuleType) -> AsyncIterator[Served]:
 
 async def idle_stats(engine: Engine) -> EngineStats:
     """The engine's numbers once nothing runs and every page is given back."""
-    while True:
+
+    def idle() -> EngineStats | None:
         stats = engine.stats()
-        if not (stats.num_running or stats.pages_held_by_requests or stats.pages_fenced):
-            return stats
-        await asyncio.sleep(0.005)
+        busy = stats.num_running or stats.pages_held_by_requests or stats.pages_fenced
+        return None if busy else stats
+
+    return await until(idle)
 
 
 APPS: list[Any] = [
@@ -95,8 +97,7 @@ async def test_a_client_that_goes_away_frees_its_request(
         await response.content.readany()
         assert served.engine.stats().num_running == 1
         response.close()
-        async with asyncio.timeout(5):
-            stats = await idle_stats(served.engine)
+        stats = await idle_stats(served.engine)
         assert stats.tokens_generated_total < 400
 
 
@@ -114,12 +115,9 @@ async def test_a_client_that_leaves_a_whole_answer_frees_its_request(load_exampl
         vars(module)["PARAMS"] = ENDLESS
         before = served.engine.stats().tokens_generated_total
         asking = asyncio.create_task(session.post(served.url + "/ask-whole", **body))
-        async with asyncio.timeout(5):
-            while served.engine.stats().tokens_generated_total == before:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: served.engine.stats().tokens_generated_total > before)
         asking.cancel()
-        async with asyncio.timeout(5):
-            stats = await idle_stats(served.engine)
+        stats = await idle_stats(served.engine)
         assert stats.tokens_generated_total - before < 400
 
 
@@ -209,15 +207,11 @@ async def test_a_full_queue_is_a_503_and_a_client_that_left_it_frees_its_place(
         running = served.engine.stream([1, 2], ENDLESS)
         await running.started()
         waiting = asyncio.create_task(session.post(served.url + path, **request_body))
-        async with asyncio.timeout(5):
-            while not served.engine.stats().num_waiting:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: served.engine.stats().num_waiting)
         async with session.post(served.url + path, **request_body) as response:
             assert response.status == 503
             assert "max_waiting" in await response.text()
         waiting.cancel()
-        async with asyncio.timeout(5):
-            while served.engine.stats().num_waiting:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: not served.engine.stats().num_waiting)
         running.close()
         await idle_stats(served.engine)

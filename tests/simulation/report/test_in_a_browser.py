@@ -3,7 +3,6 @@ and that it fits."""
 
 from __future__ import annotations
 
-import asyncio
 import csv
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import pytest
 from aioserve.simulation.report import report_page
 from tests.server.browser import CHROMIUM, Page, browser, opened
 from tests.simulation.report.runs import asking, run_of
+from tests.waits import until
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
@@ -185,9 +185,7 @@ async def test_the_downloaded_file_is_unpacked(port: int, file: Path, tmp_path: 
         await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
         await page.value("document.querySelector('a[data-packed]').click()")
         await page.until("!document.querySelector('a[data-packed]')")
-        async with asyncio.timeout(20):
-            while not (rows := rows_of(tmp_path / "requests.csv")):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        rows = await until(lambda: rows_of(tmp_path / "requests.csv"))
         head = rows.pop(0)
         assert head[:3] == ["policy", "request", "tenant"]
         assert len(rows) == 80
