@@ -35,6 +35,7 @@ from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.testing.fake_model import PlantedError
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
+from tests.waits import LIMIT_SECONDS
 
 __all__ = [
     "Access",
@@ -308,7 +309,8 @@ class FakeEvent:
         with gpu.changed:
             if gpu.may_block:
                 gpu.changed.wait_for(
-                    lambda: mark is None or mark.done or gpu.failure is not None, timeout=120
+                    lambda: mark is None or mark.done or gpu.failure is not None,
+                    timeout=LIMIT_SECONDS,
                 )
             if not self.is_done:
                 raise AssertionError("the host would wait here, where nothing else goes on")

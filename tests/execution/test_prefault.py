@@ -7,7 +7,6 @@ import ctypes
 import mmap
 import resource
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from aioserve.kv.pages import pages_for
 from aioserve.ops import KVCache
 from aioserve.ops.native_types import NativeKVCache
 from tests.ops.scenarios import NATIVE, allocate
+from tests.waits import until
 
 PAGE_SIZE = 4
 CACHE_PAGE_BYTES = 2**17
@@ -254,15 +254,8 @@ async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_d
     page_bytes = loaded.description["kv_cache_bytes"] // 100_000
     pages = pages or most_bytes // page_bytes
     warm = pages_for(PROMPT_TOKENS + 1, 16)  # that the first steps have written
-    await _until(lambda: len(asked) >= pages)
+    await until(lambda: len(asked) >= pages)
     await asyncio.sleep(0.05)  # nothing more is asked for
     await loaded.runner.aclose()
     wanted = range(warm, warm + pages)
     assert asked == [(page, page + 1) for page in wanted]
-
-
-async def _until(done: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if done():
-            return
-        await asyncio.sleep(0.01)

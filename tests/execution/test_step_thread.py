@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from aioserve.execution.step_thread import StepThread
+from tests.waits import LIMIT_SECONDS, block_until
 
 
 @pytest.mark.asyncio
@@ -41,10 +42,10 @@ async def test_what_a_call_raises_reaches_its_awaiter_and_the_thread_goes_on():
 async def test_what_ends_before_a_call_of_which_nobody_hears_is_told_all_the_same():
     thread: StepThread[int] = StepThread("test")
     go_on, posted = threading.Event(), threading.Event()
-    handle = thread.submit(lambda: go_on.wait(60) and 7)
+    handle = thread.submit(lambda: go_on.wait(LIMIT_SECONDS) and 7)
     thread.post(posted.set)
     go_on.set()
-    assert await asyncio.wait_for(handle, 60) == 7
+    assert await handle == 7
     assert posted.is_set()
     await thread.aclose()
 
@@ -53,7 +54,7 @@ async def test_what_ends_before_a_call_of_which_nobody_hears_is_told_all_the_sam
 async def test_the_loop_stays_free_while_a_call_runs():
     thread: StepThread[bool] = StepThread("test")
     may_end = threading.Event()
-    handle = asyncio.ensure_future(thread.submit(lambda: may_end.wait(30)))
+    handle = asyncio.ensure_future(thread.submit(lambda: may_end.wait(LIMIT_SECONDS)))
     for _ in range(5):
         await asyncio.sleep(0.001)
         assert not handle.done()
@@ -107,31 +108,31 @@ async def test_the_next_call_begins_before_the_loop_hears_of_the_end_of_one():
         return lambda _: heard.append(number)
 
     def begin() -> bool:
-        goes_on.wait(5)
-        return True
+        return goes_on.wait(LIMIT_SECONDS)
 
     def tell_late() -> bool:
         time.sleep(0.05)  # the loop has all the time that it needs
         before = list(heard)
         thread.tell_loop()
-        ends = time.monotonic() + 5
-        while not heard and time.monotonic() < ends:
-            time.sleep(0.001)
+        block_until(lambda: heard)
         return not before and heard == [0]
 
     def tell_never() -> bool:
         time.sleep(0.05)
         return heard == [0]
 
-    handles = [asyncio.ensure_future(thread.submit(call)) for call in (begin, tell_late)]
-    handles += [asyncio.ensure_future(thread.submit(tell_never)) for _ in range(3)]
+    def hear() -> bool:
+        return block_until(lambda: heard == [0, 1, 2])
+
+    calls = (begin, tell_late, tell_never, hear, hear)
+    handles = [asyncio.ensure_future(thread.submit(call)) for call in calls]
     for number, handle in enumerate(handles):
         handle.add_done_callback(hears(number))
     goes_on.set()
     results = await asyncio.gather(*handles)
     await thread.aclose()
     # The end of the second is told at the end of the third, which is the first that says nothing.
-    assert results == [True, True, True, False, False]
+    assert results == [True] * 5
     assert heard == [0, 1, 2, 3, 4]
 
 
@@ -155,7 +156,7 @@ def test_a_loop_that_is_gone_does_not_break_the_thread():
 
     thread = asyncio.run(leave())
     thread._calls.end()
-    assert thread._calls.join(5)
+    assert thread._calls.join(LIMIT_SECONDS)
 
 
 EXITS_MID_STEP = """

@@ -21,6 +21,7 @@ from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, W
 from tests.ops.contents import contents, fill
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 from tests.placed import placed_item, placed_plan
+from tests.waits import until
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0)
@@ -177,10 +178,7 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
 
     async def is_asked_for(*pages: int) -> None:
         expected = {(page, page + 1) for page in pages}
-        for _ in range(500):
-            if asked == expected:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: asked >= expected)
         await asyncio.sleep(0.05)  # for no more
         assert asked == expected
         asked.clear()

@@ -12,7 +12,7 @@ import pytest
 
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.worker_thread import WorkerThread
-from tests.timing import seconds_at_best
+from tests.waits import LIMIT_SECONDS, until
 
 
 def test_items_are_handled_in_order_inside_one_context_on_one_thread():
@@ -44,26 +44,25 @@ def test_a_thread_that_nobody_holds_ends():
     worker.put(1)
     del worker
     gc.collect()
-    assert ended.wait(5)
+    assert ended.wait(LIMIT_SECONDS)
 
 
 def test_end_waits_for_nobody():
     goes_on = threading.Event()
-    workers: list[WorkerThread[int]] = []
+    handled: list[int] = []
 
     def handle(item: int) -> None:
-        goes_on.wait(40)
+        assert goes_on.wait(LIMIT_SECONDS)
+        handled.append(item)
 
-    def end() -> None:
-        worker: WorkerThread[int] = WorkerThread("test", handle)
-        workers.append(worker)
-        worker.put(1)
-        worker.end()
-        assert not worker.join(0.01)
-
-    assert seconds_at_best(end, enough=2.0) < 2.0
+    worker: WorkerThread[int] = WorkerThread("test", handle)
+    worker.put(1)
+    worker.end()
+    assert not handled
+    assert not worker.join(0.01)
     goes_on.set()
-    assert all(worker.join(20) for worker in workers)
+    assert worker.join(LIMIT_SECONDS)
+    assert handled == [1]
 
 
 def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
@@ -75,7 +74,7 @@ def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
             return False
         happened.append("piece")
         in_piece.set()
-        goes_on.wait(5)
+        assert goes_on.wait(LIMIT_SECONDS)
         if happened.count("piece") == 4:
             idle_again.set()
         return not idle_again.is_set()
@@ -83,14 +82,14 @@ def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
     items: queue.SimpleQueue[str] = queue.SimpleQueue()
     items.put("at once")
     worker: WorkerThread[str] = WorkerThread("test", happened.append, items=items, idle=idle)
-    assert in_piece.wait(5)
+    assert in_piece.wait(LIMIT_SECONDS)
     worker.put("first")
     worker.put("second")
     goes_on.set()
-    assert idle_again.wait(5)
+    assert idle_again.wait(LIMIT_SECONDS)
     worker.put("last")
     worker.end()
-    assert worker.join(5)
+    assert worker.join(LIMIT_SECONDS)
     pieces = ["piece"] * 3
     assert happened == ["at once", "piece", "first", "second", *pieces, "last"]
 
@@ -103,9 +102,9 @@ def test_what_can_wait_keeps_no_thread_from_its_end():
         return True
 
     worker: WorkerThread[str] = WorkerThread("test", lambda item: None, idle=idle)
-    assert idle_for_ever.wait(5)
+    assert idle_for_ever.wait(LIMIT_SECONDS)
     worker.end()
-    assert worker.join(5)
+    assert worker.join(LIMIT_SECONDS)
 
 
 @pytest.mark.asyncio
@@ -121,7 +120,7 @@ async def test_what_was_put_is_told_together_after_a_wake():
     assert told == []
     assert len(callbacks) == 3
     await asyncio.to_thread(callbacks.wake)
-    await asyncio.sleep(0.01)
+    await until(lambda: told)
     assert told == [(number, threading.get_ident()) for number in range(3)]
     assert len(callbacks.wake_delays_seconds) == 3
     callbacks.put(lambda: told.append("late"))

@@ -138,3 +138,9 @@ def threaded_gpu(**options: Any) -> Iterator[FakeGpu]:
         yield FakeGpu(later=thread.later, **options)
     finally:
         thread.close()
+
+
+def threads_of(name: str) -> set[str]:
+    """Names of the threads of that runner which are alive."""
+    names = {thread.name for thread in threading.enumerate()}
+    return {each for each in names if each.startswith(f"aioserve-{name}")}

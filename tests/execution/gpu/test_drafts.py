@@ -58,6 +58,7 @@ from tests.execution.gpu.plans import (
     threaded_gpu,
 )
 from tests.placed import PlacedItem, placed_plan
+from tests.waits import LIMIT_SECONDS
 
 Make = Callable[[FakeStepModel, int], ComputedDrafter]
 PROMPT = [7, 1, 8, 2, 8, 1]
@@ -274,7 +275,7 @@ class SlowDecoder(DraftDecoder):
 
     def draw(self, *args: Any) -> Any:
         self.began.set()
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(LIMIT_SECONDS)
         return super().draw(*args)
 
 
@@ -292,7 +293,7 @@ def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them(
         drafter = model_beside(decoder, model, 64)
         runner = CudaRunner(gpu, model, num_slots=NUM_SLOTS, name="slow", follower=drafter)
         _, verified = await launched(runner, drafter)
-        assert await asyncio.to_thread(decoder.began.wait, 30)
+        assert await asyncio.to_thread(decoder.began.wait, LIMIT_SECONDS)
         closing = asyncio.ensure_future(runner.aclose())
         behind: Any = runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
         await asyncio.sleep(0.02)

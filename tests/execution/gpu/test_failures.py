@@ -32,7 +32,9 @@ from tests.execution.gpu.plans import (
     simulated_runner,
     step_model,
     threaded_gpu,
+    threads_of,
 )
+from tests.waits import block_until
 
 PROMPT = [7, 1, 8, 2, 8, 1]
 PARAMS = SamplingParams(max_tokens=8, seed=1)
@@ -295,7 +297,8 @@ def test_a_loop_that_was_held_up_takes_no_step_for_hung():
         )
         handle = runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         await asyncio.sleep(0)
-        time.sleep(0.6)
+        block_until(lambda: (step := runner._oldest()) is not None and step.is_done)
+        time.sleep(0.2)  # and the loop hasn't heard of it
         assert (await handle).token_ids == tuple(expected_tokens(PROMPT, 1, seed=1))
         await runner.aclose()
 
@@ -315,7 +318,8 @@ def test_threads_that_hang_hold_nobody_up():
         )
         with pytest.raises(HungDeviceError):
             await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
-        await asyncio.wait_for(runner.aclose(), 1.0)
+        await runner.aclose()
+        assert threads_of("hung")
         gpu.break_for_good("the test is over")  # which lets the thread go
 
     with silence(), threaded_gpu(faults=faults(GpuFault.HANGS, 1)) as gpu:

@@ -28,7 +28,9 @@ from tests.execution.gpu.plans import (
     simulated_runner,
     step_model,
     threaded_gpu,
+    threads_of,
 )
+from tests.waits import until
 
 PROMPT = [7, 1, 8, 2, 8, 1]
 
@@ -257,11 +259,6 @@ def test_two_threads_give_the_same_tokens(way):
         assert not gpu.violations
 
 
-def threads_of(name: str) -> set[str]:
-    names = {thread.name for thread in threading.enumerate()}
-    return {each for each in names if each.startswith(f"aioserve-{name}")}
-
-
 def test_the_threads_end_with_the_runner():
     async def main(gpu: FakeGpu) -> None:
         runner = CudaRunner(gpu, step_model(gpu), num_slots=NUM_SLOTS, name="ends")
@@ -281,13 +278,12 @@ def test_the_threads_of_a_runner_that_nobody_holds_end():
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         dropped = weakref.ref(runner)
         del runner
-        for _ in range(100):
+
+        def is_gone() -> bool:
             gc.collect()
-            if dropped() is None and not threads_of("dropped"):
-                break
-            await asyncio.sleep(0.02)
-        assert dropped() is None
-        assert not threads_of("dropped")
+            return dropped() is None and not threads_of("dropped")
+
+        await until(is_gone)
 
     with threaded_gpu() as gpu:
         asyncio.run(main(gpu))
