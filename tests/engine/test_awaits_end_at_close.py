@@ -122,8 +122,7 @@ async def test_what_is_awaited_ends_when_the_engine_is_closed(
         for _ in range(turns):
             await asyncio.sleep(0)
         await engine.__aexit__(None, None, None)
-        done, _ = await asyncio.wait([task], timeout=80)
-        assert done == {task}
+        await asyncio.wait([task])
         # What was quick has its result; the others know why they have none.
         assert task.exception() is None or isinstance(task.exception(), EngineClosedError)
 
@@ -135,7 +134,7 @@ async def test_a_drain_ends_with_a_close() -> None:
         drained = asyncio.create_task(engine.drain())
         await asyncio.sleep(0)
         await engine.__aexit__(None, None, None)
-        assert await asyncio.wait_for(drained, 20) == 0
+        assert await drained == 0
         with pytest.raises(EngineClosedError):
             await stream.batch(1000)
 

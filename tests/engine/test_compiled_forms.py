@@ -23,6 +23,7 @@ from aioserve.grammars.calls import CallsOutput
 from aioserve.grammars.channels import ChannelOutput
 from aioserve.grammars.vocabulary import Vocabulary
 from tests.grammars.walks import END
+from tests.waits import LIMIT_SECONDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -133,7 +134,7 @@ async def test_a_large_grammar_that_is_slow_holds_up_no_small_one(
     new = grammars.CompiledGrammar.matcher
 
     def slowly(self: grammars.CompiledGrammar, end_ids: Any) -> Any:
-        assert not (self.is_large and end_ids) or gate.wait(20)
+        assert not (self.is_large and end_ids) or gate.wait(LIMIT_SECONDS)
         return new(self, end_ids)
 
     monkeypatch.setattr(grammars.CompiledGrammar, "matcher", slowly)

@@ -21,6 +21,7 @@ from aioserve.engine.params_intake import no_token_left
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 from tests.engine.test_structured_output import TINY
+from tests.waits import LIMIT_SECONDS, until
 
 PROMPT = [(7 * i) % 250 for i in range(64)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -130,6 +131,7 @@ async def test_what_is_forced_fills_no_mailbox_of_a_slow_reader(tiny: str) -> No
     async with Engine(tiny, max_buffered_tokens=8, num_pages=64) as engine:
         stream = engine.stream([1, 2], params)
         await stream.started()
+        await until(lambda: stream.usage.completion_tokens >= 8)
         for _ in range(100):
             await asyncio.sleep(0.001)
         assert 8 <= stream.usage.completion_tokens <= 8 + grammar_guides.MAX_JUMP + 2
@@ -144,7 +146,7 @@ async def test_health_shows_that_a_form_is_not_followed_any_more(
     go_on, after = threading.Event(), grammar_guides._after
 
     def stuck(*step: Any) -> grammar_guides.Guide:
-        go_on.wait(20)
+        go_on.wait(LIMIT_SECONDS)
         return after(*step)
 
     monkeypatch.setattr(grammar_guides, "_after", stuck)
@@ -153,11 +155,7 @@ async def test_health_shows_that_a_form_is_not_followed_any_more(
     async with Engine(tiny) as engine:
         answer = asyncio.ensure_future(engine.generate([1, 2], params))
         try:
-            for _ in range(300):
-                await asyncio.sleep(0.01)
-                if engine.stats().step_age_seconds > 0.1:
-                    break
-            assert engine.stats().step_age_seconds > 0.1
+            await until(lambda: engine.stats().step_age_seconds > 0.1)
         finally:
             go_on.set()
         await answer

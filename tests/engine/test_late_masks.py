@@ -18,6 +18,7 @@ from aioserve.engine.constrained import ConstrainedCompletion, Guide
 from aioserve.sampling import masks as late_masks
 from aioserve.sampling.masks import LateMasks
 from aioserve.structured_output import StructuredOutput
+from tests.waits import LIMIT_SECONDS
 
 FORM = SamplingParams(
     temperature=1.0, seed=9, max_tokens=400, structured_output=StructuredOutput(regex="[a-z]{4000}")
@@ -106,7 +107,7 @@ async def test_others_go_on_while_a_grammar_takes_its_time(
 
     def stuck(*step: Any) -> Guide:
         asked.set()
-        go_on.wait(60)
+        go_on.wait(LIMIT_SECONDS)
         return after(*step)
 
     form = SamplingParams(
@@ -117,7 +118,7 @@ async def test_others_go_on_while_a_grammar_takes_its_time(
         alone = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
         monkeypatch.setattr(grammar_guides, "_after", stuck)
         constrained = asyncio.ensure_future(engine.generate([1, 2, 3], form))
-        assert await asyncio.to_thread(asked.wait, 60)
+        assert await asyncio.to_thread(asked.wait, LIMIT_SECONDS)
         beside = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
         assert not constrained.done()
         go_on.set()
@@ -168,13 +169,13 @@ async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
 ) -> None:
     """The mask of the second token comes late. The step in flight behind it would wait for that of
     the third, which needs the second."""
-    monkeypatch.setattr(late_masks, "WAIT_SECONDS", 40.0)
+    monkeypatch.setattr(late_masks, "WAIT_SECONDS", 2 * LIMIT_SECONDS)
     is_late = threading.Event()
     num_steps = 0
     advance, look = grammar_guides._advance, LateMasks.found
 
     def held(steps: Any) -> list[Guide]:
-        assert is_late.wait(30)  # the first that comes is the second token's
+        assert is_late.wait(LIMIT_SECONDS)  # the first that comes is the second token's
         return advance(steps)
 
     def looked(masks: LateMasks) -> Any:
@@ -189,6 +190,6 @@ async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
     monkeypatch.setattr(grammar_guides, "_advance", held)
     monkeypatch.setattr(LateMasks, "found", looked)
     async with Engine("pyhelp", overlap=True) as engine:
-        tokens = await asyncio.wait_for(tokens_of(engine.stream([1, 2, 3], SHORT)), 30)
+        tokens = await tokens_of(engine.stream([1, 2, 3], SHORT))
     assert len(tokens) == 20
     assert is_late.is_set()

@@ -28,6 +28,7 @@ from aioserve import (
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from aioserve.text.assembler import TextAssembler
 from tests.engine.idle import all_given_back
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -282,7 +283,7 @@ async def test_a_slow_reader_pauses_all_its_samples_and_loses_nothing():
 async def test_a_reader_that_takes_nothing_ends_all_its_samples():
     async with engine(max_buffered_tokens=4, stall_timeout_seconds=0.02) as it:
         stream = it.stream(PROMPT, FOUR)
-        await asyncio.sleep(0.2)
+        await until(lambda: stream.finish_reasons[0])
         assert await all_given_back(it)
         with pytest.raises(StreamStalledError):
             await read(stream, 4)

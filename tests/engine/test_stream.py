@@ -217,8 +217,7 @@ async def test_a_stream_that_is_dropped_unread_is_collected():
     async with engine() as it:
         cycle: list[object] = [it.stream(PROMPT, LONG)]
         cycle.append(cycle)
-        await asyncio.sleep(0.01)
-        assert it.stats().pages_held_by_requests
+        await until(lambda: it.stats().pages_held_by_requests)
         del cycle
         gc.collect()
         assert await all_given_back(it)
@@ -256,7 +255,7 @@ async def test_a_slow_reader_pauses_its_own_sequence_and_loses_nothing():
 async def test_a_reader_that_takes_nothing_is_told_so_by_name():
     async with engine(max_buffered_tokens=4, stall_timeout_seconds=0.02) as it:
         stream = it.stream(PROMPT, LONG)
-        await asyncio.sleep(0.2)
+        await until(lambda: stream.finish_reason)
         assert await all_given_back(it)
         with pytest.raises(StreamStalledError, match="stall_timeout_seconds"):
             async for _ in stream:

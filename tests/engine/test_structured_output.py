@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.sampling import masks
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
+from tests.waits import LIMIT_SECONDS, until
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -257,19 +257,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
         if "z" in (form.regex or ""):
-            assert gate.wait(20)
+            assert gate.wait(LIMIT_SECONDS)
         return compile_grammar(vocabulary, form)
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
     return gate
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def regex(text: str) -> SamplingParams:
@@ -305,11 +297,15 @@ async def test_a_slow_form_holds_up_no_other_and_the_same_is_compiled_once(
 async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
     slow: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.2)
+    def within(seconds: float) -> None:
+        monkeypatch.setattr(compiling, "COMPILE_SECONDS", seconds)
+
     async with Engine("pyhelp") as engine:
         assert (await engine.generate("Hi", regex("a"))).text == "a"
         for place in range(compiling.MAX_THREADS + compiling.MAX_STUCK):
+            within(LIMIT_SECONDS)
             assert (await engine.generate("Hi", regex(f"b{place}"))).text == f"b{place}"
+            within(0.2)
             with pytest.raises(InvalidSamplingError, match="compiled within"):
                 await engine.generate("Hi", regex(f"z{place}"))
         with pytest.raises(QueueFullError, match="4 threads") as full:
@@ -318,6 +314,7 @@ async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
         assert full.value.retry_after_seconds == 0.2
         assert (await engine.generate("Hi", regex("a"))).text == "a"  # it was kept
         slow.set()
+        within(LIMIT_SECONDS)
         while True:
             try:
                 assert (await engine.generate("Hi", regex("c"))).text == "c"
@@ -348,7 +345,8 @@ async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
                 with pytest.raises(InvalidSamplingError, match="compiled within"):
                     await anext(stream)
             with pytest.raises(RequestFailedError, match="can't be compiled"):
-                await asyncio.wait_for(anext(waits), 5)
+                await anext(waits)
+        monkeypatch.setattr(compiling, "COMPILE_SECONDS", LIMIT_SECONDS)
         assert (await engine.generate("Hi", regex("c"))).text == "c"
         slow.set()
         assert await all_given_back(engine)
@@ -397,7 +395,7 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
     def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
         called.append(form.regex)
         if len(called) == 1:
-            assert gate.wait(20)
+            assert gate.wait(LIMIT_SECONDS)
             if not ends_well:
                 raise RuntimeError("too late")  # which says nothing of the form
         return compile_grammar(vocabulary, form)
@@ -422,11 +420,24 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
 
 
 @pytest.mark.asyncio
-async def test_closing_does_not_wait_for_a_form_that_is_compiled(slow: threading.Event) -> None:
+async def test_closing_does_not_wait_for_a_form_that_is_compiled(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    compile_slowly = compiling.compile_grammar
+
+    def noted(vocabulary: Any, form: StructuredOutput) -> Any:
+        begun.set()
+        try:
+            return compile_slowly(vocabulary, form)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(compiling, "compile_grammar", noted)
     async with Engine("pyhelp") as engine:
         stream = engine.stream("Hi", regex("z"))
-        await asyncio.sleep(0.05)
-    assert not slow.is_set()
+        assert await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
+    assert not ended.is_set()
     slow.set()
     del stream
 
@@ -458,7 +469,7 @@ async def test_an_answer_whose_form_is_slow_to_follow_waits_alone(
     allowed = GrammarMatcher.allowed
 
     def slowly(self: GrammarMatcher) -> Any:
-        assert gate.wait(20)
+        assert gate.wait(LIMIT_SECONDS)
         return allowed(self)
 
     monkeypatch.setattr(GrammarMatcher, "allowed", slowly)
