@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import re
+from collections.abc import Iterator
 from itertools import combinations, pairwise, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers import FileSeconds, covering, examples, mark_tiers, spread
+from tests import tiers
+from tests.tiers import FileSeconds, clock_counts, covering, examples, mark_tiers, run_item, spread
 
 
 def together(case: dict[str, int], strength: int) -> set[Any]:
@@ -116,14 +122,95 @@ def test_places_are_spread_evenly(number: int, size: int) -> None:
 def test_a_property_with_a_number_of_its_own_draws_the_same_part_of_it(
     drawn: int, number: int
 ) -> None:
-    before = settings.get_current_profile_name()
     settings.register_profile("drawn", max_examples=drawn)
-    settings.load_profile("drawn")
-    try:
+    with profile("drawn"):
         assert examples(60) == number
         assert examples(1) == 1
+
+
+@contextlib.contextmanager
+def profile(name: str) -> Iterator[None]:
+    before = settings.get_current_profile_name()
+    settings.load_profile(name)
+    try:
+        yield
     finally:
         settings.load_profile(before)
+
+
+def marked(*names: str) -> pytest.Item:
+    return cast(pytest.Item, Marked(nodeid="f.py::test", marks={*names}))
+
+
+@pytest.mark.parametrize("name", ["clock", "more", "alone", "slow", "hypothesis"])
+def test_no_clock_counts_in_make_test_for_what_runs_elsewhere_too(name: str) -> None:
+    with run_item(marked("asyncio", name)):
+        with profile("few"):
+            assert not clock_counts()
+        with profile("quick"):
+            assert clock_counts()
+
+
+def test_what_runs_in_make_test_alone_is_told_to_be_marked() -> None:
+    with run_item(marked("asyncio")):
+        message = "f.py::test compares a measured time: mark it `clock`"
+        with profile("few"), pytest.raises(AssertionError, match=message):
+            clock_counts()
+        with profile("usual"):
+            assert clock_counts()
+
+
+def test_the_test_that_runs_is_known(request: pytest.FixtureRequest) -> None:
+    assert tiers._running == [request.node]
+
+
+@given(st.booleans())
+def test_a_property_is_marked_by_hypothesis(drawn: bool) -> None:
+    assert tiers._running[-1].get_closest_marker("hypothesis"), drawn
+
+
+HERE = Path(__file__).parent
+HELPERS = {HERE / "timing.py", HERE / "attacks" / "held_loop.py"}
+MEASURES = re.compile(r"(process|thread)_time(_ns)?")
+NOT_IN_MAKE_TEST = re.compile(r"^pytestmark = pytest\.mark\.(more|alone)$", re.MULTILINE)
+
+
+def measured(source: str) -> list[str]:
+    """Places where a module asks for processor time, unless `make test` has none of its tests."""
+    if not MEASURES.search(source) or NOT_IN_MAKE_TEST.search(source):
+        return []
+    nodes: list[Any] = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+    named = [
+        (node.lineno, str(getattr(node, field, "")))
+        for node in nodes
+        for field in ("attr", "id", "name")
+    ]
+    return [f"line {line}: {name}" for line, name in named if MEASURES.fullmatch(name)]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import time\nbegan = time.process_time()", ["line 2: process_time"]),
+        ("from time import thread_time_ns as now", ["line 1: thread_time_ns"]),
+        ("import time\ntime.thread_time", ["line 2: thread_time"]),
+        ("pytestmark = pytest.mark.asyncio\ntime.thread_time()", ["line 2: thread_time"]),
+        ("pytestmark = pytest.mark.more\ntime.process_time()", []),
+        ("import time\nbegan = time.monotonic()\nprogram = 'time.process_time()'", []),
+    ],
+)
+def test_a_measured_time_is_found(source: str, found: list[str]) -> None:
+    assert measured(source) == found
+
+
+def test_what_make_test_runs_measures_time_with_the_helpers_alone() -> None:
+    """They know where no clock counts."""
+    found = {
+        str(path.relative_to(HERE)): places
+        for path in sorted({*HERE.rglob("*.py")} - HELPERS)
+        if (places := measured(path.read_text(encoding="utf-8")))
+    }
+    assert not found, "computing_at_most (tests/timing.py) is for this"
 
 
 def test_a_file_over_its_time_is_named_with_its_seconds() -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "list_of",
     "tasks_of_engines",
     "threads_of_engines",
-    "wait_until",
 ]
 
 SHORT = SamplingParams(max_tokens=4, seed=0)
@@ -42,12 +41,6 @@ def threads_of_engines() -> list[threading.Thread]:
 
 async def tasks_of_engines() -> list[asyncio.Task[Any]]:
     return [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def list_of(stream: TokenStream) -> list[int]:

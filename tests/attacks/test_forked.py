@@ -48,7 +48,7 @@ AT_REST = """
 loop = asyncio.new_event_loop()
 
 def at_home(call):
-    return loop.run_until_complete(asyncio.wait_for(awaited(lambda: call(engine, stream)), 5))
+    return loop.run_until_complete(awaited(lambda: call(engine, stream)))
 
 async def begin():
     engine = await Engine(a_model()).__aenter__()

@@ -30,8 +30,8 @@ from tests.attacks.engines import (
     awaited,
     by_hand,
     list_of,
-    wait_until,
 )
+from tests.waits import until
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine.md"
 
@@ -156,15 +156,14 @@ async def test_a_call_from_elsewhere_works_or_says_what_is_wrong(name: str, plac
         stream = engine.stream([1], LONG)
         await stream.started()
         call = CALLS[name]
-        async with asyncio.timeout(20):
-            outcome = await asyncio.to_thread(
-                outcome_of, lambda: PLACES[place](lambda: call(engine, stream))
-            )
+        outcome = await asyncio.to_thread(
+            outcome_of, lambda: PLACES[place](lambda: call(engine, stream))
+        )
         assert outcome == {"yes": "works"}.get(elsewhere, elsewhere.strip("`"))
         # And nothing has changed here.
         ended = name in ("TokenStream.close", "TokenStream.aclose", "TokenStream.__aexit__")
         if ended:
-            await wait_until(lambda: stream.finish_reason)
+            await until(lambda: stream.finish_reason)
         assert stream.finish_reason == ("abort" if ended else None)
         check_invariants(engine)
         assert len((await engine.generate([1], SHORT)).token_ids) == 4

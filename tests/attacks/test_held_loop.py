@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.attacks import held_loop
 from tests.attacks.held_loop import assert_loop_is_free, watched_loop
+
+pytestmark = pytest.mark.more
+
+
+@pytest.fixture(autouse=True)
+def by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_loop, "clock_counts", lambda: True)
 
 
 def compute() -> None:
@@ -38,3 +46,17 @@ async def test_a_thread_that_keeps_the_lock_holds_the_loop() -> None:
 @pytest.mark.asyncio
 async def test_what_is_awaited_does_not_hold_the_loop() -> None:
     await assert_loop_is_free(lambda: asyncio.sleep(0.2))
+
+
+@pytest.mark.asyncio
+async def test_where_no_clock_counts_the_attack_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_loop, "clock_counts", lambda: False)
+    attacks: list[None] = []
+
+    async def attack() -> None:
+        attacks.append(time.sleep(1.2))
+
+    await assert_loop_is_free(attack)
+    assert len(attacks) == 1

@@ -51,9 +51,9 @@ from tests.attacks.engines import (
     list_of,
     tasks_of_engines,
     threads_of_engines,
-    wait_until,
 )
 from tests.attacks.hostile import hostile_values, is_named, named_errors
+from tests.waits import LIMIT_SECONDS, until
 
 # -- arguments
 
@@ -410,7 +410,7 @@ async def test_an_engine_that_nobody_holds_and_nobody_closed_is_closed_with_a_wa
     with pytest.warns(ResourceWarning, match="was never closed"):
         del engine
     assert "never closed: use `async with`" in caplog.text
-    await wait_until(lambda: model.num_closed)
+    await until(lambda: model.num_closed)
     with pytest.raises(EngineClosedError, match="closed before this request ended"):
         await list_of(stream)
     assert not await tasks_of_engines()
@@ -425,7 +425,7 @@ def test_the_thread_of_an_engine_whose_loop_has_gone_ends_with_it(
         engine = None
     gc.collect()
     for thread in threads_of_engines():
-        thread.join(10)
+        thread.join(LIMIT_SECONDS)
     assert engine is None
     assert not threads_of_engines()
     assert len(caplog.records) == 1
@@ -440,7 +440,7 @@ def test_the_thread_of_an_engine_ends_although_its_loop_is_closed_and_never_runs
     loop.close()
     gc.collect()
     for thread in threads_of_engines():
-        thread.join(5)
+        thread.join(LIMIT_SECONDS)
     assert engine is None
     assert not threads_of_engines()
 

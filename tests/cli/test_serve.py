@@ -102,7 +102,7 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end(slow_file: Path) -> N
         url = server.url
         body = LONG | {"max_tokens": 1000}
         streams = [Reading(url, body) for _ in range(2)]
-        with httpx.Client(base_url=url, timeout=120) as client:
+        with httpx.Client(base_url=url, timeout=LIMIT_SECONDS) as client:
             assert client.get("/ready").status_code == 200
             for stream in streams:
                 assert stream.begun.wait(LIMIT_SECONDS), stream.error
@@ -207,7 +207,7 @@ def test_a_server_with_tls_and_keys_answers_those_who_have_one(
     with ServerProcess(*options) as server:
         assert server.url.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(base_url=server.url, verify=context, timeout=120) as client:
+        with httpx.Client(base_url=server.url, verify=context, timeout=LIMIT_SECONDS) as client:
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 401
             headers = {"authorization": "Bearer correct-horse-battery"}

@@ -22,7 +22,7 @@ from aioserve import Engine
 from aioserve.server import create_app
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, listening
-from tests.waits import until
+from tests.waits import LIMIT_SECONDS, until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 NGINX, OPENSSL, PROMTOOL = map(shutil.which, ("nginx", "openssl", "promtool"))
@@ -87,7 +87,7 @@ async def proxied(engine: Engine, directory: Path) -> AsyncIterator[httpx.AsyncC
         trusted.check_hostname = False
         try:
             async with httpx.AsyncClient(
-                base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=120
+                base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=LIMIT_SECONDS
             ) as client:
 
                 async def answers() -> bool:

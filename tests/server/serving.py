@@ -14,7 +14,7 @@ import uvicorn
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.connections import http_protocol
-from tests.waits import until
+from tests.waits import LIMIT_SECONDS, until
 
 __all__ = ["client_of", "listening", "port_of", "running", "served"]
 
@@ -63,7 +63,10 @@ def port_of(server: uvicorn.Server) -> int:
 
 @asynccontextmanager
 async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with (
+        listening(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as client,
+    ):
         yield client
 
 

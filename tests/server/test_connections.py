@@ -235,7 +235,9 @@ async def test_readers_that_never_read_lose_their_places() -> None:
     settings = ServerSettings(max_concurrent_calls=3)
     async with (
         fake(settings, send_buffer_bytes=4096, stall_timeout_seconds=1.0) as (engine, server),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port_of(server)}", timeout=120) as client,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port_of(server)}", timeout=LIMIT_SECONDS
+        ) as client,
     ):
         ask: dict[str, Any] = {"model": "fake", "prompt": [1], "max_tokens": 1}
         with unread(server) as clients:

@@ -27,7 +27,7 @@ from aioserve.server.request_checks import (
     given_request_id,
 )
 from tests.server.serving import client_of, listening, served
-from tests.waits import until
+from tests.waits import LIMIT_SECONDS, until
 
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens": 2}
 
@@ -249,7 +249,7 @@ async def test_so_many_calls_are_in_progress_and_one_more_is_refused() -> None:
     body = BODY | {"max_tokens": 500, "ignore_eos": True, "stream": True}
     async with served(settings, num_pages=256) as (engine, client):
         calls = [
-            asyncio.create_task(client.post("/v1/completions", json=body, timeout=120))
+            asyncio.create_task(client.post("/v1/completions", json=body, timeout=LIMIT_SECONDS))
             for _ in range(2)
         ]
         await until(lambda: engine.stats().num_running == 2)

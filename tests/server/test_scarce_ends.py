@@ -14,7 +14,7 @@ from aioserve.server import ServerSettings, create_app, descriptors
 from aioserve.server.descriptors import DescriptorWatch
 from aioserve.testing import FakeModel
 from tests.server.serving import port_of, running
-from tests.waits import until
+from tests.waits import LIMIT_SECONDS, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -41,7 +41,7 @@ async def test_bodies_that_never_come_keep_out_none_that_does() -> None:
                 await until(lambda count=count: len(calls._reading) == count)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
                 for _ in range(2 * MOST):
-                    answer = await client.post("/v1/completions", json=BODY, timeout=120)
+                    answer = await client.post("/v1/completions", json=BODY, timeout=LIMIT_SECONDS)
                     assert answer.status_code == 200, answer.text
             oldest = await silent[0][0].read()
             assert oldest.startswith(b"HTTP/1.1 503")
@@ -60,7 +60,7 @@ async def test_calls_that_are_computed_are_ended_by_no_other() -> None:
         async with (
             running(app) as server,
             httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port_of(server)}", timeout=120
+                base_url=f"http://127.0.0.1:{port_of(server)}", timeout=LIMIT_SECONDS
             ) as client,
         ):
             long = BODY | {"max_tokens": 400, "ignore_eos": True}

@@ -20,6 +20,7 @@ from tests.server.event_checks import events_of as named_events_of
 from tests.server.scripts import CALLS, TEMPLATE
 from tests.server.talking import ASK, TOOLS, chat_joined, completions_joined, post
 from tests.tiers import examples
+from tests.waits import LIMIT_SECONDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -41,7 +42,7 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 def client_of(engine: Engine, interval: int) -> httpx.AsyncClient:
     app = create_app(engine, ServerSettings(stream_interval=interval, metrics=False, page=False))
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=120
+        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=LIMIT_SECONDS
     )
 
 

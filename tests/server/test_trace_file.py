@@ -18,7 +18,7 @@ from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.server.steps import trace as trace_module
 from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
-from tests.waits import block_until, until
+from tests.waits import LIMIT_SECONDS, block_until, until
 
 ANSWER = SamplingParams(max_tokens=30)
 
@@ -149,7 +149,9 @@ def test_a_server_that_is_killed_leaves_a_trace_that_opens(tmp_path: Path) -> No
             assert said, "the server ended"
         url = said.split(b"is served at ")[1].split(b";")[0].strip().decode()
         body = {"model": "pyhelp", "prompt": "import", "max_tokens": 20, "ignore_eos": True}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=120).status_code == 200
+        assert (
+            httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT_SECONDS).status_code == 200
+        )
         block_until(lambda: b'"ph":"E"' in path.read_bytes() or process.poll() is not None)
         process.kill()
     assert any(event["ph"] == "E" for event in opened(path.read_bytes()))

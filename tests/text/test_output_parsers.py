@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -35,6 +34,7 @@ from aioserve.text.output_parsers.registry import (
 )
 from aioserve.text.output_parsers.tool_parser import ToolParser
 from tests.tiers import examples
+from tests.timing import seconds_computing
 
 PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "hermes": HermesParser,
@@ -478,15 +478,7 @@ def test_content_and_arguments_are_given_out_as_they_come() -> None:
     assert parser.push("_call>") == parser.finish() == Parts()
 
 
-def seconds_to_read(push: Callable[[str], Any], start: str, piece: str, count: int) -> float:
-    """Of this thread's time."""
-    push(start)
-    begun = time.thread_time()
-    for _ in range(count):
-        push(piece)
-    return time.thread_time() - begun
-
-
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("form", "start"),
     [
@@ -508,7 +500,8 @@ def test_white_space_takes_time_in_proportion(form: str, start: str) -> None:
                 push = ReasoningReader("<think>", "</think>", is_open=False).push
             else:
                 push = PARSERS[form](numbers()).push
-            return seconds_to_read(push, start, " " * 500, count)
+            push(start)
+            return seconds_computing(lambda: [push(" " * 500) for _ in range(count)])
 
         return min(once() for _ in range(3))
 
