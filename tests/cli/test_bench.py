@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,16 @@ from typing import cast
 import pytest
 
 from aioserve import Engine, EngineStats, SamplingParams, Timings, Usage
-from aioserve.cli._load import LoopLag, figures, host_share, random_prompts, run_requests
+from aioserve.cli._load import (
+    TICK_SECONDS,
+    LoopLag,
+    figures,
+    host_share,
+    random_prompts,
+    run_requests,
+)
 from tests.cli.command import Run
+from tests.waits import until
 
 SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 8)
 
@@ -219,12 +226,16 @@ async def test_thousands_of_requests_are_submitted_in_turns_with_other_tasks() -
 
 
 @pytest.mark.asyncio
-async def test_the_ticker_sees_a_blocked_loop() -> None:
+async def test_the_ticker_sees_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("aioserve.cli._load.time", clock)
     async with LoopLag() as lag:
-        await asyncio.sleep(0.02)
-        time.sleep(0.08)  # the fault that it has to see
-        await asyncio.sleep(0.01)
-    assert 0.06 < max(lag.samples) < 1
+        await until(lambda: lag.samples)
+        now[0] += 0.08  # while a callback computes, say
+        num_ticks = len(lag.samples)
+        await until(lambda: len(lag.samples) > num_ticks)
+    assert max(lag.samples) == pytest.approx(0.08 - TICK_SECONDS)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(

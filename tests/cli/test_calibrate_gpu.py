@@ -26,6 +26,7 @@ from tests.cli.command import Run
 from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.fake_gpu_model import FakeStepModel
 from tests.execution.gpu.plans import threaded_gpu
+from tests.tiers import clock_counts
 
 MAX_MODEL_LEN, NUM_PAGES = 160, 64
 SECONDS = {"a graph": 0.002, "tokens": 0.004, "keys and values": 0.004, "samples": 0.004}
@@ -68,6 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         yield gpu
 
 
+@pytest.mark.clock
 def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
     aioserve_here: Run, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +100,10 @@ def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
     assert table["prefill_tokens"] == [0, 2, 16, 32, 64]
     assert table["decode_batch"] == [0, 1, 2]
     graphs, eager = table["seconds"][0], table["seconds"][1]
-    assert 0.002 <= graphs[1] < eager[0]
-    assert eager[0] >= 0.012 / 2  # half, since the sum of all steps decides how high a table is
-    assert eager[0] > 2 * graphs[1]
+    if clock_counts():
+        assert 0.002 <= graphs[1] < eager[0]
+        assert eager[0] >= 0.012 / 2  # half, since the sum of all steps decides how high a table is
+        assert eager[0] > 2 * graphs[1]
     measured = table["measured"]
     assert (measured["device"], measured["card"]) == ("cuda:1", "a fake card")
     # The first request, a pass that compiles, and twice a pass that counts, lone requests, and one

@@ -22,6 +22,7 @@ from aioserve.execution.timed_runner import TimedStep
 from aioserve.steps.plan import StepPlan
 from tests.examples.test_benchmarks import BENCHMARKS
 from tests.execution.gpu.plans import decode, item, plan
+from tests.tiers import clock_counts
 
 TINY = ("--device", "cpu", "--shape", "tiny", "--dtype", "float32", "--repeats", "1")
 
@@ -61,6 +62,7 @@ def check_run(found: dict[str, Any], *, requests: int) -> None:
     assert sum(kind["floor_seconds"] for kind in kinds) == pytest.approx(floor["seconds"])
 
 
+@pytest.mark.clock
 def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
     parts = ("card", "offline", "single", "prefill", "prefix", "single-eager", "vllm", "online")
     done, written = run(tmp_path / "gpu.json", "--only", *parts)
@@ -68,7 +70,7 @@ def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(tmp_path: Path
     assert written["ok"]
     assert list(written["parts"]) == list(parts)
     results = {name: entry.get("result") for name, entry in written["parts"].items()}
-    assert results["card"]["limits"]["bytes_per_second"] > 1e8
+    assert results["card"]["limits"]["bytes_per_second"] > (1e8 if clock_counts() else 0.0)
     assert results["card"]["machine"]["torch"]["version"]
     for part, requests in (("offline", 6), ("single", 1), ("prefill", 1), ("single-eager", 1)):
         check_run(results[part]["best"], requests=requests)

@@ -13,6 +13,7 @@ import pytest
 from aioserve import _native
 from aioserve.testing.random_model import write_random_model
 from tests.examples.test_benchmarks import BENCHMARKS, TINY
+from tests.tiers import clock_counts
 
 
 @pytest.fixture
@@ -27,6 +28,7 @@ def printed(script: str, *options: object) -> str:
     ).stdout
 
 
+@pytest.mark.clock
 def test_each_workload_is_compared_with_what_its_steps_cannot_take_less_than(
     model: Path, tmp_path: Path
 ) -> None:
@@ -46,8 +48,9 @@ def test_each_workload_is_compared_with_what_its_steps_cannot_take_less_than(
         result,
     )
     written: dict[str, Any] = json.loads(result.read_text())
-    assert written["limits"]["bytes_per_second"] > 1e8
-    assert written["limits"]["flops_per_second"] > 1e8
+    least = 1e8 if clock_counts() else 0.0
+    assert written["limits"]["bytes_per_second"] > least
+    assert written["limits"]["flops_per_second"] > least
     one, many, prompt = written["results"]
     assert [[phase["tokens"] for phase in row["phases"]] for row in (one, many, prompt)] == [
         [9, 3],
@@ -74,6 +77,7 @@ def test_the_limits_alone_need_no_model() -> None:
     assert " GB/s, multiplies " in output
 
 
+@pytest.mark.clock
 def test_a_start_is_more_than_its_longest_part_and_the_second_imports_nothing(
     model: Path, tmp_path: Path
 ) -> None:
@@ -86,14 +90,16 @@ def test_a_start_is_more_than_its_longest_part_and_the_second_imports_nothing(
         assert seconds["all"] == pytest.approx(
             seconds["aioserve"] + seconds["engine"] + seconds["first token"]
         )
-    assert best["again"]["imports"] < best["first"]["imports"] / 10
+    assert not clock_counts() or best["again"]["imports"] < best["first"]["imports"] / 10
     assert len(output.splitlines()) == 2 + 8
 
 
+@pytest.mark.clock
 def test_reading_takes_longer_for_more_memory_and_refuses_none() -> None:
     passes = _native.read_seconds(1 << 20, 3)
     assert len(passes) == 3
-    assert 0 < min(passes) < min(_native.read_seconds(64 << 20, 3))
+    assert min(passes) > 0
+    assert not clock_counts() or min(passes) < min(_native.read_seconds(64 << 20, 3))
     for num_bytes, count in ((0, 1), ((1 << 20) - 1, 1), (1 << 20, 0)):
         with pytest.raises(ValueError, match="at least 1 MiB and passes at least 1"):
             _native.read_seconds(num_bytes, count)
