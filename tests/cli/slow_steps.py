@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 SLOW_FILE = "SLOW_STEPS_FILE"
 """The variable with its name."""
@@ -17,10 +19,10 @@ if __name__ == "__main__":
 
     slow, step = Path(os.environ[SLOW_FILE]), StepThreadRunner._step
 
-    def slowly(*given):
+    def slowly(*given: Any) -> Any:
         if slow.exists():
             time.sleep(SLOW_SECONDS)
         return step(*given)
 
-    StepThreadRunner._step = slowly
-    main()
+    with patch.object(StepThreadRunner, "_step", slowly):
+        main()

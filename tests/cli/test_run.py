@@ -168,7 +168,8 @@ def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path, tmp_path:
 
 
 def test_ctrl_c_while_the_model_loads_leaves_at_once(tiny_model: Path) -> None:
-    with Terminal("run", str(tiny_model), "x", term="xterm") as terminal:
+    words = ("run", str(tiny_model), "x")
+    with Terminal(*words, module="tests.cli.endless_loading", term="xterm") as terminal:
         terminal.expect("loading")
         terminal.send(CTRL_C)
         assert terminal.exit_code() == 130

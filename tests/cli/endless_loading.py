@@ -1,0 +1,20 @@
+"""`python -m tests.cli.endless_loading VERB ...`: the `aioserve` command, which reads the weights
+of its model for ever."""
+
+from __future__ import annotations
+
+import time
+from unittest.mock import patch
+
+
+def endless(*_: object) -> None:
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    from aioserve.cli import main
+    from aioserve.execution.loading import _Loader
+
+    with patch.object(_Loader, "_read_weights", endless):
+        main()
