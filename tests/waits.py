@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
 __all__ = ["LIMIT_SECONDS", "block_until", "until"]
 
@@ -21,9 +21,17 @@ BLOCKED_SECONDS = 0.01
 T = TypeVar("T")
 
 
+@overload
 async def until(
-    condition: Callable[[], T | Awaitable[T | None] | None], *, told: Callable[[], str] = str
-) -> T:
+    condition: Callable[[], Awaitable[T | None]], *, told: Callable[[], str] = str
+) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T | None], *, told: Callable[[], str] = str) -> T: ...
+
+
+async def until(condition: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
     """Return what `condition`, a function or a coroutine function, says when that is true. Raises
     `AssertionError` with `told` if it never is."""
     ends = time.monotonic() + LIMIT_SECONDS
@@ -32,7 +40,7 @@ async def until(
         if inspect.isawaitable(found):
             found = await found
         if found:
-            return cast(T, found)
+            return found
         _is_in_time(ends, told)
         await asyncio.sleep(POLL_SECONDS)
 
