@@ -237,7 +237,8 @@ AT_MOST = 8_000 * encoding.MAX_CHARS_PER_TOKEN
 """Characters of a prompt, where the context is 8000 tokens."""
 
 
-@pytest.mark.more
+@pytest.mark.clock
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -287,7 +288,8 @@ def tool(**more: Any) -> dict[str, Any]:
 CALL = {"name": "f", "arguments": '{"a": [' + "1, " * 300_000 + "1]}"}
 
 
-@pytest.mark.more
+@pytest.mark.clock
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("messages", "options"),
     [
