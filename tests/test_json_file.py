@@ -144,6 +144,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.clock
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_file_of_16_mib_holds_the_loop(tmp_path: Path, kind: str) -> None:

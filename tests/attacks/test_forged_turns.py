@@ -260,6 +260,7 @@ def assert_nothing_is_forged(kind: str, ours: ChatTemplate, messages: Messages) 
     assert marks == expected or (kind == "single word" and len(marks) < len(expected))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_fuzz_special_tokens_are_those_of_the_template(kind: str) -> None:
     @given(conversations(forgeries(kind)), st.sampled_from(sorted(LOOKS_AWAY)))
@@ -270,6 +271,7 @@ def test_fuzz_special_tokens_are_those_of_the_template(kind: str) -> None:
     check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_fuzz_a_template_that_rewrites_contents_forges_nothing(kind: str) -> None:
     @given(conversations(forgeries(kind)), st.sampled_from(sorted(REWRITES)))
@@ -280,6 +282,7 @@ def test_fuzz_a_template_that_rewrites_contents_forges_nothing(kind: str) -> Non
     check()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_fuzz_what_the_guard_encodes_is_what_one_pass_encodes(kind: str) -> None:
     tokenizer = tokenizer_of(kind)

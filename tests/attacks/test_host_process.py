@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import asyncio, gc, json, logging, multiprocessing, os, signal, sys, threading
 
@@ -86,6 +88,7 @@ def found_by(*, planted: bool) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.more
 def test_an_engine_starts_no_process_opens_no_socket_and_leaves_the_process_as_it_was() -> None:
     assert found_by(planted=False) == {
         "audited": [],

@@ -159,6 +159,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.more
 def test_nothing_is_imported_on_the_loop_once_an_engine_is_open() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=200

@@ -43,6 +43,7 @@ async def test_when_ten_thousand_leave_at_once_the_loop_has_its_turns():
         check_invariants(engine)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ends", ["drained", "closed"])
 @pytest.mark.asyncio
 async def test_when_ten_thousand_are_ended_at_once_the_loop_has_its_turns(ends: str):

@@ -175,6 +175,7 @@ def test_prompts_that_wait_are_refused_before_they_fill_the_memory(
     assert made == list(range(32))
 
 
+@pytest.mark.more
 def test_tenants_that_wait_at_once_are_refused_before_they_fill_the_memory() -> None:
     trace = [
         TraceRequest(n, 0.0, 1, 1, (), 1, tenant=f"tenant {n % 20_000}") for n in range(40_000)

@@ -140,6 +140,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, special_tokens=SPECIAL, origin="here")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.clock
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", STOPPED)
@@ -154,6 +155,7 @@ async def test_a_template_without_end_is_stopped_by_name(name: str) -> None:
         await assert_loop_is_free(partial(asyncio.to_thread, attack))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.clock
 @pytest.mark.parametrize("name", GROWING)
 def test_a_template_whose_values_grow_is_stopped_ahead_of_its_memory(name: str) -> None:
@@ -222,6 +224,7 @@ AT_THE_LIMITS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.clock
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", AT_THE_LIMITS)

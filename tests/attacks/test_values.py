@@ -408,6 +408,7 @@ def test_parameters_that_only_look_like_some_are_refused() -> None:
     with_an_engine(attack)
 
 
+@pytest.mark.more
 def test_fuzz_request_fields() -> None:
     names = st.sampled_from((*FIELDS, "params"))
 
@@ -567,6 +568,7 @@ def test_a_prompt_that_is_too_long_is_refused_unread() -> None:
 MILLION = 1_000_000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.clock
 @pytest.mark.parametrize(
     "last", [5, 10**30, None, True, np.int64(5), np.int64(-1), Level.LOW], ids=kind_of

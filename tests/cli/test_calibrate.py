@@ -20,6 +20,7 @@ from tests.parity.tiny_models import CONFIGS, write
 SMALL = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
 
 
+@pytest.mark.more
 def test_a_model_is_measured_and_its_table_simulated(
     aioserve: Run, tiny_model: Path, tmp_path: Path
 ) -> None:

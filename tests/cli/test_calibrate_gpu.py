@@ -69,6 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         yield gpu
 
 
+@pytest.mark.more
 @pytest.mark.clock
 def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
     aioserve_here: Run, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import Run
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 
@@ -17,6 +19,7 @@ def prompt_tokens(counts: str) -> int:
     return int(re.findall(r"\d+", counts)[0])
 
 
+@pytest.mark.more
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
     with Terminal("chat", *ENDLESS) as chat:
         chat.expect("> ")
@@ -31,6 +34,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
         assert "Traceback" not in chat.seen
 
 
+@pytest.mark.more
 def test_turns_are_remembered_until_reset() -> None:
     with Terminal("chat", "--max-tokens", "8", "--temperature", "0") as chat:
         counts = []

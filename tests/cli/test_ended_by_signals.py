@@ -54,6 +54,7 @@ def ended(verb: str, folder: Path, how: signal.Signals) -> tuple[int, bytes]:
     return process.returncode, err
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("how", ENDING)
 @pytest.mark.parametrize("verb", ["simulate", "sweep"])
 def test_no_half_written_lines_are_left(verb: str, how: signal.Signals, tmp_path: Path) -> None:

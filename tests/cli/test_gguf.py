@@ -147,6 +147,7 @@ def test_chat_says_that_a_file_has_no_chat_template_and_what_to_do(
     assert "which completes it, or give a template with --chat-template FILE" in done.stderr
 
 
+@pytest.mark.more
 def test_serve_says_that_a_file_has_no_chat_template_and_what_to_do(
     both: tuple[Path, Path], tmp_path: Path
 ) -> None:

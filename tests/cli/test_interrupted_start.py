@@ -56,6 +56,7 @@ def interrupted(command: list[str], num_imports: int) -> tuple[int, bytes, str]:
     return process.returncode, out, "".join(lines)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_an_interrupt_leaves_no_traceback_whenever_it_comes(verb: list[str]) -> None:
     draws = random.Random(verb[0])

@@ -107,6 +107,7 @@ def test_no_method_that_is_awaited_is_left_out() -> None:
     assert awaited == AWAITED.keys() | ENDS_WITHOUT_ERROR.keys()
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("call", "turns"), CASES)
 @pytest.mark.asyncio
 async def test_what_is_awaited_ends_when_the_engine_is_closed(

@@ -118,6 +118,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tokens_come_as_often_as_without_guesses(models: Path, kind: str) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True, **KINDS[kind])
@@ -146,6 +147,7 @@ async def test_the_reference_backend_says_the_same(models: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.more
 async def test_preemption_changes_no_distribution(models: Path) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     expected, _ = await counts(models, params, None, 10**6)
@@ -154,6 +156,7 @@ async def test_preemption_changes_no_distribution(models: Path) -> None:
     check_alike(found, expected)
 
 
+@pytest.mark.more
 async def test_more_guesses_are_kept_than_by_sampler_match(models: Path) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     shares: list[float] = []

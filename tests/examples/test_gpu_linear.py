@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.more
 def test_every_form_is_timed_at_every_number_of_rows(tmp_path: Path) -> None:
     found = tmp_path / "linear.json"
     sizes = ["--shapes", "256x64", "--rows", "1", "20"]

@@ -67,11 +67,13 @@ def make(name: str) -> Any:
     return SPECS[name].factory(**SMALL.get(name, {}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SPECS)
 def test_each_keeps_the_contract(name):
     check_policy(lambda: make(name), max_examples=examples(12))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("study", LONG, ids=lambda study: study.policy)
 def test_each_keeps_the_claim_of_its_paper_with_half_as_many_requests(study):
     smaller = msgspec.structs.replace(study, num_requests=study.num_requests // 2)
@@ -79,6 +81,7 @@ def test_each_keeps_the_claim_of_its_paper_with_half_as_many_requests(study):
     assert finding.holds, published.table([finding])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "study",
     [pytest.param(s, marks=[pytest.mark.slow] if s in LONG else []) for s in published.STUDIES],
@@ -204,6 +207,7 @@ def test_each_serves_a_real_model_with_the_tokens_that_it_has_under_fcfs(name, u
         assert stats.preemptions_total > 0
 
 
+@pytest.mark.more
 def test_the_package_is_installed_like_anyone_s(tmp_path):
     project, installed = tmp_path / "project", tmp_path / "installed"
     shutil.copytree(PROJECT, project)  # building leaves files beside the sources

@@ -124,6 +124,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("prompt", "first"), [(IDS, "queued"), (TEXT, "encoding")])
 @pytest.mark.parametrize(("way", "n"), WAYS)
 def test_a_request_that_is_left_at_any_moment_frees_all_it_held(way, prompt, first, n):

@@ -45,6 +45,7 @@ class Moody(SchedulingPolicy):
         return self.draws.choice([0, limit, self.draws.randint(0, limit)])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_steps_fail_readers_leave_and_memory_runs_short_and_every_token_is_right(

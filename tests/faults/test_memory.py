@@ -37,6 +37,7 @@ SCARCE = {"page_size": 4, "output_reserve_tokens": 0, "max_num_batched_tokens": 
 SWAPPING = {**SCARCE, "num_host_pages": 16, "preemption": "swap"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [SCARCE, SWAPPING], ids=["recompute", "swap"])
 @pytest.mark.parametrize("raised", [OutOfPagesError, MemoryError])
 def test_whichever_allocation_fails_it_costs_time_or_is_an_error_by_name(

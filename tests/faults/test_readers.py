@@ -65,6 +65,7 @@ def test_a_reader_that_holds_its_stream_and_takes_nothing_is_ended_in_time(seed)
     run(main, seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_answers_shorter_than_the_buffer_wait_for_their_reader_as_long_as_it_takes(seed):
     async def main() -> None:
@@ -77,6 +78,7 @@ def test_answers_shorter_than_the_buffer_wait_for_their_reader_as_long_as_it_tak
     run(main, seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_that_takes_one_token_a_stall_timeout_is_left_alone(seed):
     async def main() -> None:

@@ -21,6 +21,7 @@ def model(faults: Faults, **options) -> FakeModel:
     return FakeModel(step_seconds=lambda plan: STEP_SECONDS, faults=faults, **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("fault", [Fault.STEP_RAISES, Fault.LAUNCH_RAISES, Fault.BAD_ROW])
 def test_whichever_step_fails_only_its_requests_end(fault, overlap):
@@ -77,6 +78,7 @@ def test_the_error_of_a_step_is_chained_and_two_steps_in_flight_may_fail(seed):
     run(main, seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(16))
 def test_everything_that_can_fail_fails_at_random(seed):
     draw = random.Random(seed)

@@ -214,6 +214,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.more
 def test_what_leads_to_itself_is_matched_exactly(tmp_path: Path) -> None:
     _, vocabulary = single_bytes(tmp_path)
     texts = ["".join(chars) for n in range(6) for chars in product(FEW, repeat=n)]

@@ -138,6 +138,7 @@ COSTLY: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", COSTLY, ids=[str(form)[:30] for form in COSTLY])
 def test_a_kept_form_holds_no_more_memory_than_it_says(form: dict[str, Any]) -> None:
     compiled({"regex": "warm"})

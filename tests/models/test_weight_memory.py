@@ -83,6 +83,7 @@ def test_rounded_and_plain_weights(
     assert names - set(PLAIN.values()) == wanted[quantization]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("format", list(BY_NAME))
 def test_formats_of_gguf(tmp_path: Path, format: str) -> None:
     directory = write_random_model(tmp_path / "hf", {**CONFIGS["llama"], **WIDE}, dtype="float32")

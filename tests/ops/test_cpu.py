@@ -78,6 +78,7 @@ def test_a_process_that_used_threads_exits_cleanly() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.more
 def test_a_forked_child_has_threads_of_its_own() -> None:
     code = USE_THREADS + (
         "import os\n"

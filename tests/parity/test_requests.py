@@ -169,6 +169,7 @@ def any_params(source: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_in_a_mixed_batch_each_row_is_what_it_is_alone(directory_of, backend):
     """32 requests together, through chunks and preemption, and one after the other with room."""

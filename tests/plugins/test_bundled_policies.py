@@ -43,6 +43,7 @@ def planned(bench: Bench) -> StepPlan:
     return plan
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "make_policy",
     [

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from aioserve import RequestView, SchedulerView
 from aioserve.testing import check_policy
 from aioserve_plugins.fair_share import FairShare
@@ -40,6 +42,7 @@ class CheckedRoundRobin(RoundRobin):
                     yield request
 
 
+@pytest.mark.more
 def test_round_robin_deals_to_those_to_whom_a_look_at_the_whole_rotation_would() -> None:
     check_policy(lambda: CheckedRoundRobin(chunk_size=3), max_examples=25)
 
@@ -103,6 +106,7 @@ class CheckedPriority(Priority):
             self.came.pop(request, None)
 
 
+@pytest.mark.more
 def test_priority_leaves_room_for_those_for_whom_a_look_at_all_newcomers_would() -> None:
     check_policy(lambda: CheckedPriority(patience_tokens=300), max_examples=25)
 

@@ -257,6 +257,7 @@ class Workload:
 
 
 # A generator that is closed as garbage runs a line in some versions, and raises to none.
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <generator:pytest.PytestUnraisableExceptionWarning"
 )

@@ -80,6 +80,7 @@ def verified(
     return tokens.numpy(), guesses.numpy(), p[0], q[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("backend", "count"), [(NATIVE, 10**6), (REFERENCE, 4000)], ids=["native", "reference"]
 )

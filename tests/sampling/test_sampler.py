@@ -136,6 +136,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("backend", "vocab", "count"),
     [(NATIVE, 3000, 6000), (REFERENCE, 300, 1000)],
@@ -151,6 +152,7 @@ def test_draws_follow_the_exact_probabilities(
     assert abs(chi_square(backend, row, SamplingParams(**kind), count, seed=5)) < 4
 
 
+@pytest.mark.more
 @on_every_backend
 def test_draws_with_different_seeds_follow_the_exact_probabilities(backend: Backend) -> None:
     row = torch.randn(50, generator=torch.Generator().manual_seed(4))

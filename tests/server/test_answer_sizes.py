@@ -89,6 +89,7 @@ async def tight(settings: ServerSettings = TIGHT) -> AsyncIterator[tuple[Engine,
             yield engine, client, app.state.app_state.unsent
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.asyncio
 async def test_a_product_that_is_too_long_is_refused_at_the_door(
@@ -126,6 +127,7 @@ async def test_a_stream_has_no_length(name: str) -> None:
 TOLD = ("echo", "prompt_logprobs", "samples", "chat", "batch", "responses")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOLD)
 @pytest.mark.asyncio
 async def test_no_answer_is_longer_than_it_was_counted(

@@ -129,6 +129,7 @@ def check(prompt: str, kind: str, *, lossy: bool) -> None:
         assert "Oslo" in carried
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_an_answer_of_each_api_comes_back_through_every_template(name: str) -> None:
     for kind, said in ANSWERS.items():

@@ -40,6 +40,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
     "more",

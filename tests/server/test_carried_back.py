@@ -220,6 +220,7 @@ def counted(metrics: str) -> dict[str, int]:
     return {place: int(float(count)) for place, count in rows if float(count)}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("path", "field", "carried", "plain", "counts"), CASES)
 async def test_what_is_unknown_in_messages_changes_nothing_and_is_counted(
     path: str, field: str, carried: list[Any], plain: list[Any], counts: dict[str, int]
@@ -279,6 +280,7 @@ async def test_a_name_of_a_message_reaches_the_template_whatever_its_role() -> N
     ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("path", "field", "turns", "named"),
     [
@@ -357,6 +359,7 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("path", "field", "lets", "refuses"),
     [(path, *case) for paths, *case in NO_OPS for path in paths],

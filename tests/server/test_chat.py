@@ -219,6 +219,7 @@ async def test_a_call_that_is_required_is_made(
                     jsonschema.validate(json.loads(arguments), schemas[name])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", range(1, 12, 2))
 async def test_a_call_that_is_cut_off_leaves_no_grammar_in_the_content(
@@ -422,6 +423,7 @@ AT_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("field", "fits", "too_much"), AT_LIMIT, ids=[row[0] for row in AT_LIMIT])
 async def test_limits_are_kept_and_what_is_at_them_is_served(
     field: str, fits: dict[str, Any], too_much: dict[str, Any]
@@ -443,6 +445,7 @@ async def test_limits_are_kept_and_what_is_at_them_is_served(
     assert error["code"] == "limit_exceeded"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("stop", "reason"),
     [("slo", "stop"), ('"city"', "stop"), ("</tool_call>", "tool_calls"), ("Wait", "tool_calls")],

@@ -85,6 +85,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_what_comes_beside_a_body_ends_at_its_limit(name: str) -> None:
     begun, more = ENDLESS[name]
@@ -128,6 +129,7 @@ async def test_a_parser_sees_no_more_than_the_limit_of_what_never_ends(
             assert num_fed < 4 * LIMIT
 
 
+@pytest.mark.more
 async def test_small_chunks_earn_no_room_and_need_none() -> None:
     body = BODY + b" " * 3000
     chunks = b"".join(b"1\r\n%c\r\n" % one for one in body)
@@ -164,6 +166,7 @@ async def test_a_head_at_the_limit_is_answered_and_the_next_on_the_same_connecti
             await reader.readexactly(length)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("head", "trailer", "status"),
     [
@@ -231,6 +234,7 @@ LARGE = {
 """Answers that don't fit into the buffers of a connection."""
 
 
+@pytest.mark.more
 async def test_readers_that_never_read_lose_their_places() -> None:
     settings = ServerSettings(max_concurrent_calls=3)
     async with (
@@ -256,6 +260,7 @@ async def test_readers_that_never_read_lose_their_places() -> None:
             assert gauge in (await client.get("/metrics")).text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["stream", "whole", "description", "live", "trace"])
 async def test_no_answer_waits_for_ever_for_its_reader(name: str) -> None:
     async with fake(send_buffer_bytes=4096, stall_timeout_seconds=0.3) as (engine, server):

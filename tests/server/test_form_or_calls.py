@@ -60,6 +60,7 @@ def told_of(answer: dict[str, Any]) -> tuple[str, list[Any]]:
     return "".join(texts), [block["input"] for block in blocks if block["type"] == "tool_use"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("thought", ["", "<think>hm</think>\n\n"])
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ async def test_an_answer_is_calls_or_of_the_form(
         assert told_of(answer.json()) == told
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", [QUOTED, CALL, f"{CALL}\n{CALL}"])
 async def test_a_streamed_answer_of_chat_is_the_whole_one(text: str) -> None:
     async with scripted(text, **ONE_BY_ONE) as (_, client):
@@ -199,6 +201,7 @@ async def test_where_calls_are_json_themselves_a_form_that_takes_one_is_refused_
         assert answer.json()["error"]["param"] == field
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 async def test_where_calls_are_json_themselves_an_answer_is_a_call_or_of_the_form(
     path: str,
@@ -218,6 +221,7 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_turn(
@@ -244,6 +248,7 @@ async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_tur
                 assert told_of(answer.json()) == (QUOTED, [])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
@@ -270,6 +275,7 @@ async def test_white_space_of_either_is_what_the_body_says(
         assert good == taken, text
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("spaces", [0, 2])
 async def test_white_space_of_a_form_is_that_of_a_call_that_must_be_made(spaces: int) -> None:
     outputs = {"json": SCHEMA, "max_whitespace": spaces}

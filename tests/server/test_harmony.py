@@ -206,6 +206,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": TOOL["parameters"]}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("text", "change", "content"),
     [
@@ -263,6 +264,7 @@ def calls_of(whole: dict[str, Any]) -> list[Any]:
     return [block["input"] for block in whole["content"][1:]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", REQUIRED)
 async def test_a_call_that_must_be_made_is_one_in_its_channel(path: str) -> None:
     compact = ANALYSIS + call("Oslo").replace(": ", ":") + "<|call|>"

@@ -149,6 +149,7 @@ async def test_with_half_of_the_connection_closed() -> None:
 BEGUN = b"GET /health HTTP/1.1\r\nhost: local"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("is_second", "begun"),
     [(False, b""), (False, b"G"), (False, BEGUN), (True, b"\r\n"), (True, BEGUN)],

@@ -181,6 +181,7 @@ async def calling() -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.asyncio
 async def test_no_callback_does_much_for_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

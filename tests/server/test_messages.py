@@ -80,6 +80,7 @@ async def test_thinking_text_and_tool_use_are_blocks_in_their_order() -> None:
     assert text["stop_reason"] == "end_turn"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_call_that_must_be_made_is_made(choice: Any, tmp_path: Path) -> None:
     schema = CITY
@@ -116,6 +117,7 @@ async def test_tokens_are_counted_as_an_answer_counts_them() -> None:
     assert "max_tokens" in answer.json()["error"]["message"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", [PLAIN, CALLS, f"<think>a</think>{CALL}", CALL, "", "<think>"])
 async def test_a_stream_says_the_same_as_a_whole_answer(text: str) -> None:
     async with scripted(text) as (_, _, client):
@@ -214,6 +216,7 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
     assert "messages[1]" in answer.json()["error"]["message"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -289,6 +292,7 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("settings", "change", "past"),
     [
@@ -333,6 +337,7 @@ async def test_edits_that_leave_the_conversation_as_it_is_are_let_through() -> N
             assert "context_management.edits[0]" in answer.json()["error"]["message"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
@@ -424,6 +429,7 @@ async def test_an_error_says_what_its_request_goes_by(monkeypatch: pytest.Monkey
 SWITCH = "{% if enable_thinking is defined %}THINKS {{ enable_thinking }}.{% endif %}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
@@ -452,6 +458,7 @@ async def test_a_user_id_may_be_as_long_as_the_settings_say() -> None:
     assert "metadata.user_id must have at most 512 characters" in answer.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "any", "tool"])
 async def test_a_schema_of_a_tool_may_have_nulls_where_the_api_has_them(

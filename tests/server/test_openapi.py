@@ -66,6 +66,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_whatever_is_sent_is_answered_as_described(path: str, method: str, url: str) -> None:
     schema = schemathesis.openapi.from_dict(DOCUMENT)

@@ -38,6 +38,7 @@ class Ears(Observer):
         return [(dict(r.metadata), r.session_id, r.predicted_output_tokens) for r in self.heard]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("to", "more", "told"),
     [
@@ -99,6 +100,7 @@ async def test_a_response_gives_its_metadata_back_and_a_conversation_doesnt() ->
         assert "metadata" not in answer.json()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("to", [CHAT, RESPONSES])
 @pytest.mark.parametrize(
     ("settings", "good", "bad", "param"),
@@ -125,6 +127,7 @@ async def test_metadata_has_the_same_bounds_in_conversations_and_responses(
         assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("to", [CHAT, RESPONSES, COMPLETIONS])
 @pytest.mark.parametrize(
     "bad",
@@ -147,6 +150,7 @@ async def test_a_bad_session_forecast_or_target_is_refused_by_its_name(to: Any, 
         assert answer.json()["error"]["param"] == next(iter(bad))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("to", "field"),
     [
@@ -190,6 +194,7 @@ async def test_settings_allow_no_more_metadata_than_the_engine_takes(too_much: A
         ServerSettings(**too_much)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path", "param"),

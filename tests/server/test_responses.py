@@ -86,6 +86,7 @@ async def test_reasoning_text_and_calls_are_items_in_the_order_in_which_they_wer
     assert CALL in text[1]["content"][0]["text"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", [PLAIN, CALLS, f"<think>a</think>{CALL}", CALL, "", "<think>"])
 async def test_a_stream_says_the_same_as_a_whole_answer(text: str) -> None:
     async with scripted(text) as (_, _, client):
@@ -112,6 +113,7 @@ async def check_same(client: httpx.AsyncClient, text: str, max_output_tokens: in
     assert told["output"][-1]["status"] == told["status"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 async def test_a_call_that_must_be_made_is_made(choice: Any, tmp_path: Path) -> None:
     parameters = CITY
@@ -287,6 +289,7 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         assert await handlers.responses.handle(call("a"), going_on)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -364,6 +367,7 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("settings", "change", "past", "param"),
     [
@@ -444,6 +448,7 @@ async def test_an_answer_has_the_form_that_is_asked_for() -> None:
     assert without_ids(told["output"]) == without_ids(answer["output"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
 async def test_who_asks_is_named_in_as_many_characters_as_in_chat(field: str) -> None:
     short, long = {field: "\u00e4" * 512}, {field: "\u00e4" * 513}
@@ -462,6 +467,7 @@ async def test_who_asks_is_named_in_as_many_characters_as_in_chat(field: str) ->
                 assert answer.status_code == status
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     async with served(num_pages=256) as (engine, client):

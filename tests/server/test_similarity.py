@@ -58,6 +58,7 @@ async def test_a_text_that_comes_again_is_computed_once() -> None:
     assert len(set(_scores(answer))) == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -51,6 +51,7 @@ def with_braces(tmp_path_factory: pytest.TempPathFactory) -> str:
     return pyhelp_with(LLAMA, tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
 async def test_what_is_drawn_of_a_call_has_its_form(
@@ -96,6 +97,7 @@ async def test_streamed_and_whole_answers_are_the_same(with_braces: str) -> None
             assert chat_joined(await post(client, PATH, body | {"stream": True})) == whole
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_call_that_has_its_form_is_told_in_every_api(path: str) -> None:
     async with scripted(GOOD, **ONE_BY_ONE) as (_, client):
@@ -106,6 +108,7 @@ async def test_a_call_that_has_its_form_is_told_in_every_api(path: str) -> None:
     assert _calls(plain.json()) == _calls(answer.json())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_call_that_has_not_cannot_be_drawn(path: str) -> None:
     async with scripted(BAD, **ONE_BY_ONE) as (_, client):
@@ -134,6 +137,7 @@ async def test_a_schema_that_cannot_be_kept_is_refused_with_the_way_out(path: st
     assert loose.status_code == 200, loose.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb"])
 @pytest.mark.parametrize("of_strict", [True, False])
@@ -180,6 +184,7 @@ def _other(body: dict[str, Any], number: int) -> Any:
     return json.loads(json.dumps(body).replace("weather", f"weather{number}"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", BODIES)
 async def test_where_all_forms_take_too_long_the_next_one_is_asked_to_come_back(
     path: str, stuck: list[Any]
@@ -238,6 +243,7 @@ def _calls(answer: dict[str, Any]) -> list[Any]:
 SPACED = CALL.replace('"arguments": {', '"arguments":   {')
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("given", "is_taken"),
     [

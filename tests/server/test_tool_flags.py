@@ -76,6 +76,7 @@ async def test_a_caller_hears_what_it_can_do_and_who_can_do_more(path: str) -> N
     assert path == "/v1/messages" or error["param"] == "tools"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", WRITTEN)
 async def test_calls_are_read_in_the_form_that_the_engine_is_told(form: ToolParserName) -> None:
     async with scripted(WRITTEN[form], template=SILENT, tool_parser=form) as (engine, client):

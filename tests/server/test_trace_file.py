@@ -87,6 +87,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.more
 def test_a_trace_whose_program_was_killed_opens(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)]) as process:

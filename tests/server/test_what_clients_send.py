@@ -142,6 +142,7 @@ def values_of(hint: Hint, *, reasons: bool) -> list[Any]:
     return list(itertools.chain(*examples))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("reasons", [True, False])
 async def test_tables_hold_for_each_value_that_they_name_and_for_no_other(reasons: bool) -> None:
     assert WHERE.keys() == TABLES.keys()

@@ -242,6 +242,7 @@ def check_all_happened(told: SimulationResult, policy: str) -> None:
     assert bool(endings[Ending.REFUSED]) == policy.startswith("deadline")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "overlap",
     [
@@ -257,6 +258,7 @@ def test_whatever_the_policy_no_time_differs_by_over_a_microsecond(
     check_all_happened(compared(trace, policy, options_for(trace, overlap)), policy)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("num_host_pages", [0, 200])
 @pytest.mark.parametrize(
     "policy",

@@ -68,6 +68,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "options",
@@ -110,6 +111,7 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
         assert stats.preemptions_total > 0
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
 async def test_quantised_layers_run_in_graphs_and_give_the_tokens_of_the_reference(
@@ -132,6 +134,7 @@ async def test_quantised_layers_run_in_graphs_and_give_the_tokens_of_the_referen
     assert held < floats
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("pages", "graphs"), [(60, ()), (101, (1,))])
 async def test_the_pool_has_what_the_largest_step_leaves(

@@ -67,6 +67,7 @@ async def reference(models: Path) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in answers]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("draft", ["target", pytest.param("small", marks=pytest.mark.slow)])
 async def test_draft_models_change_no_token(
     models: Path, draft: str, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def the_most(
     return [min(record.limit, most // len(records)) for record in records]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "kind",
     ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mtp", "medusa"))],

@@ -363,6 +363,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return noted
 
 
+@pytest.mark.more
 def test_nothing_is_allocated_behind_the_first_kernel_that_writes_to_slots(
     launches: list[tuple[str, int]],
 ) -> None:

@@ -94,6 +94,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, model.float().eval()
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_embeddings_are_those_of_transformers_and_change_no_token(
     tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,7 @@ def test_arrays_that_contradict_each_other_are_refused(backend: CudaBackend) -> 
         backend.prepare(scenario.host, kv, backend.allocate_slots(1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*FAMILIES, "gpt2"])
 def test_a_decoder_gives_the_logits_of_the_reference(
     backend: CudaBackend, directories: dict[str, Path], name: str

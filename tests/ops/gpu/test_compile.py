@@ -56,6 +56,7 @@ def compiled(compiled_before: Path, tmp_path: Path) -> Compile:
     return run
 
 
+@pytest.mark.more
 @pytest.mark.timeout(480)
 def test_kernels_fit_the_cards_in_turn(compiled: Compile) -> None:
     """Each kernel for one card, each card with a third of the kernels."""

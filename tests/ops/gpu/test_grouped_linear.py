@@ -154,6 +154,7 @@ def test_any_shape_agrees(
         assert torch.equal(made.rows(backend.place(ids)).cpu(), expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("integer_activations", [False, True], ids=["floats", "int8"])
 @pytest.mark.parametrize(
     ("bits", "kind", "group_size", "in_features", "dtype"),
@@ -257,6 +258,7 @@ def test_a_row_without_numbers_is_nan_and_disturbs_no_other(
     assert torch.equal(after[[0, 2]], before[[0, 2]])
 
 
+@pytest.mark.more
 def test_extreme_integers_are_exact(backend: CudaBackend) -> None:
     """Every stored value of 4 bits in each half of a byte, and the ends of 8 bits with zeros."""
     for bits, low, high in ((4, -8, 7), (8, -128, 127)):

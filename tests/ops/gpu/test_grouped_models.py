@@ -57,6 +57,7 @@ def held_of(linear: object) -> HeldLinear:
     return linear
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "method"),
     [

@@ -213,6 +213,7 @@ def test_an_expert_has_the_bits_of_its_layers(
         assert torch.equal(y, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str, backend: CudaBackend) -> None:
     """More rows of an expert than a block has; alone, in another order, and beside padding; and

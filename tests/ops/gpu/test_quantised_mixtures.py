@@ -62,6 +62,7 @@ def expert_runs(run: PagedRun) -> list[GroupedRun]:
     return found
 
 
+@pytest.mark.more
 def test_gpt_oss_has_its_experts_in_four_bits_and_the_logits_of_their_floats(
     backend: CudaBackend, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_gpt_oss_stays_near_in_bfloat16(backend: CudaBackend, tmp_path: Path) ->
     assert error.item() < 0.06
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_has_the_logits_of_its_floats(
     name: str, backend: CudaBackend, tmp_path: Path
@@ -102,6 +104,7 @@ def test_a_checkpoint_has_the_logits_of_its_floats(
     torch.testing.assert_close(found, logits_of(floats, REFERENCE), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
 def test_experts_are_rounded_while_they_are_loaded(
     method: str, backend: CudaBackend, tmp_path: Path

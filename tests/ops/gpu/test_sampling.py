@@ -109,6 +109,7 @@ def test_the_token_is_the_defined_one(
     assert draw(backend, torch.tensor([row]), params, [seed], [position]) == [expected]
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="powers of the GPU are not numpy's")
 @pytest.mark.parametrize(("listed", "searched"), [(8192, 512), (16, 4096)])
 def test_long_rows_draw_the_defined_token_from_a_list_and_without(
@@ -127,6 +128,7 @@ def test_long_rows_draw_the_defined_token_from_a_list_and_without(
     assert draw(backend, logits, params, seeds) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab", [1, 7, 33, 8192])
 def test_the_tokens_are_those_of_the_reference(backend, vocab: int) -> None:
     check_against_the_reference(backend, vocab, 12)
@@ -186,6 +188,7 @@ def test_what_is_filtered_out_is_what_the_definition_leaves_out(
     assert (top_ks.tolist(), top_ps.tolist()) == ([0], [1])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("vocab", [151_936, pytest.param(262_144, marks=pytest.mark.slow)])
 def test_vocabularies_of_today_give_the_tokens_of_the_reference(backend, vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)

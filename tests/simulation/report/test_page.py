@@ -235,6 +235,7 @@ def long_run(count: int, tenants: int = 50, prefix: str = "") -> PolicyRun:
     return PolicyRun("long", result, metrics_of(result), timeline)
 
 
+@pytest.mark.more
 def test_a_long_run_of_many_policies_makes_no_huge_page() -> None:
     run = long_run(12_000)
     text = page_of([PolicyRun(f"p{n}", run.result, run.metrics, run.timeline) for n in range(6)])
@@ -242,6 +243,7 @@ def test_a_long_run_of_many_policies_makes_no_huge_page() -> None:
     assert "Left out: 30 tenants with fewer." in text
 
 
+@pytest.mark.more
 def test_a_trace_of_many_tenants_with_long_and_hostile_names_makes_no_huge_page() -> None:
     run = long_run(6_000, tenants=2_000, prefix="<&'" * 160)
     text = page_of([PolicyRun(f"p{n}", run.result, run.metrics, run.timeline) for n in range(6)])
