@@ -21,6 +21,10 @@ Example = TypeVar("Example")
 MAX_EXAMPLES = 1_000_000
 
 
+class _EnoughTried(BaseException):
+    """Ends a search of hypothesis, which catches exceptions alone."""
+
+
 def check_arguments(name: str, make: object, max_examples: int) -> None:
     """Raise `ConfigError` for what can't be called, or a number of examples that is none, and
     `ModuleNotFoundError` without hypothesis: it names the extra that brings it."""
@@ -53,21 +57,21 @@ def smallest_failure(
 ) -> tuple[Example, Exception] | None:
     """The smallest example for which `attempt` raises, and what it raises; None where none is
     found. After a failure `max_smaller` others are tried, for one that is easier to read."""
-    from hypothesis import HealthCheck, given
+    from hypothesis import HealthCheck, Verbosity, given
 
     failures: list[tuple[Example, Exception]] = []
     num_tried_since = 0
 
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-    @quiet_settings(max_examples, suppress_health_check=slow)
+    @quiet_settings(max_examples, suppress_health_check=slow, verbosity=Verbosity.quiet)
     @given(examples)
     def check(example: Example) -> None:
         nonlocal num_tried_since
         if failures:
             num_tried_since += 1
             if num_tried_since > max_smaller:
-                return
+                raise _EnoughTried
         try:
             attempt(example)
         except Exception as error:
@@ -76,7 +80,7 @@ def smallest_failure(
 
     try:
         check()
-    except Exception:
+    except (Exception, _EnoughTried):
         # Of an attempt that fails only now and then hypothesis says just that.
         if not failures:
             raise
