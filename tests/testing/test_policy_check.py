@@ -285,7 +285,7 @@ def test_the_same_seed_draws_the_same_workloads_with_metadata_and_without(rush: 
         found: list[Workload] = []
 
         @seed(number)
-        @settings(max_examples=100, database=None, phases=[Phase.generate])
+        @settings(max_examples=30, database=None, phases=[Phase.generate])
         @given(workloads(rush=rush))
         def collect(workload: Workload) -> None:
             found.append(workload)
