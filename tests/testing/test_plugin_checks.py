@@ -7,9 +7,11 @@ import logging
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from aioserve import Observer, Refusal
-from aioserve.testing import check_admission, check_eviction, check_observer
+from aioserve.testing import check_admission, check_eviction, check_observer, plugin_checks
+from aioserve.testing.examples import quiet_settings
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,7 @@ class Waiting(Observer):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -90,7 +93,13 @@ class Waiting(Observer):
         (dict, AssertionError),
     ],
 )
-def test_a_bad_observer_is_found(make, error):
+def test_a_bad_observer_is_found(make, error, monkeypatch: pytest.MonkeyPatch):
+    """By the first calls that show it: most of the time goes to the search for smaller ones."""
+
+    def unshrunk(max_examples: int, **others: Any) -> settings:
+        return settings(quiet_settings(max_examples, **others), phases=[Phase.generate])
+
+    monkeypatch.setattr(plugin_checks, "quiet_settings", unshrunk)
     with pytest.raises(error):
         check_observer(make)
 
