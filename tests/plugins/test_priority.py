@@ -8,7 +8,13 @@ import random
 import pytest
 
 from aioserve import ConfigError, Engine, SamplingParams
-from aioserve.testing import FakeModel, check_policy, expected_tokens, run_simulated
+from aioserve.testing import (
+    FakeModel,
+    check_policy,
+    expected_tokens,
+    policy_check,
+    run_simulated,
+)
 from aioserve_plugins.priority import Priority
 from tests.scheduling.bench import Bench, work
 
@@ -205,7 +211,8 @@ class NeverAges(Priority):
         return sorted(waiting, key=lambda request: request.priority)
 
 
-def test_a_policy_of_priorities_that_never_ages_is_found():
+def test_a_policy_of_priorities_that_never_ages_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(policy_check, "MAX_SMALLER_RUSHES", 0)
     with pytest.raises(AssertionError, match="starvation"):
         check_policy(lambda: NeverAges(patience_tokens=100), max_examples=50)
 
