@@ -1,4 +1,5 @@
 # Which instruction sets the module has kernels for: AIOSERVE_ISAS, and their files: KERNEL_SOURCES.
+# PORTABLE_IS_TO_COMPARE: this machine works with better ones.
 #
 # `all` is for wheels, which run anywhere. `native` is for a checkout: what is portable, and the best
 # that this machine has. Or names, with a semicolon between.
@@ -26,6 +27,7 @@ set(FILES_amx_bf16_emulated ops/kernels_amx_bf16_emulated linear/tile_amx_bf16_e
 set(FILES_amx_int8_emulated ops/kernels_amx_bf16_emulated linear/tile_amx_bf16_emulated
   linear/grouped/tile_amx_int8_emulated)
 
+set(PORTABLE_IS_TO_COMPARE OFF)
 set(ALL_ISAS portable avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 amx_bf16 amx_int8
   avx512_bf16_emulated amx_bf16_emulated amx_int8_emulated)
 if(AIOSERVE_ISAS STREQUAL "all")
@@ -39,6 +41,9 @@ elseif(AIOSERVE_ISAS STREQUAL "native")
   endif()
   string(STRIP "${isa}" isa)
   set(AIOSERVE_ISAS portable ${isa})
+  if(NOT isa STREQUAL "portable")
+    set(PORTABLE_IS_TO_COMPARE ON)
+  endif()
 endif()
 list(PREPEND AIOSERVE_ISAS portable)
 list(REMOVE_DUPLICATES AIOSERVE_ISAS)
