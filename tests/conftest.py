@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # when numpy is
@@ -42,6 +43,9 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.heard_signals import heard_signals
 from tests.same_examples import draw_no_constants
 from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_tiers, run_item
+
+if TYPE_CHECKING:
+    from tests.cli.forked import Forks
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -113,3 +117,12 @@ def steps_are_unmeasured() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aioserve.engine.lifecycle.Scheduler", UnmeasuredScheduler)
         yield
+
+
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Runs commands and scripts in processes of their own that have torch already."""
+    from tests.cli.forked import forks
+
+    with forks(tmp_path_factory.mktemp("forks")) as forking:
+        yield forking

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, BinaryIO
 
 import pytest
+
+from tests.cli.forked import Forks
 
 SHORT = ("--num-prompts", "2", "--input-len", "4", "--output-len", "2")
 VERBS = {
@@ -26,6 +28,8 @@ VERBS = {
     "plugins": ("plugins",),
     "bench": ("bench", "throughput", "pyhelp", *SHORT),
 }
+IMPORT_TORCH = ("run", "chat", "doctor", "bench")
+STREAMS = ("stdin", "stdout", "stderr")
 
 
 def every_verb(first: int) -> pytest.MarkDecorator:
@@ -37,10 +41,11 @@ def every_verb(first: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("words", verbs)
 
 
-def run(
+def run_anew(
     words: Sequence[str | bytes], *, closed: Sequence[int] = (), **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
-    """`aioserve` with these words; `closed` are the descriptors that it finds closed."""
+    """`aioserve` with these words, from the start of Python on; `closed` are the descriptors that
+    it finds closed."""
 
     def close() -> None:
         for descriptor in closed:
@@ -58,6 +63,31 @@ def run(
     )
 
 
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture
+def run(forking: Forks) -> Run:
+    """As `run_anew`, but for verbs that import torch, which forks have already."""
+
+    def run(
+        words: Sequence[str], *, closed: Sequence[int] = (), input: bytes = b"", **streams: IO[Any]
+    ) -> subprocess.CompletedProcess[bytes]:
+        if words[0] not in IMPORT_TORCH:
+            given = streams if "stdin" in streams else streams | {"input": input}
+            return run_anew(words, closed=closed, **given)
+        return forking.run_bytes(
+            words,
+            given=input,
+            environment=os.environ,
+            seconds=200,
+            streams={STREAMS.index(name): file.fileno() for name, file in streams.items()},
+            closed=closed,
+        )
+
+    return run
+
+
 @pytest.fixture
 def nobody_reads() -> Iterator[BinaryIO]:
     """The end of a pipe whose other end is closed."""
@@ -71,7 +101,7 @@ def nobody_reads() -> Iterator[BinaryIO]:
 
 
 @every_verb(0)
-def test_closed_stdin_and_stderr_are_no_matter(words: tuple[str, ...]) -> None:
+def test_closed_stdin_and_stderr_are_no_matter(run: Run, words: tuple[str, ...]) -> None:
     done = run(words, closed=(0, 2))
     assert done.returncode == 0
     assert b"Traceback" not in done.stdout
@@ -81,19 +111,19 @@ def test_closed_stdin_and_stderr_are_no_matter(words: tuple[str, ...]) -> None:
 
 
 @every_verb(1)
-def test_closed_stdout_is_an_error_of_one_line(words: tuple[str, ...]) -> None:
+def test_closed_stdout_is_an_error_of_one_line(run: Run, words: tuple[str, ...]) -> None:
     done = run(words, closed=(1,))
     assert done.returncode == 1
     assert done.stderr == b"aioserve: stdout is closed\n"
 
 
-def test_nothing_is_printed_where_everything_is_closed() -> None:
+def test_nothing_is_printed_where_everything_is_closed(run: Run) -> None:
     assert run(VERBS["plan"], closed=(0, 1, 2)).returncode == 1
 
 
 @every_verb(3)
 def test_a_reader_that_went_away_ends_a_command_quietly(
-    words: tuple[str, ...], nobody_reads: BinaryIO
+    run: Run, words: tuple[str, ...], nobody_reads: BinaryIO
 ) -> None:
     done = run(words, stdout=nobody_reads, input=b"hello\n")
     assert done.returncode == 141
@@ -103,7 +133,7 @@ def test_a_reader_that_went_away_ends_a_command_quietly(
 
 
 @every_verb(2)
-def test_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
+def test_a_full_disk_is_one_line(run: Run, words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = run(words, stdout=full, input=b"hello\n")
     assert done.returncode == 1
@@ -111,14 +141,14 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", [VERBS["run"], ("run", "pyhelp", "")], ids=["counts", "an error"])
-def test_what_stderr_cannot_take_is_no_traceback(words: tuple[str, ...]) -> None:
+def test_what_stderr_cannot_take_is_no_traceback(run: Run, words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = run(words, stderr=full)
     assert done.returncode == (2 if words[-1] == "" else 1)
     assert b"Traceback" not in done.stdout
 
 
-def test_a_prompt_that_is_no_text_is_refused() -> None:
+def test_a_prompt_that_is_no_text_is_refused(run: Run) -> None:
     done = run(("run", "pyhelp", "-", "--max-tokens", "1"), input=b"caf\xe9\n")
     assert done.returncode == 2
     assert done.stderr == (
@@ -129,14 +159,14 @@ def test_a_prompt_that_is_no_text_is_refused() -> None:
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_line_that_is_no_text_is_refused(locale: str) -> None:
     environment = os.environ | {"LC_ALL": locale}
-    done = run(("chat", "--max-tokens", "1"), input=b"hello\ncaf\xe9\n", env=environment)
+    done = run_anew(("chat", "--max-tokens", "1"), input=b"hello\ncaf\xe9\n", env=environment)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         b"aioserve: the line on stdin must be text in utf-8, got byte 0xe9 at offset 3"
     )
 
 
-def test_a_prompt_without_an_end_is_refused() -> None:
+def test_a_prompt_without_an_end_is_refused(run: Run) -> None:
     with open("/dev/zero", "rb") as endless:
         done = run(("run", "pyhelp", "-"), stdin=endless)
         assert done.returncode == 2
@@ -147,7 +177,7 @@ def test_a_prompt_without_an_end_is_refused() -> None:
 
 
 def test_words_that_are_no_text_are_an_error_of_one_line() -> None:
-    done = run((b"run", b"caf\xe9\n\x1b[31m", b"hello"))
+    done = run_anew((b"run", b"caf\xe9\n\x1b[31m", b"hello"))
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"\x1b" not in done.stderr

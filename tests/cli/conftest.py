@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from aioserve.cli import main
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
-from tests.cli.forked import Forks, forks
+from tests.cli.forked import Forks
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +55,6 @@ def aioserve_anew() -> Run:
         )
 
     return run
-
-
-@pytest.fixture(scope="session")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with forks(tmp_path_factory.mktemp("forks")) as forking:
-        yield forking
 
 
 @pytest.fixture

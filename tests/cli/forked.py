@@ -5,14 +5,15 @@
 imports the modules, and forks for each connection to SOCKET, of which the first message is the
 command as JSON, with its stdin, stdout and stderr. The fork runs the command and ends as it does;
 the answer is the exit code. What is imported when a command begins, or how it starts, needs a
-process of its own. A fork may run another module, and have directories of packages besides those of
-the process.
+process of its own. A fork may run another module or a script, and have directories of packages
+besides those of the process. Its streams may be closed, or a terminal of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import runpy
@@ -25,14 +26,52 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aioserve_main import main
 from tests.waits import block_until
 
-__all__ = ["Forks", "forks"]
+__all__ = ["Forked", "Forks", "forks"]
 
 MOST_BYTES = 1 << 20
 STREAMS = (0, 1, 2)
+
+
+class Forked:
+    """A process that was forked. `connection` tells how it ended."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._connection = connection
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or the negative number of its signal; None while it runs."""
+        if self._code is None and select.select([self._connection], [], [], 0)[0]:
+            return self.wait(None)
+        return self._code
+
+    def wait(self, seconds: float | None) -> int:
+        """As `poll`, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        if self._code is None:
+            self._connection.settimeout(seconds)
+            try:
+                self._code = int(self._connection.recv(64))
+            except TimeoutError:
+                assert seconds is not None
+                raise subprocess.TimeoutExpired(str(self.pid), seconds) from None
+            self._connection.close()
+        return self._code
+
+    def send_signal(self, signum: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """End it, and wait for that."""
+        self.send_signal(signal.SIGKILL)
+        self.wait(None)
 
 
 class Forks:
@@ -42,27 +81,54 @@ class Forks:
         self._path = path
 
     def run(
-        self, words: Sequence[str], *, stdin: str, environment: dict[str, str], seconds: float
+        self,
+        words: Sequence[str],
+        *,
+        stdin: str = "",
+        environment: Mapping[str, str],
+        seconds: float,
+        program: str | Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """One command to its end: its exit code, or the negative number of its signal."""
+        """One command to its end, as `begin` has it."""
+        done = self.run_bytes(
+            words, given=stdin.encode(), environment=environment, seconds=seconds, program=program
+        )
+        texts = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+    def run_bytes(
+        self,
+        words: Sequence[str],
+        *,
+        given: bytes = b"",
+        environment: Mapping[str, str],
+        seconds: float,
+        program: str | Path | None = None,
+        streams: Mapping[int, int] | None = None,
+        closed: Sequence[int] = (),
+    ) -> subprocess.CompletedProcess[bytes]:
+        """One command to its end. `streams` are descriptors in the place of files that hold what is
+        `given` and said."""
         with contextlib.ExitStack() as stack:
-            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS)
-            given.write(stdin.encode())
-            given.seek(0)
-            files = [file.fileno() for file in (given, out, err)]
-            connection, child = self.begin(words, files, environment=environment)
-            stack.enter_context(connection)
-            connection.settimeout(seconds)
-            try:
-                code = int(connection.recv(64))
-            except TimeoutError:
-                os.kill(child, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(list(words), seconds) from None
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(
-                list(words), code, out.read().decode(), err.read().decode()
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS]
+            files[0].write(given)
+            files[0].seek(0)
+            places = dict(zip(STREAMS, (file.fileno() for file in files), strict=True))
+            child = self.begin(
+                words,
+                list((places | dict(streams or {})).values()),
+                environment=environment,
+                program=program,
+                closed=closed,
             )
+            try:
+                code = child.wait(seconds)
+            except BaseException:
+                child.kill()
+                raise
+            for file in files[1:]:
+                file.seek(0)
+            return subprocess.CompletedProcess(list(words), code, files[1].read(), files[2].read())
 
     def begin(
         self,
@@ -70,20 +136,27 @@ class Forks:
         files: Sequence[int],
         *,
         environment: Mapping[str, str],
-        module: str | None = None,
+        program: str | Path | None = None,
         sites: Iterable[Path] = (),
-    ) -> tuple[socket.socket, int]:
-        """Begin a command, or `python -m module` with these words, with descriptors for its stdin,
-        stdout and stderr. Return where its exit code will come, and its process id.
+        closed: Sequence[int] = (),
+        terminal: bool = False,
+    ) -> Forked:
+        """Begin a command, or a `program` with these words, with descriptors for its stdin, stdout
+        and stderr. A program is a module's name or a script's path.
 
-        `sites` are directories of packages behind those that the process has.
+        `sites` are directories of packages behind those that the process has. `closed` are streams
+        that it finds closed. With `terminal` the descriptors are one, which controls it.
         """
         asked = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
-        asked |= {"module": module, "sites": [os.fspath(place) for place in sites]}
+        asked |= {"sites": [os.fspath(place) for place in sites]}
+        asked |= {"closed": list(closed), "terminal": terminal}
+        is_script = isinstance(program, Path)
+        asked |= {"module": None if is_script else program}
+        asked |= {"script": os.fspath(program) if is_script else None}
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(os.fspath(self._path))
         socket.send_fds(connection, [json.dumps(asked).encode()], list(files))
-        return connection, int(connection.recv(64))
+        return Forked(connection, int(connection.recv(64)))
 
 
 @contextlib.contextmanager
@@ -110,9 +183,9 @@ def forks(
             process.kill()
 
 
-def _serve(path: str, *imported: str) -> str | None:
-    """Returns the module in each fork, with the command's words, streams, environment, folder and
-    packages."""
+def _serve(path: str, *imported: str) -> dict[str, Any]:
+    """Returns in each fork what was asked, with the command's words, streams, environment, folder
+    and packages in place."""
     import torch  # noqa: F401
 
     import aioserve.cli  # noqa: F401
@@ -157,13 +230,38 @@ def _serve(path: str, *imported: str) -> str | None:
         os.dup2(file, stream)
         os.close(file)
     asked = json.loads(message)
+    _settle_streams(asked["closed"], asked["terminal"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     sys.argv[1:] = asked["words"]
     for place in asked["sites"]:
         site.addsitedir(place)
-    return asked["module"]
+    return asked
+
+
+def _settle_streams(closed: Sequence[int], terminal: bool) -> None:
+    """Makes of the streams what Python makes of them when it starts."""
+    if terminal:
+        os.login_tty(os.dup(0))
+    for descriptor in closed:
+        os.close(descriptor)
+    for descriptor, name in zip(STREAMS, ("stdin", "stdout", "stderr"), strict=True):
+        stream = None if descriptor in closed else _like(getattr(sys, name), descriptor)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _like(stream: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
+    """A text stream as that one. It asks the descriptor anew what it leads to."""
+    return io.TextIOWrapper(
+        open(descriptor, "rb" if descriptor == 0 else "wb", closefd=False),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline=None if descriptor == 0 else "\n",
+        line_buffering=descriptor == 2 or os.isatty(descriptor),
+        write_through=stream.write_through,
+    )
 
 
 def _tell_of_ends(running: dict[int, socket.socket]) -> None:
@@ -175,8 +273,16 @@ def _tell_of_ends(running: dict[int, socket.socket]) -> None:
             connection.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-if __name__ == "__main__":
-    if (module := _serve(*sys.argv[1:])) is None:
-        main()
-    else:
+def _run(asked: dict[str, Any]) -> None:
+    if (script := asked["script"]) is not None:
+        sys.path[0] = str(Path(script).parent)
+        sys.argv[0] = script
+        runpy.run_path(script, run_name="__main__")
+    elif (module := asked["module"]) is not None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        main()
+
+
+if __name__ == "__main__":
+    _run(_serve(*sys.argv[1:]))

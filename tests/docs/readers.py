@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,17 +106,16 @@ class _Process:
     def __init__(self, forking: Forks, sites: Sequence[Path]) -> None:
         theirs, asking = os.pipe()
         answering, its = os.pipe()
-        connection, self._child = forking.begin(
+        self._child = forking.begin(
             (),
             (theirs, its, 2),
             environment=os.environ | {"COLUMNS": "80"},
-            module="tests.docs.in_environment",
+            program="tests.docs.in_environment",
             sites=sites,
         )
         os.close(theirs)
         os.close(its)
         self._asking, self._answering = os.fdopen(asking, "w"), os.fdopen(answering)
-        self._connection = connection
         self.has_ended = False
 
     def ask(self, what: str, **arguments: Any) -> Answer:
@@ -132,9 +130,8 @@ class _Process:
         if self.has_ended:
             return
         self.has_ended = True
-        os.kill(self._child, signal.SIGKILL)
-        self._connection.recv(64)
-        for one in (self._connection, self._asking, self._answering):
+        self._child.kill()
+        for one in (self._asking, self._answering):
             one.close()
 
 
