@@ -40,6 +40,8 @@ export PROMPT ?= What does json.dumps do?
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+# Images for containers often set it. Every process would compile torch and all else anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile
