@@ -9,25 +9,32 @@ import subprocess
 import sys
 import threading
 from types import TracebackType
+from typing import IO
 
+from tests.cli.forked import Forked, Forks
 from tests.waits import LIMIT_SECONDS, block_until
 
 __all__ = ["ServerProcess"]
 
 
 class ServerProcess:
-    """Use as a context manager: it has ended behind it, whatever happens."""
+    """Use as a context manager: it has ended behind it, whatever happens. Without `forks` it begins
+    with the start of Python."""
 
-    def __init__(self, *arguments: object, module: str = "aioserve", **environment: str) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        forks: Forks | None = None,
+        module: str = "aioserve",
+        **environment: str,
+    ) -> None:
         """`module`: another one that is run with the arguments in its place."""
         port = () if "--uds" in arguments else ("--port", "0")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, "serve", *port, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment,
-        )
+        words = ["serve", *port, *map(str, arguments)]
+        reading, writing = os.pipe()
+        self._stderr: IO[str] = os.fdopen(reading)
+        self._process = _begun(module, words, writing, os.environ | environment, forks)
+        os.close(writing)
         self.errors = ""
         """What stderr said so far."""
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -43,15 +50,12 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.wait(None)
         self._reading.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self._stderr.close()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+        for line in self._stderr:
             self.errors += line
 
     def expect(self, pattern: str) -> re.Match[str]:
@@ -77,3 +81,14 @@ class ServerProcess:
         code = self._process.wait(LIMIT_SECONDS)
         self._reading.join()
         return code
+
+
+def _begun(
+    module: str, words: list[str], stderr: int, environment: dict[str, str], forks: Forks | None
+) -> subprocess.Popen[bytes] | Forked:
+    with open(os.devnull, "r+b") as null:
+        if forks is None:
+            command = [sys.executable, "-m", module, *words]
+            return subprocess.Popen(command, stdout=null, stderr=stderr, env=environment)
+        files = (null.fileno(), null.fileno(), stderr)
+        return forks.begin(words, files, environment=environment, program=module)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+from tests.cli.forked import Forks
 from tests.waits import LIMIT_SECONDS
 
 CTRL_C = "\x03"
@@ -18,24 +19,36 @@ CTRL_D = "\x04"
 
 class Terminal:
     """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager.
-    `module`: another one that is run with the arguments in its place."""
+    `module`: another one that is run with the arguments in its place. Without `forks` it begins
+    with the start of Python."""
 
     def __init__(
         self,
         *arguments: str,
+        forks: Forks | None = None,
         module: str = "aioserve",
         term: str = "dumb",
         timeout_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._master, slave = pty.openpty()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
-            preexec_fn=lambda: os.login_tty(slave),
-            close_fds=True,
-            env=os.environ | {"TERM": term, "COLUMNS": "200"},
-        )
+        environment = os.environ | {"TERM": term, "COLUMNS": "200"}
+        if forks is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
+                preexec_fn=lambda: os.login_tty(slave),
+                close_fds=True,
+                env=environment,
+            )
+        else:
+            self._process = forks.begin(
+                arguments,
+                (slave, slave, slave),
+                environment=environment,
+                program=module,
+                terminal=True,
+            )
         os.close(slave)
         self.seen = ""
         self._searched = 0
@@ -45,7 +58,7 @@ class Terminal:
 
     def __exit__(self, *exc_info: object) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.wait(None)
         os.close(self._master)
 
     def send(self, text: str) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 from tests.waits import block_until
 
@@ -23,8 +24,8 @@ KEY = "a-key-of-the-bench"
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ServerProcess("pyhelp", AIOSERVE_API_KEY=KEY) as server:
+def url(forking: Forks) -> Iterator[str]:
+    with ServerProcess("pyhelp", forks=forking, AIOSERVE_API_KEY=KEY) as server:
         yield server.url
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 
 # Close to uniform noise, so that the answer hardly ever ends by itself.
@@ -35,8 +36,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
 
 
 @pytest.mark.more
-def test_turns_are_remembered_until_reset() -> None:
-    with Terminal("chat", "--max-tokens", "8", "--temperature", "0") as chat:
+def test_turns_are_remembered_until_reset(forking: Forks) -> None:
+    words = ("chat", "--max-tokens", "8", "--temperature", "0")
+    with Terminal(*words, forks=forking) as chat:
         counts = []
         for line in ("What does json.loads do?", "And dumps?"):
             chat.expect("> ")
@@ -57,8 +59,8 @@ def test_turns_are_remembered_until_reset() -> None:
         assert chat.exit_code() == 0
 
 
-def test_ctrl_c_at_the_prompt_leaves() -> None:
-    with Terminal("chat") as chat:
+def test_ctrl_c_at_the_prompt_leaves(forking: Forks) -> None:
+    with Terminal("chat", forks=forking) as chat:
         chat.expect("> ")
         chat.send("half a line" + CTRL_C)
         assert chat.exit_code() == 0

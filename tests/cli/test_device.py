@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from aioserve import AioserveError, Engine
 from aioserve.config import EngineConfig
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.terminal import Terminal
 
 VERBS = [
@@ -124,18 +124,18 @@ def test_a_conversation_may_begin_with_what_the_start_took(aioserve: Run) -> Non
 
 
 @needs_triton
-def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "tests.cli.on_host_device", "bench", "latency"]
+def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(
+    forking: Forks, tiny_model: Path
+) -> None:
     load = ["--num-prompts", "1", "--input-len", "2", "--output-len", "1"]
     graphs = ["--device", "cuda", "--graph-sizes", "1"]
-    done = subprocess.run(
-        [*command, str(tiny_model), *load, *graphs, "--json", "-"],
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=True,
+    done = forking.run(
+        ["bench", "latency", str(tiny_model), *load, *graphs, "--json", "-"],
+        environment=os.environ,
+        seconds=220,
+        program="tests.cli.on_host_device",
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     parts = result["start"]["parts"]
     read = {"imports", "weights", "tokenizer", "decoder"}
@@ -146,10 +146,11 @@ def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model
 
 
 @needs_triton
-def test_graphs_that_are_captured_show_on_a_terminal(tiny_model: Path) -> None:
+def test_graphs_that_are_captured_show_on_a_terminal(forking: Forks, tiny_model: Path) -> None:
     words = ["run", str(tiny_model), "x", "--max-tokens", "1", "--verbose"]
     graphs = ["--device", "cuda", "--graph-sizes", "1"]
-    with Terminal(*words, *graphs, module="tests.cli.on_host_device", term="xterm") as terminal:
+    on_host = "tests.cli.on_host_device"
+    with Terminal(*words, *graphs, forks=forking, module=on_host, term="xterm") as terminal:
         terminal.expect("loading")
         terminal.expect("capturing graphs, [01] of 2")
         terminal.expect(r"\[start [\d.]+ s: .*graphs [\d.]+ s")

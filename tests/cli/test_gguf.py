@@ -15,6 +15,7 @@ from aioserve.simulation.options import TrialOptions
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 from tests.models.gguf.conversion import convert, with_bytes_vocabulary
 from tests.models.test_weight_memory import held_bytes
@@ -149,12 +150,12 @@ def test_chat_says_that_a_file_has_no_chat_template_and_what_to_do(
 
 @pytest.mark.more
 def test_serve_says_that_a_file_has_no_chat_template_and_what_to_do(
-    both: tuple[Path, Path], tmp_path: Path
+    forking: Forks, both: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (template := tmp_path / "x.jinja").write_text(TEMPLATE)
     said = "has no chat template: texts are completed, and messages are refused"
     for more, told in (((), True), (("--chat-template", template), False)):
-        with ServerProcess(both[1], *more) as server:
+        with ServerProcess(both[1], *more, forks=forking) as server:
             seen = server.expect(r"(?s).*try: curl")[0]
         assert (said in seen) is told
 

@@ -13,6 +13,7 @@ import pytest
 from aioserve.cli import calibrate
 from aioserve.cli._engine import frozen_heap
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 
 NOTING = """
@@ -48,8 +49,8 @@ def noted() -> list[list[bool]]:
     return [json.loads(line) for line in Path("noted").read_text().splitlines()]
 
 
-def test_a_server_has_its_start_out_of_the_collectors_sight(noting: str) -> None:
-    with ServerProcess("--policy", noting) as server:
+def test_a_server_has_its_start_out_of_the_collectors_sight(forking: Forks, noting: str) -> None:
+    with ServerProcess("--policy", noting, forks=forking) as server:
         body = {"model": "pyhelp", "prompt": "a", "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=160).status_code == 200
     assert noted()
@@ -58,10 +59,10 @@ def test_a_server_has_its_start_out_of_the_collectors_sight(noting: str) -> None
 
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_a_measurement_begins_as_a_server_does(
-    kind: str, aioserve_anew: Run, tiny_model: Path, noting: str
+    kind: str, aioserve: Run, tiny_model: Path, noting: str
 ) -> None:
     sizes = ("--num-prompts", 2, "--input-len", 9, "--output-len", 4)
-    done = aioserve_anew("bench", kind, tiny_model, *sizes, "--policy", noting)
+    done = aioserve("bench", kind, tiny_model, *sizes, "--policy", noting)
     assert done.returncode == 0, done.stderr
     warms_up, *_, measured = noted()
     assert warms_up == [False, True]

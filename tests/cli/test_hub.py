@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.hub import Hub, Repository
 from tests.cli.terminal import CTRL_C, Terminal
 
@@ -203,16 +203,18 @@ def test_a_directory_that_looks_like_an_id_is_not_asked_for(
     assert "the directory made-up/tiny has no config.json" in done.stderr
 
 
-def watched(hub: Hub) -> Terminal:
+def watched(hub: Hub, forks: Forks) -> Terminal:
     os.environ["HF_ENDPOINT"] = hub.url  # which the fixture `cache` sets back
-    return Terminal("run", "made-up/tiny", "x", "--max-tokens", "2", term="xterm")
+    return Terminal("run", "made-up/tiny", "x", "--max-tokens", "2", forks=forks, term="xterm")
 
 
-def test_a_bar_shows_how_far_a_download_is(cache: Path, files: dict[str, bytes]) -> None:
+def test_a_bar_shows_how_far_a_download_is(
+    forking: Forks, cache: Path, files: dict[str, bytes]
+) -> None:
     hold = threading.Event()
     with (
         Hub({"made-up/tiny": Repository(files, hold=hold)}) as hub,
-        watched(hub) as terminal,
+        watched(hub, forking) as terminal,
     ):
         terminal.expect(r"downloading made-up/tiny")
         terminal.expect(r"[1-9][\d.]*/[\d.]+ kB")  # some of it is here, the weights aren't
@@ -222,10 +224,10 @@ def test_a_bar_shows_how_far_a_download_is(cache: Path, files: dict[str, bytes])
 
 
 def test_an_interrupted_download_is_no_model_and_goes_on_the_next_time(
-    aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
+    aioserve: Run, forking: Forks, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:
     with Hub({"made-up/tiny": Repository(files, hold=threading.Event())}) as hub:
-        with watched(hub) as terminal:
+        with watched(hub, forking) as terminal:
             terminal.expect(r"[1-9][\d.]*/[\d.]+ kB")
             terminal.send(CTRL_C)
             assert terminal.exit_code() == 130
@@ -236,7 +238,7 @@ def test_an_interrupted_download_is_no_model_and_goes_on_the_next_time(
     assert snapshot(cache, "made-up/tiny") == {file.name for file in tiny_model.iterdir()}
 
 
-def test_a_hub_that_hangs_up_is_one_line(cache: Path) -> None:
+def test_a_hub_that_hangs_up_is_one_line(aioserve: Run, cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -249,13 +251,7 @@ def test_a_hub_that_hangs_up_is_one_line(cache: Path) -> None:
 
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
-        done = subprocess.run(
-            [sys.executable, "-m", "aioserve", "run", "made-up/tiny", "x"],
-            capture_output=True,
-            text=True,
-            timeout=220,
-            env=os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{port}"},
-        )
+        done = aioserve("run", "made-up/tiny", "x", HF_ENDPOINT=f"http://127.0.0.1:{port}")
         server.shutdown(socket.SHUT_RDWR)
     assert done.returncode == 1
     assert "can't be reached" in done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from aioserve.cli import app
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.terminal import CTRL_D, Terminal
 
 TYPE = "for the embedded model type: aioserve run pyhelp"
@@ -113,8 +114,8 @@ def test_an_empty_stdin_is_an_error_and_a_model_comes_before_it(
     assert "is no model" in aioserve_here("run", "hello there").stderr
 
 
-def test_without_a_prompt_a_terminal_gets_a_chat() -> None:
-    with Terminal("run", "pyhelp", "--max-tokens", "4") as terminal:
+def test_without_a_prompt_a_terminal_gets_a_chat(forking: Forks) -> None:
+    with Terminal("run", "pyhelp", "--max-tokens", "4", forks=forking) as terminal:
         terminal.expect("> ")
         terminal.send("What does os.listdir do?\n")
         terminal.expect(r"\[\d+ prompt tokens .*\]")
@@ -134,9 +135,10 @@ def test_without_a_prompt_a_terminal_gets_a_chat() -> None:
     ids=" ".join,
 )
 def test_what_cant_be_a_chat_is_told_on_a_terminal(
-    words: tuple[str, ...], told: str, tiny_model: Path
+    forking: Forks, words: tuple[str, ...], told: str, tiny_model: Path
 ) -> None:
-    with Terminal(*(word.format(model=tiny_model) for word in words)) as terminal:
+    filled = [word.format(model=tiny_model) for word in words]
+    with Terminal(*filled, forks=forking) as terminal:
         assert terminal.exit_code() == 2
         assert told in terminal.seen
         assert "Traceback" not in terminal.seen

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 
 POLICY = """
@@ -196,14 +197,16 @@ def test_a_check_runs_the_file_once_so_that_what_its_policies_share_is_seen(
     assert done.stderr.count("run\n") == 1
 
 
-def test_a_policy_of_a_file_is_served_by_whoever_starts_the_server(policy_file: str) -> None:
+def test_a_policy_of_a_file_is_served_by_whoever_starts_the_server(
+    forking: Forks, policy_file: str
+) -> None:
     Path("serve.toml").write_text('[engine]\npolicy = "mine.py:Mine:book=of_file"\n')
     for arguments, environment, book in (
         (("--policy", "mine.py:Mine:book=of_flag"), {}, "of_flag"),
         ((), {"AIOSERVE_POLICY": "mine.py:Mine:book=of_variable"}, "of_variable"),
         (("--config", "serve.toml"), {}, "of_file"),
     ):
-        with ServerProcess(*arguments, **environment) as server:
+        with ServerProcess(*arguments, forks=forking, **environment) as server:
             body = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
             url = f"{server.url}/v1/completions"
             assert not Path(book).exists()

@@ -13,6 +13,7 @@ import pytest
 
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.terminal import CTRL_C, Terminal
 from tests.waits import LIMIT_SECONDS
 
@@ -144,15 +145,21 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     assert not errors
 
 
-def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "aioserve", "run", str(tiny_model), "x", "--raw"]
+def test_a_full_disk_is_one_line(forking: Forks, tiny_model: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
+        done = forking.run_bytes(
+            ["run", str(tiny_model), "x", "--raw"],
+            environment=os.environ,
+            seconds=200,
+            streams={1: full.fileno()},
+        )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["aioserve: [Errno 28] No space left on device"]
+    assert done.stderr.splitlines() == [b"aioserve: [Errno 28] No space left on device"]
 
 
-def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_command_without_a_traceback(
+    forking: Forks, tiny_model: Path, tmp_path: Path
+) -> None:
     # However long it takes until Ctrl-C is there, the answer goes on: it has no token that ends it.
     config = json.loads((tiny_model / "config.json").read_text())
     del config["eos_token_id"]
@@ -160,7 +167,7 @@ def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path, tmp_path:
         tmp_path / "endless", config | {"max_position_embeddings": 2**17}, dtype="float32"
     )
     arguments = ("run", str(endless), "x", "--temperature", "1")
-    with Terminal(*arguments) as terminal:
+    with Terminal(*arguments, forks=forking) as terminal:
         terminal.expect(r"\S")
         terminal.send(CTRL_C)
         assert terminal.exit_code() == 130

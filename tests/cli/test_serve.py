@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import httpx
 import pytest
 
 from tests.cli.command import Run
+from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 from tests.cli.slow_steps import SLOW_FILE
 from tests.waits import LIMIT_SECONDS
@@ -92,13 +95,16 @@ def slow_file(tmp_path: Path) -> Path:
     return path
 
 
-def slow_server(slow_file: Path, *arguments: object) -> ServerProcess:
+@pytest.fixture
+def slow_server(forking: Forks, slow_file: Path) -> Callable[..., ServerProcess]:
     named = {SLOW_FILE: str(slow_file)}
-    return ServerProcess(*arguments, module="tests.cli.slow_steps", **named)
+    return partial(ServerProcess, forks=forking, module="tests.cli.slow_steps", **named)
 
 
-def test_sigterm_refuses_new_requests_and_lets_streams_end(slow_file: Path) -> None:
-    with slow_server(slow_file, "--drain-seconds", 600) as server:
+def test_sigterm_refuses_new_requests_and_lets_streams_end(
+    slow_file: Path, slow_server: Callable[..., ServerProcess]
+) -> None:
+    with slow_server("--drain-seconds", 600) as server:
         url = server.url
         body = LONG | {"max_tokens": 1000}
         streams = [Reading(url, body) for _ in range(2)]
@@ -146,8 +152,10 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
             process.kill()
 
 
-def test_the_deadline_of_a_drain_ends_streams_with_an_error(slow_file: Path) -> None:
-    with slow_server(slow_file, "--drain-seconds", 0.2) as server:
+def test_the_deadline_of_a_drain_ends_streams_with_an_error(
+    slow_file: Path, slow_server: Callable[..., ServerProcess]
+) -> None:
+    with slow_server("--drain-seconds", 0.2) as server:
         stream = Reading(server.url, LONG)
         assert stream.begun.wait(LIMIT_SECONDS), stream.error
         server.send(signal.SIGTERM)
@@ -160,9 +168,11 @@ def test_the_deadline_of_a_drain_ends_streams_with_an_error(slow_file: Path) -> 
         assert "1 request was ended by --drain-seconds" in server.errors
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path, slow_file: Path) -> None:
+def test_a_second_signal_ends_at_once(
+    tmp_path: Path, slow_file: Path, slow_server: Callable[..., ServerProcess]
+) -> None:
     path = tmp_path / "serve.sock"
-    with slow_server(slow_file, "--uds", path, "--drain-seconds", 600) as server:
+    with slow_server("--uds", path, "--drain-seconds", 600) as server:
         assert server.url == "http://localhost"
         assert path.is_socket()
         transport = httpx.HTTPTransport(uds=str(path))
@@ -198,13 +208,13 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_server_with_tls_and_keys_answers_those_who_have_one(
-    certificate: tuple[Path, Path], tmp_path: Path
+    forking: Forks, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = certificate
     keys = tmp_path / "keys"
     keys.write_text("# of the tests\nci=correct-horse-battery\n")
     options = ("--tls-cert-file", cert, "--tls-key-file", key, "--api-key-file", keys)
-    with ServerProcess(*options) as server:
+    with ServerProcess(*options, forks=forking) as server:
         assert server.url.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=str(cert))
         with httpx.Client(base_url=server.url, verify=context, timeout=LIMIT_SECONDS) as client:
@@ -323,7 +333,9 @@ def test_a_unix_socket_that_answers_is_in_use_and_a_dead_one_is_replaced(tmp_pat
 # -- settings
 
 
-def test_tools_are_served_by_a_template_and_a_parser_of_flags(tmp_path: Path) -> None:
+def test_tools_are_served_by_a_template_and_a_parser_of_flags(
+    forking: Forks, tmp_path: Path
+) -> None:
     file = tmp_path / "tools.jinja"
     file.write_text("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
     function = {"name": "f", "parameters": {"type": "object"}}
@@ -334,7 +346,8 @@ def test_tools_are_served_by_a_template_and_a_parser_of_flags(tmp_path: Path) ->
         "max_tokens": 4,
     }
     for flags, status in (((), 400), (("--tool-parser", "hermes"), 200)):
-        with ServerProcess("--chat-template", file, "--num-pages", 64, *flags) as server:
+        options = ("--chat-template", file, "--num-pages", 64, *flags)
+        with ServerProcess(*options, forks=forking) as server:
             answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=160)
             assert answer.status_code == status, answer.text
             assert status == 200 or "--tool-parser" in answer.text
