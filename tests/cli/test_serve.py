@@ -153,7 +153,7 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
 
 
 def test_the_deadline_of_a_drain_ends_streams_with_an_error(
-    slow_file: Path, slow_server: Callable[..., ServerProcess]
+    slow_server: Callable[..., ServerProcess],
 ) -> None:
     with slow_server("--drain-seconds", 0.2) as server:
         stream = Reading(server.url, LONG)
@@ -169,7 +169,7 @@ def test_the_deadline_of_a_drain_ends_streams_with_an_error(
 
 
 def test_a_second_signal_ends_at_once(
-    tmp_path: Path, slow_file: Path, slow_server: Callable[..., ServerProcess]
+    tmp_path: Path, slow_server: Callable[..., ServerProcess]
 ) -> None:
     path = tmp_path / "serve.sock"
     with slow_server("--uds", path, "--drain-seconds", 600) as server:

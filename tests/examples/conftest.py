@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,12 @@ from types import ModuleType
 
 import pytest
 
+from tests.cli.forked import Forks
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BENCHMARKS = EXAMPLES.with_name("benchmarks")
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -33,3 +40,14 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 def example_path() -> Callable[[str], str]:
     """Where an example lies."""
     return lambda name: str(EXAMPLES / f"{name}.py")
+
+
+@pytest.fixture
+def script(forking: Forks) -> Script:
+    """Runs a benchmark with words to its end, in a process of its own that has torch already."""
+
+    def run(name: str, *words: object) -> subprocess.CompletedProcess[str]:
+        path = BENCHMARKS / name
+        return forking.run(list(map(str, words)), environment=os.environ, seconds=200, program=path)
+
+    return run

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aioserve.testing.random_model import write_random_model
+from tests.examples.conftest import Script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = {
@@ -62,7 +63,9 @@ def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["a trace", "what there is"])
-def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded: bool) -> None:
+def test_the_kv_benchmark_serves_what_its_baseline_does(
+    script: Script, tmp_path: Path, recorded: bool
+) -> None:
     result = tmp_path / "result.json"
     trace = tmp_path / "trace.jsonl"
     lines = [
@@ -74,7 +77,8 @@ def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded
     more = {"requests": 30, "pool-tokens": 65_536, "live": 2, "json": result}
     more |= {"trace": trace} if recorded else {}
     options = [f"--{name}={value}" for name, value in (sizes | more).items()]
-    subprocess.run([sys.executable, BENCHMARKS / "kv.py", *options], check=True, timeout=200)
+    done = script("kv.py", *options)
+    assert done.returncode == 0, done.stderr
     written = json.loads(result.read_text())
     rows = {row["name"]: row for row in written["rows"]}
     plan = "plan, 4 running, 8 waiting"
@@ -88,10 +92,9 @@ def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded
         assert written["replay"]["hit_share"] == 3 / 8
 
 
-def test_plans_are_measured() -> None:
-    script = [sys.executable, BENCHMARKS / "step_plans.py", "--running=3", "--context=40"]
-    options = {"check": True, "timeout": 200, "capture_output": True, "text": True}
-    done = subprocess.run([*script, "--rounds=1"], **options)
+def test_plans_are_measured(script: Script) -> None:
+    done = script("step_plans.py", "--running=3", "--context=40", "--rounds=1")
+    assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
         "plan",
         "read",
@@ -119,16 +122,9 @@ def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
     assert len(rows) == 1
 
 
-def test_speculation_is_measured_beside_that_of_transformers() -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, BENCHMARKS / "speculation_beside.py", "--prompts", "1"),
-            *("--output-tokens", "8", "--repeats", "1"),
-        ],
-        check=True,
-        timeout=170,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_speculation_is_measured_beside_that_of_transformers(script: Script) -> None:
+    sizes = ("--prompts", "1", "--output-tokens", "8", "--repeats", "1")
+    done = script("speculation_beside.py", *sizes)
+    assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.rstrip()[-3:-2] == "."]
     assert [words[0] for words in lines] == ["off", "lookup", "model"]

@@ -20,7 +20,7 @@ import pytest
 from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.timed_runner import TimedStep
 from aioserve.steps.plan import StepPlan
-from tests.examples.test_benchmarks import BENCHMARKS
+from tests.examples.conftest import BENCHMARKS, Script
 from tests.execution.gpu.plans import decode, item, plan
 from tests.tiers import clock_counts
 
@@ -38,10 +38,19 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
             del sys.modules[name]
 
 
-def run(path: Path, *options: object) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--json", path, *TINY, *map(str, options)]
-    done = subprocess.run(command, timeout=280, capture_output=True, text=True)
-    return done, json.loads(path.read_text())
+Measure = Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]
+
+
+@pytest.fixture
+def run(script: Script, tmp_path: Path) -> Measure:
+    """Runs the benchmark with options: how it ended, and what it wrote."""
+
+    def run(*options: object) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        path = tmp_path / "gpu.json"
+        done = script("gpu.py", "--json", path, *TINY, *options)
+        return done, json.loads(path.read_text())
+
+    return run
 
 
 def check_run(found: dict[str, Any], *, requests: int) -> None:
@@ -63,9 +72,9 @@ def check_run(found: dict[str, Any], *, requests: int) -> None:
 
 
 @pytest.mark.clock
-def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(run: Measure) -> None:
     parts = ("card", "offline", "single", "prefill", "prefix", "single-eager", "vllm", "online")
-    done, written = run(tmp_path / "gpu.json", "--only", *parts)
+    done, written = run("--only", *parts)
     assert done.returncode == 0, done.stdout + done.stderr
     assert written["ok"]
     assert list(written["parts"]) == list(parts)
@@ -85,9 +94,9 @@ def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(tmp_path: Path
     assert "offline: aioserve " in done.stdout
 
 
-def test_a_part_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_a_part_that_fails_is_told_and_the_others_are_measured(run: Measure) -> None:
     options = ("--engine-options", '{"page_size": 3}', "--only", "card", "offline", "single")
-    done, written = run(tmp_path / "gpu.json", *options)
+    done, written = run(*options)
     assert done.returncode == 1
     assert not written["ok"]
     statuses = {name: entry["status"] for name, entry in written["parts"].items()}
@@ -97,16 +106,16 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) -
     assert f"offline: failed: {error}" in done.stdout
 
 
-def test_what_there_is_no_time_for_is_cut_off(tmp_path: Path) -> None:
-    done, written = run(tmp_path / "gpu.json", "--minutes", 0.001, "--only", "offline", "single")
+def test_what_there_is_no_time_for_is_cut_off(run: Measure) -> None:
+    done, written = run("--minutes", 0.001, "--only", "offline", "single")
     assert done.returncode == 0
     for part in ("offline", "single"):
         assert written["parts"][part] == {"status": "cut off", "error": "0.001 minutes were over"}
         assert f"{part}: cut off: 0.001 minutes were over" in done.stdout
 
 
-def test_a_part_that_does_not_end_has_failed(tmp_path: Path) -> None:
-    done, written = run(tmp_path / "gpu.json", "--part-minutes", 0.001, "--only", "offline")
+def test_a_part_that_does_not_end_has_failed(run: Measure) -> None:
+    done, written = run("--part-minutes", 0.001, "--only", "offline")
     assert done.returncode == 1
     assert written["parts"]["offline"]["status"] == "failed"
     assert written["parts"]["offline"]["error"] == "it took longer than 0.06 seconds"
@@ -133,9 +142,10 @@ def test_a_process_that_dies_is_told_with_what_it_said(
 
 
 @pytest.mark.parametrize("option", ["--minutes", "--part-minutes", "--repeats", "--rate"])
-def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, option: str) -> None:
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--json", tmp_path / "gpu.json", option, "0"]
-    done = subprocess.run(command, timeout=220, capture_output=True, text=True)
+def test_numbers_that_make_no_sense_are_refused(
+    script: Script, tmp_path: Path, option: str
+) -> None:
+    done = script("gpu.py", "--json", tmp_path / "gpu.json", option, "0")
     assert done.returncode == 2
     assert f"{option} must be more than 0" in done.stderr
 
@@ -257,8 +267,8 @@ def test_a_peer_that_answers_less_is_no_peer(peer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_does_the_same_work(tmp_path: Path) -> None:
-    done, written = run(tmp_path / "gpu.json", "--only", "offline", "transformers")
+def test_transformers_does_the_same_work(run: Measure) -> None:
+    done, written = run("--only", "offline", "transformers")
     assert done.returncode == 0, done.stdout + done.stderr
     found = written["parts"]["transformers"]["result"]
     own = written["parts"]["offline"]["result"]["best"]

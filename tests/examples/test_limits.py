@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import pytest
 
 from aioserve import _native
 from aioserve.testing.random_model import write_random_model
-from tests.examples.test_benchmarks import BENCHMARKS, TINY
+from tests.examples.conftest import Script
+from tests.examples.test_benchmarks import TINY
 from tests.tiers import clock_counts
 
 
@@ -21,21 +20,21 @@ def model(tmp_path: Path) -> Path:
     return write_random_model(tmp_path / "tiny", TINY, dtype="float32")
 
 
-def printed(script: str, *options: object) -> str:
-    command = [sys.executable, BENCHMARKS / script, *map(str, options)]
-    return subprocess.run(
-        command, check=True, timeout=220, stdout=subprocess.PIPE, text=True
-    ).stdout
+def printed(script: Script, name: str, *options: object) -> str:
+    done = script(name, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.clock
 def test_each_workload_is_compared_with_what_its_steps_cannot_take_less_than(
-    model: Path, tmp_path: Path
+    script: Script, model: Path, tmp_path: Path
 ) -> None:
     result = tmp_path / "result.json"
     sizes = ("--streams", 3, "--prompt-tokens", 9, "--output-tokens", 4)
     sizes += ("--long-prompt-tokens", 40, "--read-mib", 16, "--product-seconds", 0)
     output = printed(
+        script,
         "limits.py",
         "--model",
         model,
@@ -71,18 +70,20 @@ def test_each_workload_is_compared_with_what_its_steps_cannot_take_less_than(
     assert one["phases"][1]["limit_seconds"] > least
 
 
-def test_the_limits_alone_need_no_model() -> None:
-    output = printed("limits.py", "--dtype", "float32", "--read-mib", 16, "--product-seconds", 0)
+def test_the_limits_alone_need_no_model(script: Script) -> None:
+    output = printed(
+        script, "limits.py", "--dtype", "float32", "--read-mib", 16, "--product-seconds", 0
+    )
     assert output.count("\n") == 1
     assert " GB/s, multiplies " in output
 
 
 @pytest.mark.clock
 def test_a_start_is_more_than_its_longest_part_and_the_second_imports_nothing(
-    model: Path, tmp_path: Path
+    script: Script, model: Path, tmp_path: Path
 ) -> None:
     result = tmp_path / "result.json"
-    output = printed("start.py", model, "--repeats", 1, "--json", result)
+    output = printed(script, "start.py", model, "--repeats", 1, "--json", result)
     best = json.loads(result.read_text())["best"]
     for seconds in best.values():
         parts = ("imports", "weights", "tokenizer", "decoder")
