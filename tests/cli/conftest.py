@@ -13,6 +13,7 @@ from aioserve.cli import main
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 from tests.cli.forked import Forks
+from tests.waits import LIMIT_SECONDS
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +69,7 @@ def aioserve(forking: Forks) -> Run:
             list(map(str, arguments)),
             stdin=stdin,
             environment=os.environ | {"COLUMNS": "120"} | environment,
-            seconds=50,
+            seconds=LIMIT_SECONDS,
         )
 
     return run
