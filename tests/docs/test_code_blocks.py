@@ -31,6 +31,8 @@ SERVED_URL = "http://127.0.0.1:8000"
 TAGS = ("", "no-run", "printed", "gpu")
 EVERY_BLOCK = [block for page in PAGES for block in blocks(page)]
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
+FIRST_PAGES = {ROOT / "README.md", *(ROOT / "docs" / "tutorial").glob("*.md")}
+"""What `make test` runs; the other pages come with `make test-more`."""
 SCRIPTS = {point.name for point in entry_points(group="console_scripts")}
 IN_PLACE = {
     "serve": ("serve", "--show-config"),
@@ -59,7 +61,16 @@ def served_url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
+def later(page: Path) -> tuple[pytest.MarkDecorator, ...]:
+    return () if page in FIRST_PAGES else (pytest.mark.more,)
+
+
+every_page = pytest.mark.parametrize(
+    "page", [pytest.param(page, id=relative(page), marks=later(page)) for page in PAGES]
+)
+
+
+@every_page
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, reading: Readers) -> None:
     found = blocks(page)
     programs = [one for one in found if one.language == "python" and one.tag in ("", "gpu")]
@@ -80,7 +91,7 @@ def told(command: Command) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(one, id=told(one))
+        pytest.param(one, id=told(one), marks=later(one.page))
         for one in EVERY_COMMAND
         if one.is_run and one.words[0] == "aioserve"
     ],
@@ -136,7 +147,7 @@ def programs(command: Command) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
+@every_page
 def test_what_a_page_does_not_run_finds_its_packages(page: Path, reading: Readers) -> None:
     find_packages(page, reading)
 
