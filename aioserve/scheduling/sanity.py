@@ -76,8 +76,8 @@ def _check_references(
     where: str, pool: PagePool, holders: Iterable[Sequence[int] | npt.NDArray[np.int32]]
 ) -> None:
     expected = np.zeros(pool.num_pages, np.int32)
-    for page_ids in holders:
-        np.add.at(expected, np.array(page_ids, np.int32), 1)
+    held = [np.zeros(0, np.int32), *(np.array(page_ids, np.int32) for page_ids in holders)]
+    np.add.at(expected, np.concatenate(held), 1)
     counts = pool.ref_counts()
     for page in np.flatnonzero(counts != expected).tolist():
         raise InvariantError(

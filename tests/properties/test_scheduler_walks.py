@@ -95,7 +95,7 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, WALKS, WALKS // 8))
 def test_random_walks_keep_the_state_and_the_tokens(first, caplog):
     caplog.set_level(logging.CRITICAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
 from aioserve.scheduling.account import RequestAccount
 from aioserve.steps.plan import WorkItem
@@ -46,7 +46,7 @@ class RequestModel:
     def check(self) -> None:
         account = self.account
         assert account.started_seconds == self.started_seconds
-        assert account.device_seconds == pytest.approx(self.device_seconds)
+        assert math.isclose(account.device_seconds, self.device_seconds, rel_tol=1e-6)
         assert (account.cached_tokens or 0) < self.prompt_tokens
         if self.cached_tokens is not None:
             assert account.cached_tokens == self.cached_tokens
