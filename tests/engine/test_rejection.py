@@ -33,7 +33,7 @@ VOCAB = 8
 Counts = npt.NDArray[np.int64]
 
 PROMPT = [1, 2, 3, 7]
-SAMPLES, REQUESTS = 64, 64
+SAMPLES, REQUESTS = 64, 24
 TIGHT: dict[str, Any] = {
     "num_pages": 60,
     "max_num_batched_tokens": 40,
@@ -126,8 +126,8 @@ async def test_tokens_come_as_often_as_without_guesses(models: Path, kind: str) 
     expected, _ = await counts(models, unguessed, None, 10**6)
     for draft in ("draft", "near"):
         found, stats = await counts(models, params, draft, 0)
-        assert sum(stats.tokens_accepted_total) > 1000
-        assert sum(stats.tokens_drafted_total) > sum(stats.tokens_accepted_total) + 1000
+        assert sum(stats.tokens_accepted_total) > 300
+        assert sum(stats.tokens_drafted_total) > sum(stats.tokens_accepted_total) + 300
         check_alike(found, expected)
 
 
@@ -164,7 +164,7 @@ async def test_more_guesses_are_kept_than_by_sampler_match(models: Path) -> None
         _, stats = await counts(models, params, "draft", 0, acceptance=acceptance)
         shares.append(stats.tokens_accepted_total[0] / stats.tokens_drafted_total[0])
     match, rejection = shares
-    assert rejection > match + 0.03
+    assert rejection > match + 0.02
 
 
 async def test_a_seed_has_its_tokens_again(models: Path) -> None:
