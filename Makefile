@@ -44,10 +44,11 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile
+# A question of pip would be held back with the rest of what it prints.
+PIP_INSTALL := $(BIN)/python tools/show_progress $(BIN)/python -m pip install --no-input --no-compile
 # Kernels of this machine's instruction set, or of all: what was asked for last.
 ISAS := $(shell cat .venv/.isas 2>/dev/null || echo native)
-INSTALL_ITSELF = $(PIP_INSTALL) --no-build-isolation --no-deps \
+INSTALL_ITSELF = $(PIP_INSTALL) --verbose --no-build-isolation --no-deps \
   --config-settings=cmake.define.AIOSERVE_ISAS=$(ISAS) --editable . && echo $(ISAS) > .venv/.isas
 NATIVE := $(shell find native -type f) CMakeLists.txt
 METADATA := pyproject.toml constraints.txt
