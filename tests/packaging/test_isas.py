@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import nanobind
 import pytest
 
 from aioserve import _native
@@ -19,6 +23,12 @@ LISTED = {
 }
 DISPATCH = (NATIVE / "dispatch.cpp").read_text()
 ROWS = dict(re.findall(r'AIOSERVE_ADD_ISA\("(\w+)",(.*?)\);', DISPATCH, re.DOTALL))
+
+
+FLAGS_OF_PORTABLE = re.compile(
+    r"^build \S+/_native\.dir/native/(\S+_portable\.cpp)\.o:.*?^  FLAGS = (.*?)$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def defined_in(file: str) -> set[str]:
@@ -73,3 +83,23 @@ def test_one_that_isnt_compiled_is_named_with_those_that_are() -> None:
         with pytest.raises(ValueError, match=f"isa='{name}' is not {lacks}|{elsewhere}"):
             _native.set_isa(name)
     assert _native.cpu_info()["isa"] == before
+
+
+@pytest.mark.parametrize("isas", ["all", "native", "portable"])
+def test_portable_kernels_are_compiled_for_speed_unless_a_checkout_has_better_ones(
+    isas: str, tmp_path: Path
+) -> None:
+    tools = Path(sys.executable).parent
+    command = [tools / "cmake", "-G", "Ninja", "-S", NATIVE.parent, "-B", tmp_path]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.cmake_dir()}"]
+    subprocess.run(
+        [*command, *options, f"-DAIOSERVE_ISAS={isas}"],
+        env=os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        timeout=200,
+        check=True,
+    )
+    flags = dict(FLAGS_OF_PORTABLE.findall((tmp_path / "build.ninja").read_text()))
+    has_better = isas == "native" and _native.cpu_info()["best_isa"] != "portable"
+    optimized = {re.findall(r"-O\S", flags[file])[-1] for file in LISTED["portable"]}
+    assert optimized == {"-O1" if has_better else "-O3"}
