@@ -3,8 +3,8 @@ on a faster one, and on one that does something else now and again.
 
 `AIOSERVE_CLOCK=fast` makes the clocks of a test process go five times faster, `slow` five times
 slower, and `jumps` lets them nearly stand still for a while and then leap. Processor time isn't
-changed, and neither are programs that a test starts anew. Tests marked `alone` watch the clock:
-they are left out (`make test-clocks`).
+changed, and neither are programs that a test starts anew. Tests marked `more` and `alone` may watch
+the clock: they are left out, and what is marked `clock` looks at none (`make test-clocks`).
 """
 
 from __future__ import annotations
