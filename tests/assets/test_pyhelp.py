@@ -118,6 +118,7 @@ def answers(directory: Path) -> list[tuple[str, str]]:
     return pairs
 
 
+@pytest.mark.more
 def test_greedy_answers_are_the_docstrings(answers: list[tuple[str, str]]) -> None:
     exact = sum(expected == given for expected, given in answers)
     assert exact >= 0.7 * len(answers)

@@ -100,6 +100,7 @@ def nobody_reads() -> Iterator[BinaryIO]:
 # -- where the streams lead
 
 
+@pytest.mark.sampled(1)
 @every_verb(0)
 def test_closed_stdin_and_stderr_are_no_matter(run: Run, words: tuple[str, ...]) -> None:
     done = run(words, closed=(0, 2))
@@ -110,6 +111,7 @@ def test_closed_stdin_and_stderr_are_no_matter(run: Run, words: tuple[str, ...])
         assert done.stdout
 
 
+@pytest.mark.sampled(1)
 @every_verb(1)
 def test_closed_stdout_is_an_error_of_one_line(run: Run, words: tuple[str, ...]) -> None:
     done = run(words, closed=(1,))
@@ -117,10 +119,12 @@ def test_closed_stdout_is_an_error_of_one_line(run: Run, words: tuple[str, ...])
     assert done.stderr == b"aioserve: stdout is closed\n"
 
 
+@pytest.mark.more
 def test_nothing_is_printed_where_everything_is_closed(run: Run) -> None:
     assert run(VERBS["plan"], closed=(0, 1, 2)).returncode == 1
 
 
+@pytest.mark.sampled(1)
 @every_verb(3)
 def test_a_reader_that_went_away_ends_a_command_quietly(
     run: Run, words: tuple[str, ...], nobody_reads: BinaryIO
@@ -132,6 +136,7 @@ def test_a_reader_that_went_away_ends_a_command_quietly(
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(1)
 @every_verb(2)
 def test_a_full_disk_is_one_line(run: Run, words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
@@ -140,6 +145,7 @@ def test_a_full_disk_is_one_line(run: Run, words: tuple[str, ...]) -> None:
     assert done.stderr == b"aioserve: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("words", [VERBS["run"], ("run", "pyhelp", "")], ids=["counts", "an error"])
 def test_what_stderr_cannot_take_is_no_traceback(run: Run, words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
@@ -148,6 +154,7 @@ def test_what_stderr_cannot_take_is_no_traceback(run: Run, words: tuple[str, ...
     assert b"Traceback" not in done.stdout
 
 
+@pytest.mark.more
 def test_a_prompt_that_is_no_text_is_refused(run: Run) -> None:
     done = run(("run", "pyhelp", "-", "--max-tokens", "1"), input=b"caf\xe9\n")
     assert done.returncode == 2
@@ -156,6 +163,7 @@ def test_a_prompt_that_is_no_text_is_refused(run: Run) -> None:
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_line_that_is_no_text_is_refused(locale: str) -> None:
     environment = os.environ | {"LC_ALL": locale}
@@ -166,6 +174,7 @@ def test_a_line_that_is_no_text_is_refused(locale: str) -> None:
     )
 
 
+@pytest.mark.more
 def test_a_prompt_without_an_end_is_refused(run: Run) -> None:
     with open("/dev/zero", "rb") as endless:
         done = run(("run", "pyhelp", "-"), stdin=endless)
@@ -176,6 +185,7 @@ def test_a_prompt_without_an_end_is_refused(run: Run) -> None:
         assert b"at most 1048576 bytes" in done.stderr
 
 
+@pytest.mark.more
 def test_words_that_are_no_text_are_an_error_of_one_line() -> None:
     done = run_anew((b"run", b"caf\xe9\n\x1b[31m", b"hello"))
     assert done.returncode == 2
@@ -187,6 +197,7 @@ def test_words_that_are_no_text_are_an_error_of_one_line() -> None:
 # -- signals
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [VERBS["run"], VERBS["simulate"], VERBS["doctor"]])
 @pytest.mark.parametrize("wait", [0.3, 1.0])
 def test_an_interrupt_at_any_time_leaves_without_a_traceback(
@@ -205,6 +216,7 @@ def test_an_interrupt_at_any_time_leaves_without_a_traceback(
     assert b"Traceback" not in errors
 
 
+@pytest.mark.more
 def test_a_request_to_terminate_ends_a_command() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "aioserve", "chat"], stdin=subprocess.PIPE, stderr=subprocess.PIPE

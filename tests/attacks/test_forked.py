@@ -125,6 +125,7 @@ def printed(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("program", [AT_REST, FROM_A_COROUTINE], ids=["at rest", "in a coroutine"])
 def test_in_a_forked_process_each_call_works_or_names_both_processes(program: str) -> None:
     told, in_parent = printed(program)

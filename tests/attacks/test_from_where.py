@@ -147,6 +147,7 @@ PLACES: dict[str, Callable[[Callable[[], Any]], Any]] = {
 }
 
 
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.asyncio
@@ -169,6 +170,7 @@ async def test_a_call_from_elsewhere_works_or_says_what_is_wrong(name: str, plac
         assert len((await engine.generate([1], SHORT)).token_ids) == 4
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.asyncio
 async def test_a_call_on_its_own_loop_works(name: str) -> None:

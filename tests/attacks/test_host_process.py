@@ -98,6 +98,7 @@ def test_an_engine_starts_no_process_opens_no_socket_and_leaves_the_process_as_i
     }
 
 
+@pytest.mark.more
 def test_what_is_started_and_changed_is_seen() -> None:
     found = found_by(planted=True)
     assert "subprocess.Popen" in str(found["audited"])
@@ -127,6 +128,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.more
 def test_the_threads_of_the_kernels_are_those_of_the_first_engine_ever_after() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS],

@@ -58,6 +58,7 @@ from tests.waits import LIMIT_SECONDS, until
 # -- arguments
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "deadline", ["5", math.nan, [], -1, -1e-9, True, 10**400, -math.inf, 1j, b"1"], ids=repr
 )
@@ -106,6 +107,7 @@ def test_fuzz_what_an_engine_is_given_to_run(value: Any, option: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.more
 @given(hostile_values())
 def test_fuzz_deadlines(value: Any) -> None:
     async def main() -> None:
@@ -215,6 +217,7 @@ class SlowModel(FakeModel):
         return loaded
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("how", ["cancel", "exit", "exit twice", "timeout"])
 def test_an_engine_left_after_any_number_of_rounds_of_entering_leaves_nothing(
@@ -416,6 +419,7 @@ async def test_an_engine_that_nobody_holds_and_nobody_closed_is_closed_with_a_wa
     assert not await tasks_of_engines()
 
 
+@pytest.mark.more
 def test_the_thread_of_an_engine_whose_loop_has_gone_ends_with_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -431,6 +435,7 @@ def test_the_thread_of_an_engine_whose_loop_has_gone_ends_with_it(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.more
 def test_the_thread_of_an_engine_ends_although_its_loop_is_closed_and_never_runs_again() -> None:
     loop = asyncio.new_event_loop()
     engine: Engine | None = loop.run_until_complete(Engine("pyhelp", num_pages=16).__aenter__())
@@ -492,6 +497,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "end"),
     [

@@ -63,6 +63,7 @@ async def test_when_ten_thousand_are_ended_at_once_the_loop_has_its_turns(ends: 
         check_invariants(engine)
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_when_ten_thousand_come_at_once_the_loop_has_its_turns():
     model = FakeModel(step_seconds=lambda plan: 0.001)
@@ -79,6 +80,7 @@ async def test_when_ten_thousand_come_at_once_the_loop_has_its_turns():
         await engine.drain()
 
 
+@pytest.mark.more
 @pytest.mark.clock
 @pytest.mark.asyncio
 async def test_ten_thousand_that_come_and_leave_do_not_hold_the_loop():

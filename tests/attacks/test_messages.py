@@ -238,7 +238,7 @@ AT_MOST = 8_000 * encoding.MAX_CHARS_PER_TOKEN
 
 
 @pytest.mark.clock
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "prompt",
     [

@@ -200,6 +200,7 @@ MORE_FIELDS = (
 )  # fmt: skip
 
 
+@pytest.mark.more
 @given(data=st.data())
 def test_fuzz_config(models: dict[str, Path], data: st.DataObject) -> None:
     model = models[data.draw(st.sampled_from(FAMILIES))]
@@ -471,6 +472,7 @@ def test_weights_of_800_gb_in_a_sparse_file_are_refused_unread(models: dict[str,
         assert attack(directory) is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.clock
 @pytest.mark.parametrize("file_name", [name for name in FILE_NAMES if name != "a.safetensors"])
 def test_an_index_names_files_of_its_own_directory_alone(

@@ -84,6 +84,7 @@ async def checked(client: httpx.AsyncClient, path: str, body: str) -> httpx.Resp
     return answer
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize("reranks", [False, True])
 async def test_hostile_bodies_are_refused_by_name_or_served(reranks: bool, tmp_path: Path) -> None:

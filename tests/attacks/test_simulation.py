@@ -91,6 +91,7 @@ def commanded(*words: str) -> tuple[int, str]:
 # -- what was found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -158,6 +159,7 @@ def test_memory_without_a_limit_has_one_after_all() -> None:
         simulated(trace=trace, num_pages=None)
 
 
+@pytest.mark.more
 def test_prompts_that_wait_are_refused_before_they_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -477,6 +479,7 @@ FILES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())

@@ -95,6 +95,7 @@ def written(folder: Path, config: dict[str, Any]) -> str:
     return str(folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("config", "billions", "active", "kv_values"),
     [

@@ -47,6 +47,7 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     assert host["step_milliseconds"] * stats["steps"] < seconds * 1000
 
 
+@pytest.mark.more
 def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
     options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
     guesses = ("--speculation", "ngram:min_ngram=1", "--speculation-max-tokens", 3)
@@ -58,6 +59,7 @@ def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
     assert all(right <= all_of for right, all_of in zip(accepted, drafted, strict=True))
 
 
+@pytest.mark.more
 def test_guesses_may_be_kept_by_rejection(aioserve_here: Run) -> None:
     options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
     guesses = ("--speculation", "model", "--speculation-acceptance")
@@ -114,6 +116,7 @@ def test_rates_divide_what_was_generated_and_not_what_was_asked_for() -> None:
     }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_an_answer_that_the_model_cannot_hold_is_refused(
     aioserve_here: Run, tiny_model: Path, kind: str
@@ -130,6 +133,7 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(
     assert rate * result["seconds"] == pytest.approx(24)
 
 
+@pytest.mark.more
 def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) -> None:
     arguments = ("bench", "latency", tiny_model, *SMALL, "--output-len", 1)
     words = [*map(str, arguments)]

@@ -40,6 +40,7 @@ def measured(run: Run, *arguments: object) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.more
 def test_json_counts_what_the_server_counted(url: str, aioserve_here: Run) -> None:
     result = measured(aioserve_here, url, *LOAD, "--seed", 7)
     assert (result["kind"], result["url"], result["model"]) == ("serve", url, "pyhelp")
@@ -56,6 +57,7 @@ def test_json_counts_what_the_server_counted(url: str, aioserve_here: Run) -> No
     assert metrics["generator"]["busy_share"] > 0
 
 
+@pytest.mark.more
 def test_the_same_seed_sends_the_same_prompts(url: str, aioserve_here: Run) -> None:
     first = measured(aioserve_here, url, *LOAD, "--seed", 11, "--concurrency", 1)
     again = measured(aioserve_here, url, *LOAD, "--seed", 11, "--concurrency", 1)
@@ -101,6 +103,7 @@ def test_a_table_shows_times_rates_and_the_generator(
     assert all(",finished," in row for row in rows)
 
 
+@pytest.mark.more
 def test_a_chat_and_text_prompts_are_measured_too(url: str, aioserve_here: Run) -> None:
     chat = measured(aioserve_here, url, *LOAD, "--endpoint", "chat", "--return-token-ids")
     assert chat["metrics"]["finished"] == 6
@@ -110,6 +113,7 @@ def test_a_chat_and_text_prompts_are_measured_too(url: str, aioserve_here: Run) 
     assert text["metrics"]["prompt_tokens"] >= 120
 
 
+@pytest.mark.more
 def test_a_trace_has_its_tenants_and_turns_of_a_closed_loop_follow(
     url: str, aioserve_here: Run
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_load_of_which_nothing_was_answered_ends_with_1(url: str, aioserve_her
     assert "no request got a completion: status 400" in done.stderr
 
 
+@pytest.mark.more
 def test_ctrl_c_prints_what_was_measured(url: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     command = [

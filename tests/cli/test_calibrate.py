@@ -169,6 +169,7 @@ def test_steps_may_come_from_a_setup_of_a_published_profile(
     assert "no setup 'm,gpu,8'; there are: m,gpu,4" in done.stderr
 
 
+@pytest.mark.more
 def test_a_table_has_the_window_groups_of_the_measured_engine(
     aioserve: Run, aioserve_here: Run, tmp_path: Path
 ) -> None:

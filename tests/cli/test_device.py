@@ -123,6 +123,7 @@ def test_a_conversation_may_begin_with_what_the_start_took(aioserve: Run) -> Non
     assert re.fullmatch(rf"\[{START}\]\n", done.stderr), done.stderr
 
 
+@pytest.mark.more
 @needs_triton
 def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(
     forking: Forks, tiny_model: Path
@@ -145,6 +146,7 @@ def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(
     assert result["machine"]["device"] == "cpu"
 
 
+@pytest.mark.more
 @needs_triton
 def test_graphs_that_are_captured_show_on_a_terminal(forking: Forks, tiny_model: Path) -> None:
     words = ["run", str(tiny_model), "x", "--max-tokens", "1", "--verbose"]

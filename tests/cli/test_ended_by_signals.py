@@ -130,6 +130,7 @@ def test_another_thread_than_the_first_handles_none() -> None:
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("times", "cleaned"), [(1, True), (2, True), (3, False)])
 def test_a_second_signal_lets_the_cleaning_go_on_and_a_third_ends_it(
     times: int, cleaned: bool

@@ -153,6 +153,7 @@ def test_second_halves_are_scored_as_llama_cpp_does(
     assert nats == pytest.approx(sum(every) / len(every), rel=1e-5)
 
 
+@pytest.mark.more
 def test_divergence_is_that_of_transformers_distributions(
     aioserve_here: Run, tiny_model: Path, other_model: Path, text: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_divergence_is_that_of_transformers_distributions(
     assert again["comparison"] == found
 
 
+@pytest.mark.more
 def test_a_model_is_not_apart_from_itself_and_hardly_in_fewer_bits(
     aioserve_here: Run, tiny_model: Path, text: Path, tmp_path: Path
 ) -> None:

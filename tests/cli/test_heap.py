@@ -57,6 +57,7 @@ def test_a_server_has_its_start_out_of_the_collectors_sight(forking: Forks, noti
     assert set(map(tuple, noted())) == {tuple(LEFT_ALONE)}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_a_measurement_begins_as_a_server_does(
     kind: str, aioserve: Run, tiny_model: Path, noting: str

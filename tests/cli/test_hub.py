@@ -45,6 +45,7 @@ def snapshot(cache: Path, hub_id: str) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.more
 def test_templates_in_their_folder_are_downloaded_too(
     aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_templates_in_their_folder_are_downloaded_too(
     assert snapshot(cache, "made-up/tiny") == names | {*templates}
 
 
+@pytest.mark.more
 def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
     aioserve: Run, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
     assert aioserve("run", tiny_model, *words[2:]).stdout == first.stdout
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "verb",
     [("bench", "latency"), ("serve",), ("chat",), ("calibrate",), ("evaluate",), ("quantize",)],
@@ -103,6 +106,7 @@ def test_every_verb_that_computes_with_a_model_downloads_it(
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("verb", ["plan", "doctor"])
 def test_verbs_that_only_look_at_a_model_download_nothing(
     aioserve: Run, cache: Path, verb: str
@@ -139,6 +143,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("repository", "code", "told"), REFUSALS.values(), ids=REFUSALS)
 def test_what_the_hub_refuses_is_one_line(
     aioserve: Run, cache: Path, repository: Repository | None, code: int, told: str
@@ -152,6 +157,7 @@ def test_what_the_hub_refuses_is_one_line(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.more
 def test_a_repository_whose_files_alone_are_gated_is_told_as_such(
     aioserve: Run, cache: Path, files: dict[str, bytes]
 ) -> None:
@@ -164,6 +170,7 @@ def test_a_repository_whose_files_alone_are_gated_is_told_as_such(
     assert last.startswith("aioserve: made-up/tiny is gated: ")
 
 
+@pytest.mark.more
 def test_no_download_is_begun_where_the_hub_must_not_be_asked(aioserve: Run, cache: Path) -> None:
     done = aioserve("run", "made-up/tiny", "x", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
@@ -183,6 +190,7 @@ def test_without_the_library_the_error_says_what_to_install(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gpt2", "./made-up/tiny", "/made-up/tiny", "../tiny", "a/b/c"])
 def test_what_has_no_owner_is_never_asked_for(aioserve: Run, cache: Path, name: str) -> None:
     with Hub({}) as hub:
@@ -192,6 +200,7 @@ def test_what_has_no_owner_is_never_asked_for(aioserve: Run, cache: Path, name: 
     assert "not found" in done.stderr
 
 
+@pytest.mark.more
 def test_a_directory_that_looks_like_an_id_is_not_asked_for(
     aioserve: Run, cache: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +217,7 @@ def watched(hub: Hub, forks: Forks) -> Terminal:
     return Terminal("run", "made-up/tiny", "x", "--max-tokens", "2", forks=forks, term="xterm")
 
 
+@pytest.mark.more
 def test_a_bar_shows_how_far_a_download_is(
     forking: Forks, cache: Path, files: dict[str, bytes]
 ) -> None:
@@ -223,6 +233,7 @@ def test_a_bar_shows_how_far_a_download_is(
         assert terminal.exit_code() == 0
 
 
+@pytest.mark.more
 def test_an_interrupted_download_is_no_model_and_goes_on_the_next_time(
     aioserve: Run, forking: Forks, cache: Path, files: dict[str, bytes], tiny_model: Path
 ) -> None:
@@ -238,6 +249,7 @@ def test_an_interrupted_download_is_no_model_and_goes_on_the_next_time(
     assert snapshot(cache, "made-up/tiny") == {file.name for file in tiny_model.iterdir()}
 
 
+@pytest.mark.more
 def test_a_hub_that_hangs_up_is_one_line(aioserve: Run, cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -33,6 +33,7 @@ def repository(model: bytes) -> Repository:
     return Repository(dict.fromkeys(files, model) | others)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -56,6 +57,7 @@ def test_the_file_that_is_meant_is_downloaded_once_and_alone(
     assert (again.returncode, again.stdout) == (0, first.stdout)
 
 
+@pytest.mark.more
 def test_one_model_in_the_cache_is_not_taken_for_another(
     aioserve: Run, cache: Path, repository: Repository
 ) -> None:
@@ -73,6 +75,7 @@ def test_one_model_in_the_cache_is_not_taken_for_another(
     assert "not in the local Hugging Face cache: no GGUF model is F16; name one of" in done.stderr
 
 
+@pytest.mark.more
 def test_parts_belong_together_and_a_missing_one_is_downloaded(aioserve: Run, cache: Path) -> None:
     parts = [f"tiny-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
     repository = Repository(dict.fromkeys(parts, b"GGUF"))
@@ -88,6 +91,7 @@ def test_parts_belong_together_and_a_missing_one_is_downloaded(aioserve: Run, ca
     assert snapshot(cache, NAME) == set(parts)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "files", "says"),
     [
@@ -116,6 +120,7 @@ def test_what_tells_no_model_is_one_line_that_lists_the_files(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.more
 def test_a_path_that_is_not_there_is_said_before_the_hub_is(aioserve: Run, cache: Path) -> None:
     with Hub({}) as hub:
         done = aioserve("run", "models/llama/tiny.gguf", *MORE, HF_ENDPOINT=hub.url)

@@ -124,6 +124,7 @@ def test_without_a_prompt_a_terminal_gets_a_chat(forking: Forks) -> None:
         assert terminal.exit_code() == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -158,6 +159,7 @@ def test_a_gguf_file_that_is_broken_is_one_line(
     assert "not a complete GGUF file: the version ends at byte 8" in done.stderr
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("verb", "usage"),
     [

@@ -167,6 +167,7 @@ def test_what_is_checked_of_a_file_may_be_of_either_kind_and_is_refused_in_the_s
     refused(aioserve_here, CHECK, given, code, message.format(**either, word="policy"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_a_policy_of_a_file_is_measured_and_what_it_prints_is_no_result(
     aioserve_here: Run, policy_file: str, kind: str
@@ -180,6 +181,7 @@ def test_a_policy_of_a_file_is_measured_and_what_it_prints_is_no_result(
     assert "asked\n" in done.stderr
 
 
+@pytest.mark.more
 def test_a_policy_of_a_file_is_checked(aioserve_here: Run, policy_file: str) -> None:
     done = aioserve_here("plugins", "check", f"{policy_file}:Mine:most=2", "--examples", 20)
     assert done.returncode == 0, done.stderr
@@ -188,6 +190,7 @@ def test_a_policy_of_a_file_is_checked(aioserve_here: Run, policy_file: str) -> 
     assert "asked\n" in done.stderr
 
 
+@pytest.mark.more
 def test_a_check_runs_the_file_once_so_that_what_its_policies_share_is_seen(
     aioserve_here: Run, policy_file: str
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_check_runs_the_file_once_so_that_what_its_policies_share_is_seen(
     assert done.stderr.count("run\n") == 1
 
 
+@pytest.mark.more
 def test_a_policy_of_a_file_is_served_by_whoever_starts_the_server(
     forking: Forks, policy_file: str
 ) -> None:
@@ -231,6 +235,7 @@ def test_show_config_shows_a_policy_of_a_file_as_it_is_given_and_runs_nothing(
     assert "there is no file" in nowhere.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
 def test_a_drafter_of_a_file_guesses_and_what_it_prints_is_no_result(
     aioserve_here: Run, drafter_file: str, kind: str

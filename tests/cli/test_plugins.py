@@ -106,6 +106,7 @@ def install(tmp_path: Path) -> Install:
     return install
 
 
+@pytest.mark.more
 def test_everything_that_plugins_offer_is_listed(aioserve_anew: Run, install: Install) -> None:
     install("bad", "raise RuntimeError('planted')")
     path = install("all_kinds", GOOD)
@@ -139,6 +140,7 @@ def test_everything_that_plugins_offer_is_listed(aioserve_anew: Run, install: In
     assert "fcfs" in table
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -209,6 +211,7 @@ def test_a_check_of_what_the_environment_leaves_out_says_so(
     assert "AIOSERVE_PLUGINS leaves out plugin 'all_kinds' (all_kinds-dist 3.4)" in done.stderr
 
 
+@pytest.mark.more
 def test_a_strategy_of_a_plugin_is_simulated_by_name(
     aioserve_here: Run, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +261,7 @@ def test_a_project_is_not_written_over_anything(
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["none", "true", "policy-spec", "engine", "config-error"])
 def test_whatever_it_is_called_a_new_project_works(
     aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -282,6 +286,7 @@ def test_whatever_it_is_called_a_new_project_works(
         sys.modules.pop(module)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["none", "guessing-again", "drafter-spec"])
 def test_a_new_project_of_a_drafter_works(
     aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -305,6 +310,7 @@ def test_a_new_project_of_a_drafter_works(
         sys.modules.pop(module)
 
 
+@pytest.mark.more
 def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
     """In processes of their own, from where nothing but what was installed is found."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"

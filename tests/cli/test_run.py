@@ -31,6 +31,7 @@ def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(aioserve: Run) -> No
     assert 1 <= int(counts.group(1)) <= 12
 
 
+@pytest.mark.more
 def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run, aioserve_here: Run) -> None:
     options = ("--raw", "--temperature", 0, "--max-tokens", 8)
     given = aioserve_here("run", "pyhelp", "def fibonacci(n):", *options)
@@ -128,6 +129,7 @@ def test_a_model_without_weights_fails_with_its_own_code(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     options = ("--raw", "import os\n", "--max-tokens", "400")
     process = subprocess.Popen(

@@ -101,6 +101,7 @@ def slow_server(forking: Forks, slow_file: Path) -> Callable[..., ServerProcess]
     return partial(ServerProcess, forks=forking, module="tests.cli.slow_steps", **named)
 
 
+@pytest.mark.more
 def test_sigterm_refuses_new_requests_and_lets_streams_end(
     slow_file: Path, slow_server: Callable[..., ServerProcess]
 ) -> None:
@@ -134,6 +135,7 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end(
         assert server.errors.rstrip().endswith("drained")
 
 
+@pytest.mark.more
 def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
     command = [sys.executable, "-m", "aioserve", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -152,6 +154,7 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
             process.kill()
 
 
+@pytest.mark.more
 def test_the_deadline_of_a_drain_ends_streams_with_an_error(
     slow_server: Callable[..., ServerProcess],
 ) -> None:
@@ -207,6 +210,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.more
 def test_a_server_with_tls_and_keys_answers_those_who_have_one(
     forking: Forks, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -333,6 +337,7 @@ def test_a_unix_socket_that_answers_is_in_use_and_a_dead_one_is_replaced(tmp_pat
 # -- settings
 
 
+@pytest.mark.more
 def test_tools_are_served_by_a_template_and_a_parser_of_flags(
     forking: Forks, tmp_path: Path
 ) -> None:
@@ -353,6 +358,7 @@ def test_tools_are_served_by_a_template_and_a_parser_of_flags(
             assert status == 200 or "--tool-parser" in answer.text
 
 
+@pytest.mark.more
 def test_parsers_are_settings_of_the_engine_wherever_they_are_said(
     aioserve: Run, tmp_path: Path
 ) -> None:
@@ -404,6 +410,7 @@ def test_show_config_prints_each_value_with_its_origin_as_a_file_that_says_the_s
     assert tomllib.loads(repeated.stdout) == shown
 
 
+@pytest.mark.more
 def test_help_tells_what_flags_take_and_where_else_they_are_set(aioserve: Run) -> None:
     help_ = aioserve("serve", "--help").stdout
     assert "--port INT" in help_

@@ -251,6 +251,7 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
     assert aioserve_here(*arguments, new).stderr == ""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -342,6 +343,7 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     assert message in done.stderr
 
 
+@pytest.mark.more
 def test_an_urgent_tenant_waits_less(aioserve_here: Run) -> None:
     arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
     arguments += ["--max-num-seqs", 4, "--policy", "fcfs", "--policy", "priority"]

@@ -173,6 +173,7 @@ def test_a_policy_may_lie_where_the_name_is_no_text(
             assert b"/caf\xe9/loud.py:Loud," in path.read_bytes()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("jobs", [None, 1, 2])
 def test_what_policies_print_is_in_no_table(
     aioserve: Run, aioserve_here: Run, policy_file: Path, jobs: int | None

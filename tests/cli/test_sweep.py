@@ -59,6 +59,7 @@ def swept(aioserve: Run, *arguments: object) -> dict[str, Any]:
 SMALL = ("--synthetic", "bursts", "--num-requests", 40)
 
 
+@pytest.mark.more
 def test_every_run_is_the_one_that_simulate_makes(aioserve_here: Run) -> None:
     arguments = (*SMALL, "--max-num-seqs", 4, "--policy", "fcfs", "--policy", "shortest_first")
     found = swept(aioserve_here, *arguments, "--rates", "5,20", "--seeds", 2, "--jobs", 1)
@@ -78,6 +79,7 @@ def test_every_run_is_the_one_that_simulate_makes(aioserve_here: Run) -> None:
         assert row["over_seeds"]["ttft_p99_seconds"]["mean"] == pytest.approx(mean)
 
 
+@pytest.mark.more
 def test_processes_of_its_own_find_the_same(
     aioserve_here: Run, policy_file: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_processes_of_its_own_find_the_same(
     }
 
 
+@pytest.mark.more
 def test_the_largest_rate_is_told_that_keeps_what_is_promised(aioserve_here: Run) -> None:
     arguments = ("--synthetic", "heavy-tails", "--num-requests", 100, "--max-num-seqs", 8)
     arguments += ("--rates", "1,1000", "--slo", "ttft_p99=3,attainment=0.9", "--jobs", 1)
@@ -120,6 +123,7 @@ def test_the_largest_rate_is_told_that_keeps_what_is_promised(aioserve_here: Run
     assert "with 95 % confidence" in shown
 
 
+@pytest.mark.more
 def test_rates_between_are_tried_where_a_promise_breaks(aioserve_here: Run, tmp_path: Path) -> None:
     lines = tmp_path / "requests.jsonl"
     arguments = (*SMALL, "--max-num-seqs", 4, "--policy", "fcfs", "--policy", "shortest_first")
@@ -161,6 +165,7 @@ def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> Non
     assert text.count('class="seed ') == 4 * 2 * 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -193,6 +198,7 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.more
 def test_seeds_that_draw_nothing_are_refused(aioserve_here: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,context_tokens,generated_tokens\n0,10,2\n1,10,2\n")

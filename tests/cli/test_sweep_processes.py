@@ -87,6 +87,7 @@ def endless_sweep(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.more
 def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
     command, notes = refining(tmp_path)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -97,6 +98,7 @@ def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
     assert len(set(runs)) <= 3
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
     how: signal.Signals, tmp_path: Path
@@ -116,6 +118,7 @@ def test_ctrl_c_ends_all_processes_with_nothing_said(tmp_path: Path) -> None:
         assert not workers_in(process.pid)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_first_one(how: signal.Signals, tmp_path: Path) -> None:
     with endless_sweep(tmp_path) as process:

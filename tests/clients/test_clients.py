@@ -93,6 +93,7 @@ def checks_of(script: Path) -> list[str]:
     return [function.name for function in functions if function.args.args]
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize("version", ["openai2", "openai3"])
 async def test_openai_for_python(version: str) -> None:
@@ -101,6 +102,7 @@ async def test_openai_for_python(version: str) -> None:
     assert await talk(sys.executable, script, client=version) == checks_of(script)
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_answers_have_all_that_the_types_of_clients_have() -> None:
     needs("openai3")
@@ -111,6 +113,7 @@ async def test_answers_have_all_that_the_types_of_clients_have() -> None:
     assert "2 passed" in printed
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_litellm() -> None:
     needs("litellm")
@@ -132,6 +135,7 @@ async def test_openai_for_npm() -> None:
     assert done == re.findall(r"^  async (\w+)\(", written, re.MULTILINE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("example", "client"),
@@ -144,6 +148,7 @@ async def test_the_examples_of_clients_print_an_answer(example: str, client: str
     assert printed.strip()
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_ollama() -> None:
     needs("ollama")

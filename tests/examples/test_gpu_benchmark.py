@@ -71,6 +71,7 @@ def check_run(found: dict[str, Any], *, requests: int) -> None:
     assert sum(kind["floor_seconds"] for kind in kinds) == pytest.approx(floor["seconds"])
 
 
+@pytest.mark.more
 @pytest.mark.clock
 def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(run: Measure) -> None:
     parts = ("card", "offline", "single", "prefill", "prefix", "single-eager", "vllm", "online")
@@ -94,6 +95,7 @@ def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(run: Measure) 
     assert "offline: aioserve " in done.stdout
 
 
+@pytest.mark.more
 def test_a_part_that_fails_is_told_and_the_others_are_measured(run: Measure) -> None:
     options = ("--engine-options", '{"page_size": 3}', "--only", "card", "offline", "single")
     done, written = run(*options)
@@ -150,6 +152,7 @@ def test_numbers_that_make_no_sense_are_refused(
     assert f"{option} must be more than 0" in done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_device_of_a_gpu_is_timed_by_its_own_clock(tmp_path: Path, module: Any) -> None:
     """The real runner and kernels, with the host in the place of the device."""

@@ -26,6 +26,7 @@ def printed(script: Script, name: str, *options: object) -> str:
     return done.stdout
 
 
+@pytest.mark.more
 @pytest.mark.clock
 def test_each_workload_is_compared_with_what_its_steps_cannot_take_less_than(
     script: Script, model: Path, tmp_path: Path

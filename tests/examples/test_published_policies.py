@@ -198,6 +198,7 @@ def under_fcfs() -> list[tuple[int, ...]]:
     return served("fcfs")[0]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", SPECS)
 def test_each_serves_a_real_model_with_the_tokens_that_it_has_under_fcfs(name, under_fcfs):
     answers, stats = served(make(name))

@@ -25,6 +25,7 @@ def test_the_smallest_example_streams_an_answer(example_path: Path) -> None:
     assert len(run(example_path("stream")).split()) > 2
 
 
+@pytest.mark.more
 def test_two_engines_end_with_every_page_given_back(example_path: Path) -> None:
     lines = run(example_path("two_engines")).splitlines()
     assert len(lines) == 2

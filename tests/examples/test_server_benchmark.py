@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.cli.forked import Forks
 from tests.cli.server_process import ServerProcess
 from tests.examples.conftest import Script
@@ -29,12 +31,14 @@ def test_each_of_many_streams_has_one_end(script: Script) -> None:
     assert "pages held afterwards 0" in told
 
 
+@pytest.mark.more
 def test_clients_that_vanish_leave_nothing(script: Script) -> None:
     told = said(script, "soak", "--minutes", "0.02", "--streams", "2")
     assert "'errors': 0, 'wrong ends': 0" in told
     assert "pages held by requests: 0 after a quarter, 0 at the end" in told
 
 
+@pytest.mark.more
 def test_servers_that_run_are_compared_on_the_same_streams(script: Script, forking: Forks) -> None:
     with ServerProcess("--served-model-names", "served", forks=forking) as server:
         url = server.url.removeprefix("http://")
@@ -50,6 +54,7 @@ def test_servers_that_run_are_compared_on_the_same_streams(script: Script, forki
     assert short.stderr.startswith("ours: status 400")
 
 
+@pytest.mark.more
 def test_a_server_that_is_not_there_is_named(script: Script) -> None:
     done = script("beside.py", "ours=127.0.0.1:1", "--works", "one")
     assert done.returncode == 1

@@ -67,6 +67,7 @@ def agents(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("repeats")
 def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_own(
     scripts: Any,
@@ -160,6 +161,7 @@ def test_questions_come_behind_the_answers_before(scripts: Any) -> None:
     assert text.endswith("Answer:")
 
 
+@pytest.mark.more
 def test_edits_are_whole_functions_that_fit_twice(scripts: Any) -> None:
     workloads = scripts.speculation_workloads
     sizes = workloads.Sizes(100, 400, 1, Path("nothing"))
@@ -181,6 +183,7 @@ def test_random_prompts_and_their_seeds_are_all_different(scripts: Any) -> None:
     assert all(0 <= token < 300 for one in sessions for token in one.turns[0]([]))
 
 
+@pytest.mark.more
 def test_sessions_are_drawn_at_a_temperature_with_a_seed_each(scripts: Any) -> None:
     workloads = scripts.speculation_workloads
     sizes = workloads.Sizes(100, 400, 1, Path("nothing"), temperature=0.5)

@@ -120,6 +120,7 @@ def test_rows_with_other_answers_are_no_comparison(teaching: Any) -> None:
         runs.run_all([one, other], teaching.model, 1)
 
 
+@pytest.mark.more
 def test_figures_depend_on_counts_alone(teaching: Any, tmp_path: Path) -> None:
     runs, options = teaching.runs, teaching.options
     figures = importlib.import_module("technique_figures")

@@ -181,6 +181,7 @@ def modules_of_the_checkout() -> set[str]:
     return found
 
 
+@pytest.mark.more
 def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
     native = {name for name in names if name.startswith("aioserve/_native.") and ".so" in name}
@@ -243,6 +244,7 @@ def test_every_bundled_policy_is_registered_by_an_entry_point(wheel: Path) -> No
     assert dict(points["aioserve"]) == {name: f"aioserve_plugins.{name}" for name in modules}
 
 
+@pytest.mark.more
 def test_everything_is_imported_from_the_installed_wheel(installed: Installed) -> None:
     for place in installed.run("-c", PLACES).split():
         assert Path(place).is_relative_to(installed.site_packages)
@@ -254,6 +256,7 @@ def test_the_installed_engine_streams_with_the_default_policy(installed: Install
     assert "json.dumps" in answer or "JSON" in answer
 
 
+@pytest.mark.more
 def test_a_type_checker_knows_every_public_type_of_the_installed_package(
     installed: Installed,
 ) -> None:

@@ -107,6 +107,7 @@ def downloaded(index: str, options: list[str], directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(tool("torch_index").has_nvidia_driver(), reason="this machine has a driver")
 @pytest.mark.parametrize(
     ("name", "comes", "says"),

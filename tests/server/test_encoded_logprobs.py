@@ -80,6 +80,7 @@ async def test_the_loop_has_turns_while_a_long_list_is_written() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.clock
 async def test_echo_with_logprobs_is_the_same_streamed_and_whole_and_holds_nobody_up() -> None:
     async with Engine("pyhelp") as engine, client_of(create_app(engine)) as client:
         body = {

@@ -178,6 +178,7 @@ class CountsItsObjects(SchedulingPolicy):
         return max(1, budget_tokens - self.number % 3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -232,6 +233,7 @@ SO_THAT_IT_IS_ASKED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("question", NONSENSE)
 def test_every_question_is_asked_and_its_answer_looked_at(question):
     methods = {question: NONSENSE[question], **SO_THAT_IT_IS_ASKED.get(question, {})}

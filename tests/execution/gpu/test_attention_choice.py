@@ -130,6 +130,7 @@ def test_the_faster_one_is_used_and_both_times_are_told(
     assert "2000.000 ms in all layers with FlashInfer 0.0.fake, and 1000.000 ms" in slower.why
 
 
+@pytest.mark.more
 def test_what_is_hardly_faster_is_left(decoder: Decoder) -> None:
     assert choose(decoder, seconds=(0.96, 1.0)).used == "triton"
     assert choose(decoder, seconds=(0.94, 1.0)).used == "flashinfer"
@@ -239,6 +240,7 @@ def test_prompts_of_a_trial_fit_a_step(max_tokens: int, max_model_len: int) -> N
         assert len(prompts) == 5
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

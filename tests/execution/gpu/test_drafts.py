@@ -106,6 +106,7 @@ def check_all_right(stats: EngineStats) -> None:
     assert sum(stats.tokens_drafted_total) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", ["model", "head"])
@@ -124,6 +125,7 @@ def test_what_knows_the_model_is_always_right(kind: str, seed: int, preempts: bo
     check_all_right(stats)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_what_is_wrong_at_times_changes_no_token(kind: str, seed: int) -> None:
@@ -185,6 +187,7 @@ def test_guesses_without_memory_are_missed_in_their_step_alone(
     check_all_right(stats)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> None:

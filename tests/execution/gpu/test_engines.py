@@ -17,6 +17,7 @@ from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(24))
 def test_tokens_are_right_whatever_the_order_of_the_work(seed):
     draw = random.Random(seed)

@@ -154,6 +154,7 @@ async def test_a_model_without_a_head_embeds_texts_as_its_files_say(
     np.testing.assert_allclose(found, wanted, atol=ATOL)
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("kind", "config"),

@@ -36,6 +36,7 @@ def run(*words: str, wish: str | None, seconds: float = 170) -> subprocess.Compl
     )
 
 
+@pytest.mark.more
 def test_without_a_card_they_are_skipped_for_one_reason() -> None:
     done = run(wish=None)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,6 +46,7 @@ def test_without_a_card_they_are_skipped_for_one_reason() -> None:
     assert reasons[0].startswith("no card: ")
 
 
+@pytest.mark.more
 def test_where_a_card_is_required_none_is_a_failure() -> None:
     done = run(wish="required")
     assert done.returncode == 1

@@ -176,6 +176,7 @@ def test_blocks_of_queries_make_up_a_long_prompt(device: torch.device) -> None:
 
 
 # The longest context has more tiles of keys than there may be parts, so its parts are longer.
+@pytest.mark.more
 @pytest.mark.parametrize("window", [0, 100])
 def test_a_row_is_the_same_with_any_number_of_splits(device: torch.device, window: int) -> None:
     tiles = SMALL._replace(part_keys=16)
@@ -188,6 +189,7 @@ def test_a_row_is_the_same_with_any_number_of_splits(device: torch.device, windo
         assert torch.equal(got, whole), splits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "window", "soft_cap"),
     [(torch.float32, 0, 0.0), (torch.float16, 0, 4.0), (torch.bfloat16, 21, 0.0)],
