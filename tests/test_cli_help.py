@@ -44,6 +44,7 @@ def test_a_short_command_imports_no_heavy_module(arguments: list[str]) -> None:
     assert not modules & HEAVY
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "verb",
     [

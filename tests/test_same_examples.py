@@ -80,6 +80,7 @@ def explored(place: Path, limit: int, *options: str) -> tuple[int, str]:
     return told.returncode, told.stdout
 
 
+@pytest.mark.more
 def test_a_find_ends_all_and_is_told_with_the_line_that_repeats_it(tmp_path: Path) -> None:
     code, told = explored(tmp_path, 1000, "--max-seconds", "60")
     assert code == 1, told

@@ -20,6 +20,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", COPIES)
 async def test_an_engine_and_a_stream_are_not_copied_and_go_on(way: str) -> None:

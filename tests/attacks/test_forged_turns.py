@@ -303,6 +303,7 @@ def test_fuzz_what_the_guard_encodes_is_what_one_pass_encodes(kind: str) -> None
 
 
 # Not where a letter makes a name with its neighbour.
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("kind", sorted(BACKENDS.keys() - {"nested names"}))
 def test_fuzz_ids_are_unchanged_where_no_name_is_typed(kind: str) -> None:
     tokenizer = tokenizer_of(kind)

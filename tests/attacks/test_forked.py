@@ -139,5 +139,6 @@ def test_an_engine_that_a_forked_process_drops_goes_on_in_the_other() -> None:
     assert printed(DROPPED) == ["[]", "4"]
 
 
+@pytest.mark.more
 def test_a_forked_process_enters_an_engine_that_was_made_before() -> None:
     assert printed(OF_ITS_OWN) == ["4", "4"]

@@ -184,6 +184,7 @@ async def test_a_call_on_its_own_loop_works(name: str) -> None:
         stream.close()
 
 
+@pytest.mark.sampled(27)
 @pytest.mark.parametrize("place", ["its loop", *PLACES])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.asyncio

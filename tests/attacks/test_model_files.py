@@ -241,6 +241,7 @@ def test_fuzz_index(models: dict[str, Path], data: st.DataObject) -> None:
         attack(directory)
 
 
+@pytest.mark.more
 @given(data=st.data())
 def test_fuzz_tokenizer_files(models: dict[str, Path], data: st.DataObject) -> None:
     model = models["text"]
@@ -341,6 +342,7 @@ def test_the_most_layers_that_are_believed_are_compared_with_the_weights_within_
         load_model(directory)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.clock
 @pytest.mark.parametrize(
     ("family", "changes", "says"),

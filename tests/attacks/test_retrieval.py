@@ -113,6 +113,7 @@ async def test_a_choice_that_is_none_is_told_with_the_choices(tmp_path: Path) ->
     assert len(error["message"]) < 300
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 async def test_thousands_of_documents_are_served(tmp_path: Path) -> None:
     settings = {"max_inputs": 4096, "max_body_bytes": 2**25}

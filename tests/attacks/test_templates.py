@@ -203,7 +203,7 @@ LONG = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LONG)
 def test_a_template_too_long_to_be_parsed_is_refused_by_name(name: str) -> None:
     source, complaint = LONG[name]

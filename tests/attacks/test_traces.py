@@ -143,6 +143,7 @@ def test_long_lines_and_values_are_not_shown_whole(tmp_path: Path) -> None:
     refused(tmp_path / "a", AZURE.strip() + ",a" * 10**5 + "\n" + "0,1,1\n")
 
 
+@pytest.mark.more
 def test_one_endless_line_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     assert "line" in refused(path, json.dumps(MOONCAKE)[:-1] + ', "pad": "' + "x" * (100 << 20))

@@ -302,6 +302,7 @@ def test_fuzz_engine_options(values: dict[str, Any]) -> None:
 # -- fields of a request
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(
     ("argument", "given", "value", "limit"),
     [

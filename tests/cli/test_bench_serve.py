@@ -127,6 +127,7 @@ def test_a_trace_has_its_tenants_and_turns_of_a_closed_loop_follow(
     assert turns["metrics"]["cached_tokens"] > 0
 
 
+@pytest.mark.more
 def test_nothing_is_sent_after_the_last_second(url: str, aioserve_here: Run) -> None:
     result = measured(
         aioserve_here, url, *LOAD[2:], "--num-requests", 500, "--rate", 10, "--max-seconds", 0.5

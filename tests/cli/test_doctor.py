@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.cli.command import Run
@@ -31,6 +32,7 @@ def test_doctor_prints_json_for_programs(aioserve: Run) -> None:
     assert not [name for name, facts in found.items() if "error" in facts]
 
 
+@pytest.mark.more
 def test_doctor_prints_a_table_for_people(aioserve: Run) -> None:
     shown = aioserve("doctor").stdout
     for fact in ("version", "isa", "threads", "fcfs", "pyhelp"):

@@ -92,6 +92,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.more
 def test_garbage_goes_before_and_what_is_there_is_looked_at_again_behind_it() -> None:
     gone, stays = weakref.ref(Cycle()), Cycle()
     held = weakref.ref(stays)

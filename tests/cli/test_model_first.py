@@ -159,7 +159,7 @@ def test_a_gguf_file_that_is_broken_is_one_line(
     assert "not a complete GGUF file: the version ends at byte 8" in done.stderr
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("verb", "usage"),
     [

@@ -153,6 +153,7 @@ def test_nothing_is_tried_where_no_promise_breaks(aioserve_here: Run) -> None:
     assert [kept.stdout.count("fcfs  "), missed.stdout.count("fcfs  ")] == [2, 2]
 
 
+@pytest.mark.more
 def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = aioserve_here(

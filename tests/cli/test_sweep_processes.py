@@ -127,6 +127,7 @@ def test_no_process_outlives_the_first_one(how: signal.Signals, tmp_path: Path) 
         block_until(lambda: not workers_in(process.pid))
 
 
+@pytest.mark.more
 def test_a_process_that_is_killed_ends_the_sweep_with_a_line(tmp_path: Path) -> None:
     with endless_sweep(tmp_path) as process:
         os.kill(workers_in(process.pid)[0], signal.SIGKILL)

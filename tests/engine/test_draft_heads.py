@@ -216,6 +216,7 @@ def check_guesses(
     return sum(len(guesses) for _, guesses in made)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_heads_tell_what_they_drew_from(
     models: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ async def test_the_reference_backend_drafts_as_well(models: Path) -> None:
     assert answer.usage.accepted_draft_tokens == answer.usage.drafted_tokens > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 async def test_a_model_whose_weights_are_rounded_guesses_for_itself(
     models: Path, quantization: str

@@ -339,7 +339,7 @@ def _case(model: str, settings: str) -> Any:
     return pytest.param(model, settings, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "settings"), [_case(model, settings) for model in MODELS for settings in SETTINGS]
 )

@@ -143,6 +143,7 @@ def test_a_process_that_dies_is_told_with_what_it_said(
         assert parts[part]["error"].startswith("its process ended with -6: an illegal access")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", ["--minutes", "--part-minutes", "--repeats", "--rate"])
 def test_numbers_that_make_no_sense_are_refused(
     script: Script, tmp_path: Path, option: str

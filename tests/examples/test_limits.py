@@ -79,6 +79,7 @@ def test_the_limits_alone_need_no_model(script: Script) -> None:
     assert " GB/s, multiplies " in output
 
 
+@pytest.mark.more
 @pytest.mark.clock
 def test_a_start_is_more_than_its_longest_part_and_the_second_imports_nothing(
     script: Script, model: Path, tmp_path: Path

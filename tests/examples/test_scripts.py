@@ -44,6 +44,7 @@ def test_two_engines_is_as_short_as_promised(example_path: Path) -> None:
     assert len([line for line in body if not line.startswith("from")]) <= 12
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["custom_policy"])
 def test_the_policy_example_serves_short_prompts_first(example_path: Path, name: str) -> None:
     assert run(example_path(name)).strip().endswith("short, middle, long")

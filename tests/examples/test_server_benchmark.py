@@ -17,6 +17,7 @@ def said(script: Script, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.more
 def test_overhead_is_the_median_of_pairs(script: Script) -> None:
     sizes = ("--streams", "2", "--output-tokens", "4", "--repeats", "1")
     told = said(script, "overhead", "--models", "pyhelp", "--stream-interval", "1", "2", *sizes)

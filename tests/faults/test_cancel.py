@@ -232,6 +232,7 @@ def test_a_policy_that_closes_streams_from_within_is_harmless(seed):
     run(main, seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_request_dropped_with_its_loop_says_nothing(seed):
     """A stream may outlive its loop; dropping it then is no error."""

@@ -101,6 +101,7 @@ def test_steps_fail_readers_leave_and_memory_runs_short_and_every_token_is_right
     run(main, seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("fault", [Fault.STEP_RAISES, Fault.LAUNCH_RAISES, Fault.BAD_ROW])
 def test_whichever_step_with_guesses_fails_only_its_requests_end(

@@ -14,6 +14,7 @@ STALL_SECONDS = 5.0
 OPTIONS = {"max_buffered_tokens": 8, "stall_timeout_seconds": STALL_SECONDS}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):

@@ -129,6 +129,7 @@ def test_torch_comes_without_cuda_where_it_can_be_had(
     assert wheels == [f"torch-{version()}{comes}-py3-none-any.whl"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
 def test_who_told_pip_where_to_look_is_heard(index: str, variable: str) -> None:
     options, said = options_of(TORCH_INDEX=f"{index}/cpu", **{variable: NOWHERE})
@@ -181,6 +182,7 @@ def test_an_installed_torch_of_another_version_is_not_the_one(index: str, tmp_pa
     assert said
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("place", ["user:s3cret@127.0.0.1:9", "user:s3cret@127.0.0.1"])
 def test_a_password_is_shown_nowhere_and_odd_urls_are_no_traceback(place: str) -> None:
     url = f"http://{place}/simple"

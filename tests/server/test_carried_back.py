@@ -280,7 +280,7 @@ async def test_a_name_of_a_message_reaches_the_template_whatever_its_role() -> N
     ]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "field", "turns", "named"),
     [

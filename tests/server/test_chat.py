@@ -76,6 +76,7 @@ async def test_no_counts_come_where_no_usage_is_asked_for(path: str) -> None:
     assert not [event for event in events if event.get("usage")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("interval", [1, 3, 50])
 async def test_tokens_of_the_reasoning_are_counted_alike_whole_and_streamed(interval: int) -> None:
     settings = ServerSettings(served_model_names=["scripted"], stream_interval=interval)
@@ -96,6 +97,7 @@ async def test_tokens_of_the_reasoning_are_counted_alike_whole_and_streamed(inte
         assert "".join([delta.get(name, "") for delta in deltas]) == "hm"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("parallel", "count"), [(None, 2), (True, 2), (False, 1)])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_calls_and_reasoning_are_told_apart(

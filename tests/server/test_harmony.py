@@ -108,6 +108,7 @@ async def test_each_api_tells_reasoning_content_and_calls() -> None:
     assert "<|" not in json.dumps([said, response["output"], message["content"]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(len(ANSWERS)))
 async def test_a_stream_says_the_same_as_a_whole_answer(seed: int) -> None:
     stream = {"stream": True}

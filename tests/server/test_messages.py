@@ -429,7 +429,7 @@ async def test_an_error_says_what_its_request_goes_by(monkeypatch: pytest.Monkey
 SWITCH = "{% if enable_thinking is defined %}THINKS {{ enable_thinking }}.{% endif %}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "shown"),
     [

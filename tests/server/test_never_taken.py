@@ -26,6 +26,7 @@ PARTS: dict[str, dict[str, Any]] = {
 """Of messages, by type, or by what is refused of one that is known."""
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("path", TAKES_BODIES)
 async def test_templates_tensors_and_weights_are_refused_by_name(path: str) -> None:

@@ -222,7 +222,7 @@ async def test_an_empty_prompt_asks_for_a_model_that_is_there() -> None:
             assert (answer["done"], answer["done_reason"]) == (True, "load")
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("path", "change", "why", "status"),
     [

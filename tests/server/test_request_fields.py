@@ -127,7 +127,7 @@ async def test_metadata_has_the_same_bounds_in_conversations_and_responses(
         assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("to", [CHAT, RESPONSES, COMPLETIONS])
 @pytest.mark.parametrize(
     "bad",

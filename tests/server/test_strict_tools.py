@@ -278,6 +278,7 @@ async def test_white_space_of_calls_that_must_be_made_is_what_the_body_says() ->
     assert lengths == [[0], [1], [3]] * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("more", "param", "why"),
     [

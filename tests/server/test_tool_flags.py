@@ -114,6 +114,7 @@ async def test_reasoning_is_read_in_the_form_that_the_engine_is_told() -> None:
         assert message["content"] == ("Rain." if reasoning else "Hm.</think>Rain.")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("source", "form"),
     [

@@ -113,6 +113,7 @@ def choose(
         )
 
 
+@pytest.mark.more
 def test_the_faster_one_is_used_and_both_times_are_told(
     decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -156,6 +156,7 @@ class Peaks(HostCounts):
         return use._replace(peak=self.before + self.peaks[max(0, self.resets - 1)])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "peaks"),
     [

@@ -58,6 +58,7 @@ async def test_who_opens_an_engine_hears_of_each_graph_on_the_loop(
     assert device.captured == 2
 
 
+@pytest.mark.more
 @pytest.mark.asyncio
 @pytest.mark.parametrize("options", [{"graph_sizes": ()}, {"capture_graphs": False}])
 async def test_where_no_graph_is_captured_at_the_start_nobody_is_told(

@@ -183,7 +183,7 @@ def floats_of(file: Path, directory: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", MIXES)
 async def test_each_type_gives_the_tokens_of_its_weights_and_is_near_the_model(

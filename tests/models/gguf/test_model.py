@@ -123,6 +123,7 @@ def test_each_format_computes_as_the_floats_that_it_stands_for(tmp_path: Path, f
     assert torch.equal(logits_of(file, "reference"), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gemma3", "qwen3", "phi3", "mistral", "mixtral"])
 def test_each_family_is_computed_from_blocks(tmp_path: Path, name: str) -> None:
     scale: dict[str, Any] = {"query_pre_attn_scalar": 64} if name == "gemma3" else {}

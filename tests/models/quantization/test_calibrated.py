@@ -332,6 +332,7 @@ def test_a_copy_is_near_the_model_and_computes_its_own_weights(
 GROUPS_FIT = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("architecture", ["llama-biases", *CALIBRATED])
 def test_every_architecture_is_copied(tmp_path: Path, name: str, architecture: str):

@@ -92,6 +92,7 @@ def test_a_mixed_batch_agrees_with_the_reference(
     check(scenario, got, window, soft_cap)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("page_size", "window", "soft_cap"), [(1, 33, 0.0), (3, 0, 4.0), (16, 0, 0.0), (64, 21, 4.0)]
 )

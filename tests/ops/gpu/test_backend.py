@@ -62,6 +62,7 @@ def test_devices_that_are_none_are_refused() -> None:
             CudaBackend("cuda:99")
 
 
+@pytest.mark.more
 def test_the_cpu_is_refused_where_nothing_interprets() -> None:
     program = (
         "from aioserve.ops.gpu.backend import CudaBackend, GpuLinear\n"

@@ -129,6 +129,7 @@ def test_codes_of_a_table_are_the_weight_that_loading_would_round(
     assert torch.equal(found.cpu().T, expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("table", "group", "inputs", "dtype", "rounded"),
     [

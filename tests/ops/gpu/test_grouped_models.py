@@ -111,6 +111,7 @@ def test_all_layers_of_a_quantised_model_are_held_as_integers(tmp_path: Path) ->
         assert not any(tensor in weights.arrays for tensor in described.weights[1:])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("method", "rounds"), [("w8a8", True), ("int8", False), ("fp8", True)])
 def test_a_checkpoint_says_whether_activations_are_rounded(
     backend: CudaBackend, method: str, rounds: bool, tmp_path: Path

@@ -125,6 +125,7 @@ def test_rows_are_rounded_where_a_checkpoint_says_so(backend: CudaBackend, tmp_p
     assert 1e-4 < error < 0.1
 
 
+@pytest.mark.more
 def test_experts_of_a_gguf_file_stay_in_its_blocks(backend: CudaBackend, tmp_path: Path) -> None:
     sizes: dict[str, Any] = WIDE | {"num_hidden_layers": 1, "intermediate_size": 256}
     directory = written("mixtral", tmp_path / "hf", **sizes)

@@ -206,6 +206,7 @@ def test_more_columns_than_whole_numbers_can_sum_are_refused(backend) -> None:
         draw(backend, logits, GREEDY)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("vocab", [7, pytest.param(4100, marks=pytest.mark.slow)])
 def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
     backend, vocab: int
@@ -213,6 +214,7 @@ def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
     check_a_row_among_others(backend, vocab, 6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("params", "count"),
     [
@@ -283,6 +285,7 @@ def test_fewer_finite_logits_than_top_k_are_all_that_is_kept(backend) -> None:
     assert set(draw(backend, logits, SamplingParams(top_k=50))) == {3, 4000, 4999}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_row_is_reported_and_disturbs_no_other(backend, bad: float) -> None:
     check_a_bad_row(backend, bad, [2], 12)
