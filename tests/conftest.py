@@ -104,6 +104,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session", autouse=True)
+def programs_know_of_no_clock() -> None:
+    """Programs that tests start refuse a variable that they don't know. Processes of xdist have
+    read it by now."""
+    os.environ.pop("AIOSERVE_CLOCK", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def signals_are_heard() -> Iterator[None]:
     with heard_signals():
         yield

@@ -40,7 +40,8 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     assert stats["steps"] >= 5
     # The first of six computes the 8 tokens that all share.
     assert (stats["tokens_prefilled"], stats["tokens_cached"]) == (80, 40)
-    assert result["loop_lag_milliseconds"]["max"] >= result["loop_lag_milliseconds"]["p99"] >= 0
+    lag = result["loop_lag_milliseconds"]  # none of a run that took less than a tick
+    assert lag is None or lag["max"] >= lag["p99"] >= 0
     assert {"isa", "threads", "dtype"} <= result["machine"].keys()
     host = result["host"]
     assert host["share_of_step"] > 0
@@ -87,11 +88,11 @@ def test_latency_prints_a_table_and_writes_json(
         "time per output token",
         "longest gap between tokens",
         "whole answer",
-        "loop lag",
         "host's share",
     ):
         assert shown in done.stdout
     result = json.loads(file.read_text())
+    assert ("loop lag" in done.stdout) == (result["loop_lag_milliseconds"] is not None)
     assert result["concurrency"] == 1
     assert result["stats"]["tokens_prefilled"] == 120
     assert result["machine"]["dtype"] == "bfloat16"

@@ -95,6 +95,11 @@ def plan(
     return placed_plan(step=step, items=items, started_slots=starts(*started), copies=tuple(copies))
 
 
+def device_clock() -> float:
+    """A device takes its time whatever the clocks of the host show (`tests/clocks.py`)."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 class DeviceThread:
     """Makes calls after real time: what a fake GPU does where there is no simulated loop."""
 
@@ -109,7 +114,7 @@ class DeviceThread:
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         with self._changed:
             self._count += 1
-            heapq.heappush(self._calls, (time.monotonic() + seconds, self._count, call))
+            heapq.heappush(self._calls, (device_clock() + seconds, self._count, call))
             self._changed.notify()
 
     def close(self) -> None:
@@ -121,8 +126,8 @@ class DeviceThread:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._open and not (self._calls and self._calls[0][0] <= time.monotonic()):
-                    left = self._calls[0][0] - time.monotonic() if self._calls else None
+                while self._open and not (self._calls and self._calls[0][0] <= device_clock()):
+                    left = self._calls[0][0] - device_clock() if self._calls else None
                     self._changed.wait(left)
                 if not self._open:
                     return
