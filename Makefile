@@ -1,9 +1,8 @@
 # Everything happens in .venv beside this file. `make run` is the first thing to try.
 #
 #   run     stream an answer from the embedded model      bench   measure the engine
-#   test    lint, types and the tests that take ten minutes
-#   test-more       the rest of the tests, as CI runs them behind these
-#   docs    build/docs/index.html
+#   test    lint, types and the first tier of tests       docs    build/docs/index.html
+#   test-more       the second tier: CI runs both
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
 #   explore new random examples of each property for ten minutes
@@ -22,7 +21,7 @@
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, ISAS=all compiles the kernels of all instruction sets and tests
 # those that run here, for this and all later targets, and
-# MUTANTS="--draw 30 --tier first" which bugs `make mutants` plants and which tests look for them, and
+# MUTANTS="--draw 30 --tier first" which bugs `make mutants` plants and which tests look for them,
 # SANITIZERS="thread" which one `make sanitize` runs, EXPLORE="--max-seconds 60 tests/kv"
 # for how long `make explore` goes on and where, PAIRS="-k preemption" which pairs `make pairs` tries,
 # SOAK="--requests 100000 --seed 7" how many requests `make soak` sends, and
@@ -78,7 +77,8 @@ ASSERTED := -W "ignore:assertions not in test modules:pytest.PytestConfigWarning
 ALSO_OPTIMIZED := tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
 .PHONY: run test test-more test-slow test-real test-templates test-clients test-optimized \
-  test-clocks mutants sanitize explore pairs soak lint check-install wheels bench docs build clean distclean
+  test-clocks mutants sanitize explore pairs soak lint check-install wheels bench docs build clean \
+  distclean
 
 # The compiler works while pip unpacks.
 define install_side_by_side
