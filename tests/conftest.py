@@ -42,7 +42,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.heard_signals import heard_signals
 from tests.same_examples import draw_no_constants
-from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_tiers, run_item
+from tests.tiers import FULL_EXAMPLES, TIERS, FileSeconds, mark_properties, mark_tiers, run_item
 
 if TYPE_CHECKING:
     from tests.cli.forked import Forks
@@ -94,6 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_properties(items)
     mark_tiers(items)
 
 

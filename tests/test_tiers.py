@@ -16,7 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiers
-from tests.tiers import FileSeconds, clock_counts, covering, examples, mark_tiers, run_item, spread
+from tests.tiers import (
+    FileSeconds,
+    clock_counts,
+    covering,
+    examples,
+    mark_properties,
+    mark_tiers,
+    run_item,
+    spread,
+)
 
 
 def together(case: dict[str, int], strength: int) -> set[Any]:
@@ -60,7 +69,7 @@ def tiers_of(
     marked: dict[int, str] | None = None,
     number: int | None = None,
 ) -> tuple[int, int, int]:
-    """How many cases are in `make test`, come with `make test-more` and with `make test-slow`."""
+    """Numbers of cases: in `make test`, in `make test-more` alone and in `make test-slow` alone."""
     items = [
         Marked(
             nodeid=f"f.py::test[{place}]",
@@ -87,6 +96,34 @@ def test_parameters_that_come_in_one_breath_are_one(names: Any) -> None:
     more = [case | {"fixture": it} for case, it in product(whole, "uv")]
     assert tiers_of([names, "c"], more) == (3, 3, 6)
     assert tiers_of([names, "c"], [case | {"fixture": 1} for case in whole]) == (3, 3, 0)
+
+
+def draws_in_a_helper() -> None:
+    given(st.integers())(lambda number: None)()
+
+
+class Within:
+    @staticmethod
+    def property_within() -> None:
+        draws_in_a_helper()
+
+    @staticmethod
+    def number_within() -> int:
+        return examples(3)
+
+    @staticmethod
+    def other(given: object) -> object:
+        return given
+
+
+@pytest.mark.parametrize(
+    ("function", "marked"),
+    [(Within.property_within, True), (Within.number_within, True), (Within.other, False)],
+)
+def test_what_draws_within_comes_again_with_more_examples(function: Any, marked: bool) -> None:
+    item = Marked(function=function, marks=set())
+    mark_properties([cast(Any, item)])
+    assert item.marks == ({"hypothesis"} if marked else set())
 
 
 def test_one_parameter_is_not_sampled() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from tests import timing
-from tests.timing import computing_at_most, seconds_computing
+from tests.timing import TRIES, computing_at_most, seconds_at_best, seconds_computing
 
 pytestmark = pytest.mark.more
 
@@ -33,6 +34,17 @@ def test_what_computes_for_long_is_found_and_what_is_delayed_is_not() -> None:
 def test_seconds_are_those_of_the_processor() -> None:
     assert seconds_computing(lambda: compute(0.2)) >= 0.1
     assert seconds_computing(lambda: time.sleep(0.3)) < 0.2
+
+
+def waiting(*seconds: float) -> Callable[[], None]:
+    left = list(seconds)
+    return lambda: time.sleep(left.pop(0))
+
+
+def test_what_waits_each_time_is_found_and_a_single_delay_is_not() -> None:
+    assert seconds_at_best(waiting(*[0.05] * TRIES), enough=0.03) >= 0.05
+    once = waiting(0.05, 0, *[0.05] * TRIES)
+    assert seconds_at_best(once, enough=0.05) < 0.05
 
 
 def test_where_no_clock_counts_the_block_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What comes is waited for, and what never comes is named."""
+"""A wait ends with what comes, or names what never does."""
 
 from __future__ import annotations
 

@@ -17,14 +17,16 @@ from __future__ import annotations
 import contextlib
 import heapq
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations
 from operator import itemgetter
+from types import FunctionType
 from typing import cast
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 
 __all__ = [
     "FULL_EXAMPLES",
@@ -33,6 +35,7 @@ __all__ = [
     "clock_counts",
     "covering",
     "examples",
+    "mark_properties",
     "mark_tiers",
     "run_item",
 ]
@@ -108,6 +111,31 @@ def covering(cases: Sequence[Case], strength: int) -> set[int]:
     return taken
 
 
+def mark_properties(items: Iterable[pytest.Item]) -> None:
+    """Mark `hypothesis` what draws examples within, by functions of its file too: `make test-more`
+    draws more of these as well."""
+    for item in items:
+        function = getattr(item, "function", None)
+        if isinstance(function, FunctionType) and draws(function):
+            item.add_marker(pytest.mark.hypothesis)
+
+
+@cache
+def draws(function: FunctionType) -> bool:
+    """Return whether the body of a test names `given` or `examples`, or a function of its file
+    whose body does."""
+    seen, left = {function}, [function]
+    while left:
+        one = left.pop()
+        named = [one.__globals__.get(name) for name in one.__code__.co_names]
+        if any(it is given or it is examples for it in named):
+            return True
+        more = {it for it in named if isinstance(it, FunctionType)} - seen
+        left += [it for it in more if it.__module__ == function.__module__]
+        seen |= more
+    return False
+
+
 def mark_tiers(items: Iterable[pytest.Item]) -> None:
     """Mark cases of products: `slow` those without which each two values of them meet, and `more`
     those without which each value is there, or what is `sampled` has its number."""
@@ -179,15 +207,15 @@ class FileSeconds:
 
     def __init__(self, most: float) -> None:
         self._most = most
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration  # pyright: ignore
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         over = [
             (file, seconds)
-            for file, seconds in self._seconds.most_common()
+            for file, seconds in sorted(self._seconds.items(), key=itemgetter(1), reverse=True)
             if seconds > TAKE_LONGER.get(file, self._most)
         ]
         if over:

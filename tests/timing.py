@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from tests.attacks.held_loop import collector_at_rest, slowness
 from tests.tiers import clock_counts
 
-__all__ = ["computing_at_most", "seconds_computing"]
+__all__ = ["computing_at_most", "seconds_at_best", "seconds_computing"]
+
+TRIES = 5
 
 
 def seconds_computing(call: Callable[[], object]) -> float:
@@ -34,3 +36,19 @@ def computing_at_most(seconds: float) -> Iterator[None]:
         yield
         computed = time.process_time() - began
     assert computed < seconds or computed < seconds * slowness(), f"{computed:.2f} s"
+
+
+def seconds_at_best(call: Callable[[], object], *, enough: float) -> float:
+    """The real time that `call` takes in the best of some tries, or in the first that takes less
+    than `enough`: what waits does so each time, and other programs seldom delay them all. Where no
+    `clock_counts`, it is called once and takes none."""
+    taken: list[float] = []
+    while len(taken) < TRIES:
+        began = time.monotonic()
+        call()
+        if not clock_counts():
+            return 0.0
+        taken.append(time.monotonic() - began)
+        if taken[-1] < enough:
+            break
+    return min(taken)

@@ -68,7 +68,7 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 @pytest.fixture
 def run(forking: Forks) -> Run:
-    """As `run_anew`, but for verbs that import torch, which forks have already."""
+    """`run_anew` for verbs that import torch, which forks have already."""
 
     def run(
         words: Sequence[str], *, closed: Sequence[int] = (), input: bytes = b"", **streams: IO[Any]

@@ -91,6 +91,7 @@ def commanded(*words: str) -> tuple[int, str]:
 # -- what was found
 
 
+@pytest.mark.clock
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("option", "value"),
@@ -122,7 +123,8 @@ def commanded(*words: str) -> tuple[int, str]:
 )
 def test_an_option_beyond_all_use_is_one_line_and_exit_code_2(option: str, value: object) -> None:
     words = [] if option == "--num-requests" else ["--num-requests", "5"]
-    code, said = commanded("simulate", "--synthetic", "bursts", *words, option, str(value))
+    with computing_at_most(MAX_SECONDS):
+        code, said = commanded("simulate", "--synthetic", "bursts", *words, option, str(value))
     assert (code, said.count("\n")) == (2, 1), said[-500:]
     assert said.startswith("aioserve: ")
     assert len(said) < 1500

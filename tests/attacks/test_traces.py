@@ -38,6 +38,7 @@ MOONCAKE = {"timestamp": 5, "input_length": 513, "output_length": 7, "hash_ids":
 ENTRY = {"t": 0.0, "type": "n", "in": 70, "out": 3, "hash_ids": [1]}
 SESSION = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [ENTRY]}
 MAX_SECONDS = 8.0
+pytestmark = pytest.mark.clock
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def served(trace: list[TraceRequest]) -> None:
 def refused(path: Path, text: str | bytes) -> str:
     """The message of the error that a file gives."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(TraceError) as caught:
+    with computing_at_most(MAX_SECONDS), pytest.raises(TraceError) as caught:
         read_trace(path)
     assert is_named(caught.value)
     assert str(path) in str(caught.value)

@@ -52,7 +52,7 @@ class Forked:
         return self._code
 
     def wait(self, seconds: float | None) -> int:
-        """As `poll`, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        """Wait for its end; return what `poll` does. Raises `subprocess.TimeoutExpired`."""
         if self._code is None:
             self._connection.settimeout(seconds)
             try:

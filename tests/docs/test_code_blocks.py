@@ -32,7 +32,7 @@ TAGS = ("", "no-run", "printed", "gpu")
 EVERY_BLOCK = [block for page in PAGES for block in blocks(page)]
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
 FIRST_PAGES = {ROOT / "README.md", *(ROOT / "docs" / "tutorial").glob("*.md")}
-"""What `make test` runs; the other pages come with `make test-more`."""
+"""Pages that `make test` runs; the others come with `make test-more`."""
 SCRIPTS = {point.name for point in entry_points(group="console_scripts")}
 IN_PLACE = {
     "serve": ("serve", "--show-config"),

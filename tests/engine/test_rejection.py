@@ -26,6 +26,7 @@ from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 from tests.parity import tiny_models
 from tests.sampling.chi_square import deviate_of_two
+from tests.tiers import examples
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,7 +34,8 @@ VOCAB = 8
 Counts = npt.NDArray[np.int64]
 
 PROMPT = [1, 2, 3, 7]
-SAMPLES, REQUESTS = 64, 24
+SAMPLES, REQUESTS = 64, examples(64)
+LEAST_ACCEPTED = 1000 * REQUESTS // 64
 TIGHT: dict[str, Any] = {
     "num_pages": 60,
     "max_num_batched_tokens": 40,
@@ -118,6 +120,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.hypothesis  # more requests in `make test-more`
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tokens_come_as_often_as_without_guesses(models: Path, kind: str) -> None:
@@ -126,8 +129,8 @@ async def test_tokens_come_as_often_as_without_guesses(models: Path, kind: str) 
     expected, _ = await counts(models, unguessed, None, 10**6)
     for draft in ("draft", "near"):
         found, stats = await counts(models, params, draft, 0)
-        assert sum(stats.tokens_accepted_total) > 300
-        assert sum(stats.tokens_drafted_total) > sum(stats.tokens_accepted_total) + 300
+        assert sum(stats.tokens_accepted_total) > LEAST_ACCEPTED
+        assert sum(stats.tokens_drafted_total) > sum(stats.tokens_accepted_total) + LEAST_ACCEPTED
         check_alike(found, expected)
 
 
@@ -164,7 +167,7 @@ async def test_more_guesses_are_kept_than_by_sampler_match(models: Path) -> None
         _, stats = await counts(models, params, "draft", 0, acceptance=acceptance)
         shares.append(stats.tokens_accepted_total[0] / stats.tokens_drafted_total[0])
     match, rejection = shares
-    assert rejection > match + 0.02
+    assert rejection > match + 0.03
 
 
 async def test_a_seed_has_its_tokens_again(models: Path) -> None:

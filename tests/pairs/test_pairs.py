@@ -43,7 +43,7 @@ DRAWN_CASES = 2
 QUICK_CASES = 1
 """The other draw of each pair is slow."""
 FIRST_CASES = 100
-"""What `make test` tries of some 470 pairs."""
+"""Pairs, of some 470, that `make test` tries."""
 MOST_SCENES = 24
 """Played until both features took place."""
 

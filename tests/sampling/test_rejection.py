@@ -80,9 +80,12 @@ def verified(
     return tokens.numpy(), guesses.numpy(), p[0], q[0]
 
 
+@pytest.mark.hypothesis  # more rows in `make test-more`
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("backend", "count"), [(NATIVE, 250_000), (REFERENCE, 4000)], ids=["native", "reference"]
+    ("backend", "count"),
+    [(NATIVE, examples(10**6)), (REFERENCE, 4000)],
+    ids=["native", "reference"],
 )
 @pytest.mark.parametrize(("target", "draft", "limits"), PAIRS)
 def test_tokens_have_the_distribution_of_the_target(
@@ -98,9 +101,10 @@ def test_tokens_have_the_distribution_of_the_target(
     assert abs(np.mean(tokens == guesses) - share) < 5 * spread + 1e-6
 
 
+@pytest.mark.hypothesis
 def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
     """Each token comes beside each at two positions with the same seed."""
-    count, params = 250_000, SamplingParams()
+    count, params = examples(10**6), SamplingParams()
     p = torch.tensor(FALLING) / sum(FALLING)
     q = torch.tensor(UNEVEN) / sum(UNEVEN)
     pairs = np.zeros(count, np.int64)

@@ -66,8 +66,8 @@ async def outgoing(
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell what was taken")
 @pytest.mark.asyncio
 async def test_a_peer_that_reads_little_at_a_time_keeps_its_connection() -> None:
-    """In each interval as little as makes the system tell that something was taken. How much that
-    is, the system decides."""
+    """It takes in each interval as little as makes the system tell that something was taken. The
+    system decides how much that is."""
     timers, loop = TimersByHand(), asyncio.get_running_loop()
     async with outgoing(timers) as (out, peer):
 

@@ -338,7 +338,7 @@ class Patient(FirstCome):
 
 
 def test_a_bound_that_no_workload_reaches_is_warned_of(monkeypatch: pytest.MonkeyPatch):
-    """Of many rushes, since in most of them nobody waits until the end."""
+    """Many rushes are tried, since in most of them nobody waits until the end."""
     monkeypatch.setattr(policy_check, "RUSHES_PER_EXAMPLE", 4)
     monkeypatch.setattr(policy_check, "MAX_RUSH_TOKENS", 2_000)
     with pytest.warns(UserWarning, match="declares up to 1000000, and no more than 2000 tokens"):
