@@ -104,3 +104,39 @@ def read_from(main: int) -> bytes:
         return os.read(main, 4096)
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "nobody reads"])
+def test_a_command_goes_on_although_nobody_hears_of_it(closed: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command(LINES, "import sys; sys.stdout.flush(); exit(3)"),
+        preexec_fn=(lambda: os.close(1)) if closed else None,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    os.close(writing)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == LINES
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 2, "usage: tools/show_progress COMMAND ...\n"),
+        (["./none"], 127, "tools/show_progress: [Errno 2] No such file or directory: './none'\n"),
+    ],
+)
+def test_a_command_that_is_none_is_one_line(words: list[str], status: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, TOOL, *words], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_a_count_of_nothing_is_no_count() -> None:
+    done = run(["  [5/0] Building CXX object a"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
