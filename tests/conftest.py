@@ -84,6 +84,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if (tier := config.getoption("--tier")) is not None:
+        if config.option.markexpr and not hasattr(config, "workerinput"):
+            raise pytest.UsageError("--tier chooses by marks itself: it goes without -m")
         config.option.markexpr, profile = TIERS[tier]
         settings.load_profile(profile)
     if (most := config.getoption("--file-seconds")) is not None:
