@@ -1,206 +1,72 @@
-"""Regular expressions of files, matched in a bounded number of steps, whatever they say.
+"""Regular expressions of files: matched as Python's `re` matches them, in limited time.
 
-Python's own engine tries every way to match: one expression can hold a process up for ever. Here
-the places where a part may end are a set, found once for each place where it may begin. Libraries
+Python's own engine has no time limit, and one expression can hold a process up for ever. Engines
 that match in linear time (RE2 and its kin) know no looks ahead, which files use to spare modules
-("re:^(?!.*lm_head).*"), and one with a time limit would refuse a file on a busy machine alone.
-Expressions without groups and repetitions are matched by Python's engine: it has one way.
+("re:^(?!.*lm_head).*"). The library `regex` knows these, and a time limit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import time
+import warnings
+
+import regex
 
 from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 
-__all__ = ["MAX_PATTERN_CHARS", "MAX_STEPS", "Pattern"]
+__all__ = ["LIMIT_SECONDS", "MAX_PATTERN_CHARS", "Pattern"]
 
 MAX_PATTERN_CHARS = 1000
-MAX_STEPS = 20_000
-"""Most places that the parts of one expression begin at in one text. Common ones take hundreds."""
-_MOST_DEPTH = 20
-"""Most groups within groups."""
-_SINGLE = re.compile(
-    r"\\[dDwWsS]|\\[^\w\s]|\[\^?\]?(?:\\[dDwWsS]|\\[^\w\s]|[^\]\\\[])*\]|[^\\\[\](){}*+?|^$]",
-    re.ASCII,
-)
+LIMIT_SECONDS = 5.0
+"""Time for all matches of one expression. Common ones take microseconds each."""
+_SINGLE = r"\\[dDwWsS]|\\[^\w\s]|\[\^?\]?(?:\\[dDwWsS]|\\[^\w\s]|[^\]\\\[])*\]|[^\\\[\](){}*+?|^$]"
 """What stands for one character."""
-_SIMPLE = re.compile(rf"\^?(?:{_SINGLE.pattern})*\$?", re.ASCII)
-_GROUP = re.compile(r"\((\?:|\?=|\?!|(?!\?))")
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{1,2})(?:(,)(\d{0,2}))?\})\??(?![*+?{])", re.ASCII)
-
-
-class _Run:
-    """One text, and what was found in it so far."""
-
-    def __init__(self, source: str, text: str) -> None:
-        self.text = text
-        self._source = source
-        self._found: dict[tuple[int, int], frozenset[int]] = {}
-        self._steps = 0
-
-    def ends(self, part: _Part, places: frozenset[int]) -> frozenset[int]:
-        """Where `part` may end that begins at one of the places."""
-        return frozenset().union(*(self._from(part, place) for place in places))
-
-    def _from(self, part: _Part, place: int) -> frozenset[int]:
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise _wrong(self._source, f"takes more than {MAX_STEPS} steps to match")
-        key = id(part), place
-        if (found := self._found.get(key)) is None:
-            self._found[key] = found = part(self, place)
-        return found
-
-
-_Part = Callable[[_Run, int], frozenset[int]]
-_NOWHERE: frozenset[int] = frozenset()
+_SIMPLE = re.compile(rf"\^?(?:{_SINGLE})*\$?", re.ASCII)
+"""Expressions that match in one way."""
+_FUZZY = re.compile(r"(?<!\\)\{(?!\d+(?:,\d*)?\}|,\d+\})")
+"""Braces that are characters in `re`, and may ask for a fuzzy match in `regex`."""
 
 
 class Pattern:
-    """An expression of characters, classes of them, groups, alternatives, repetitions, looks
-    ahead, `^` and `$`.
+    """An expression in the syntax of `re`.
 
-    Raises `WeightsError` for one that has anything else, or is too long.
+    Raises `WeightsError` for one that is none, is too long, or has braces that count nothing.
     """
 
     def __init__(self, source: str) -> None:
-        if len(source) > MAX_PATTERN_CHARS:
-            raise _wrong(source, f"must have at most {MAX_PATTERN_CHARS} characters")
         self._source = source
-        self._at = 0
-        self._simple: re.Pattern[str] | None = None
-        if _SIMPLE.fullmatch(source):
-            self._simple = self._compiled(source)
-            return
-        self._whole = self._alternatives(0)
-        if self._at < len(source):
-            raise self._unknown()
+        self._seconds_left = LIMIT_SECONDS
+        if len(source) > MAX_PATTERN_CHARS:
+            raise self._wrong(f"must have at most {MAX_PATTERN_CHARS} characters")
+        if (braces := _FUZZY.search(source)) is not None:
+            raise self._wrong(f"{shown(source[braces.start() :])} counts no repetitions")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of what later versions read in another way
+                re.compile(source)
+            self._compiled = regex.compile(source, regex.VERSION0)
+        except (re.error, regex.error, RecursionError, OverflowError, Warning) as error:
+            raise self._wrong(str(error)) from error
 
     @property
     def is_simple(self) -> bool:
-        """Whether it has neither groups nor repetitions, so that matching takes next to no time."""
-        return self._simple is not None
+        """True if it has neither groups nor repetitions, so that matching takes next to no time."""
+        return _SIMPLE.fullmatch(self._source) is not None
 
     def matches(self, text: str) -> bool:
-        """Whether `text` begins with what this stands for, as `re.match` has it.
+        """Return whether `text` begins with a match, as `re.match` has it.
 
-        Raises `WeightsError` where it takes too many steps to tell.
+        Raises `WeightsError` once all its matches took `LIMIT_SECONDS`.
         """
-        if self._simple is not None:
-            return self._simple.match(text) is not None
-        return bool(_Run(self._source, text).ends(self._whole, frozenset((0,))))
-
-    # -- parsing
-
-    def _alternatives(self, depth: int) -> _Part:
-        if depth > _MOST_DEPTH:
-            raise _wrong(self._source, f"must have at most {_MOST_DEPTH} groups within groups")
-        found = [self._sequence(depth)]
-        while self._source.startswith("|", self._at):
-            self._at += 1
-            found.append(self._sequence(depth))
-
-        def alternatives(run: _Run, place: int) -> frozenset[int]:
-            return frozenset().union(*(run.ends(one, frozenset((place,))) for one in found))
-
-        return alternatives
-
-    def _sequence(self, depth: int) -> _Part:
-        parts: list[_Part] = []
-        while self._at < len(self._source) and self._source[self._at] not in "|)":
-            parts.append(self._repeated(self._one(depth)))
-
-        def sequence(run: _Run, place: int) -> frozenset[int]:
-            places = frozenset((place,))
-            for part in parts:
-                places = run.ends(part, places)
-            return places
-
-        return sequence
-
-    def _one(self, depth: int) -> _Part:
-        source, at = self._source, self._at
-        if source[at] in "^$":
-            self._at += 1
-            return _start if source[at] == "^" else _end
-        if (single := _SINGLE.match(source, at)) is not None:
-            self._at = single.end()
-            return _single(self._compiled(single[0]))
-        if (group := _GROUP.match(source, at)) is None:
-            raise self._unknown()
-        self._at = group.end()
-        inside = self._alternatives(depth + 1)
-        if not source.startswith(")", self._at):
-            raise self._unknown()
-        self._at += 1
-        return inside if group[1] in ("", "?:") else _look_ahead(inside, group[1] == "?=")
-
-    def _repeated(self, part: _Part) -> _Part:
-        found = _QUANTIFIER.match(self._source, self._at)
-        if found is None:
-            return part
-        self._at = found.end()
-        if found[1] is None:
-            return _repetition(part, int(found[0][0] == "+"), 1 if found[0][0] == "?" else None)
-        least = int(found[1])
-        most = least if found[2] is None else int(found[3]) if found[3] else None
-        if most is not None and most < least:
-            raise self._unknown()
-        return _repetition(part, least, most)
-
-    def _compiled(self, part: str) -> re.Pattern[str]:
+        began = time.monotonic()
         try:
-            return re.compile(part)
-        except re.error as error:
-            raise self._unknown() from error
+            return self._compiled.match(text, timeout=max(0.0, self._seconds_left)) is not None
+        except TimeoutError as error:
+            raise self._wrong(f"takes more than {LIMIT_SECONDS:g} s to match") from error
+        finally:
+            self._seconds_left -= time.monotonic() - began
 
-    def _unknown(self) -> WeightsError:
-        rest = self._source[self._at :]
-        return _wrong(self._source, f"{shown(rest)} is no part of an expression that is known")
-
-
-def _single(characters: re.Pattern[str]) -> _Part:
-    def single(run: _Run, place: int) -> frozenset[int]:
-        fits = characters.fullmatch(run.text, place, place + 1) if place < len(run.text) else None
-        return _NOWHERE if fits is None else frozenset((place + 1,))
-
-    return single
-
-
-def _look_ahead(inside: _Part, wanted: bool) -> _Part:
-    def look_ahead(run: _Run, place: int) -> frozenset[int]:
-        here = frozenset((place,))
-        return here if bool(run.ends(inside, here)) is wanted else _NOWHERE
-
-    return look_ahead
-
-
-def _repetition(part: _Part, least: int, most: int | None) -> _Part:
-    def repetition(run: _Run, place: int) -> frozenset[int]:
-        places = frozenset((place,))
-        for _ in range(least):
-            places = run.ends(part, places)
-        reached, times = places, 0
-        while places and (most is None or times < most - least):
-            places = run.ends(part, places) - reached
-            reached |= places
-            times += 1
-        return reached
-
-    return repetition
-
-
-def _start(run: _Run, place: int) -> frozenset[int]:
-    return _NOWHERE if place else frozenset((0,))
-
-
-def _end(run: _Run, place: int) -> frozenset[int]:
-    """Before a line's end that ends the text, too."""
-    return frozenset((place,)) if run.text[place:] in ("", "\n") else _NOWHERE
-
-
-def _wrong(source: str, why: str) -> WeightsError:
-    return WeightsError(f"quantization_config: the expression {shown(source)}: {why}")
+    def _wrong(self, why: str) -> WeightsError:
+        return WeightsError(f"quantization_config: the expression {shown(self._source)}: {why}")
