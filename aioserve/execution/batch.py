@@ -356,17 +356,9 @@ def _arranged(
 def _logit_rows(
     items: Sequence[WorkItem], query_start: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Rows that are sampled, then rows of tokens that are scored, then of tokens that are pooled.
-
-    Raises `InvariantError` for an item that can't be computed.
-    """
+    """Rows that are sampled, then rows of tokens that are scored, then those that are pooled."""
     sampled, scored_rows, pooled_rows = [], [], []
     for first, item in zip(query_start.tolist(), items, strict=False):
-        if item.parent is not None:
-            raise InvariantError(
-                f"the item of sequence {item.sequence_id} continues another of its step, which "
-                "this runner can't compute"
-            )
         for row in item.rows:
             begin = first + row.offset
             sampled += range(begin, begin + item.most_tokens(row))

@@ -164,10 +164,6 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     in the same places, what earlier ones did, which may be in flight. And one that verifies guesses
     begins behind the last token that its slot has by then: as much sooner as guesses before it
     were wrong or weren't made.
-
-    An item with a parent begins where that one ends, and what is before it is what is before and
-    in the parent: a branch of a tree of guesses, or a sample of a prompt. It has a slot of its own,
-    whose pages hold its own tokens alone.
     """
 
     kind: ItemKind
@@ -183,8 +179,6 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is sampled; none while a prompt is only computed in part."""
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
-    parent: int | None = None
-    """Index of an item before it in the plan."""
     least_start: int = 0
     """Where an item that verifies begins if all guesses before it were wrong or weren't made. If
     not even that far is known, something before it failed: its outcome is nothing, and it must
@@ -258,8 +252,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             msgspec.structs.force_setattr(self, name, total)
 
     def check(self) -> None:
-        """Raise `InvariantError` for an item that isn't what its kind says, or whose parent isn't
-        before it, or whose rows are of none of its tokens."""
+        """Raise `InvariantError` for an item that isn't what its kind says, or whose rows are of
+        none of its tokens."""
         for index, item in enumerate(self.items):
             what = f"step {self.step}: item {index} ({item.kind.name}, {item.count} tokens)"
             if item.count < 1 or item.start < 0 or len(item.token_ids) != item.count:
@@ -269,7 +263,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             if item.kind is ItemKind.DECODE and (
                 item.count != 1
                 or [(row.offset, row.slot) for row in item.rows] != [(0, item.slot)]
-                or (item.scored, item.pooled, item.parent) != (None, None, None)
+                or (item.scored, item.pooled) != (None, None)
             ):
                 raise InvariantError(f"{what} must have one token, and a row of its own alone")
             if item.kind is ItemKind.VERIFY and [row.offset for row in item.rows] != [0]:
@@ -281,11 +275,3 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             for offset in offsets:
                 if not 0 <= offset < item.count:
                     raise InvariantError(f"{what} has a row of token {offset}")
-            if item.parent is not None:
-                if not 0 <= item.parent < index:
-                    raise InvariantError(f"{what} has item {item.parent} for its parent")
-                if item.start != self.items[item.parent].end:
-                    raise InvariantError(
-                        f"{what} begins at {item.start}, and its parent, item {item.parent}, "
-                        f"ends at {self.items[item.parent].end}"
-                    )

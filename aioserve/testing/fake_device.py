@@ -159,9 +159,9 @@ class FakeDevice:
             self._copy(copy)
         for item in plan.items:
             if item.count == 1:
-                self._write_one(plan, item)
+                self._write_one(item)
             else:
-                self._write(plan, item)
+                self._write(item)
         token_ids: list[int] = []
         counts: dict[int, int] = {}
         failures: dict[int, str] = {}
@@ -178,14 +178,14 @@ class FakeDevice:
             drawn = range(place, place + verified.counts[index])
             own = [found.get(at) for at in drawn if at not in late]
             try:
-                token_ids += self._sample(plan, item, row, own)
+                token_ids += self._sample(item, row, own)
             except RowFailedError as error:
                 failures[index] = str(error)
                 token_ids.append(0)  # which counts as nothing
             if len(token_ids) != first + 1:
                 counts[index] = len(token_ids) - first
             for at in range(first, len(token_ids) if top is not None else first):
-                total = self._total(plan, item, row.offset + at - first)
+                total = self._total(item, row.offset + at - first)
                 logprobs[at] = self._logprobs(total, token_ids[at], top or 0)
         outcome = StepOutcome(
             step=plan.step,
@@ -194,8 +194,8 @@ class FakeDevice:
             drafted=verified.drafted,
             row_failures=failures,
             logprobs=logprobs,
-            scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
-            pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
+            scored=tuple([score for item in plan.items for score in self._scored(item)]),
+            pooled=tuple([self._pooled(i) for i in plan.items if i.pooled is not None]),
         )
         return self._guessing.noted(plan, outcome)
 
@@ -285,40 +285,37 @@ class FakeDevice:
         target[copy.target, :count] = source[copy.source, :count]
         target[copy.target, count:] = JUNK
 
-    def _write(self, plan: StepPlan, item: WorkItem) -> None:
+    def _write(self, item: WorkItem) -> None:
         ids = np.array(item.token_ids, np.int64)
         ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.end)
         indices = full_pages(positions, self.page_size)
-        entries = entries_of(ids, item.start, self._entry_before(plan, item))
+        entries = entries_of(ids, item.start, self._entry_before(item))
         for group in range(self.num_groups):
             pages = self.page_tables.page_ids(item.slot, group)[indices]
             own = entries ^ np.uint64(_scramble(group))
             self._kv[pages, tokens_in_part(positions, self.page_size)] = own
 
-    def _write_one(self, plan: StepPlan, item: WorkItem) -> None:
+    def _write_one(self, item: WorkItem) -> None:
         token_id, start = int(item.token_ids[0]), item.start
         if token_id == PENDING_TOKEN:
             token_id = self._last_tokens[item.slot]
-        before = self._entry_before(plan, item)
+        before = self._entry_before(item)
         entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
         entry |= before & JUNK_BIT
         for group in range(self.num_groups):
             table = self.page_tables.page_ids(item.slot, group)
             self._entries[token_location(table, start, self.page_size)] = entry ^ _scramble(group)
 
-    def _entry_before(self, plan: StepPlan, item: WorkItem) -> int:
+    def _entry_before(self, item: WorkItem) -> int:
         """The entry of the token before the item's first, from the page that holds it."""
         if item.start == 0:
             return 0
-        holder = item if item.parent is None else plan.items[item.parent]
         index, offset = divmod(item.start - 1, self.page_size)
-        page = int(self.page_tables.page_ids(holder.slot)[index])
+        page = int(self.page_tables.page_ids(item.slot)[index])
         return self._entries.item(page * self.page_size + offset)
 
-    def _sample(
-        self, plan: StepPlan, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]
-    ) -> list[int]:
+    def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
         """One token; of guesses, as many as are what is sampled, and one behind them. `masks` are
         of each in turn, up to one that is late."""
         start = self._start_of(row.slot)
@@ -326,7 +323,7 @@ class FakeDevice:
         for offset, mask in enumerate(masks, row.offset):
             if mask is not None and not start.params.is_guided:
                 raise ValueError(f"a row of slot {row.slot} has a mask {mask}")
-            token_id = self._drawn(self._total(plan, item, offset), item, row, start)
+            token_id = self._drawn(self._total(item, offset), item, row, start)
             if mask is not None and not mask[token_id // 32] >> token_id % 32 & 1:
                 self.stray(row, token_id)
             token_ids.append(token_id)
@@ -346,51 +343,46 @@ class FakeDevice:
     def _logprobs(self, total: int, token_id: int, count: int) -> Logprobs:
         return logprobs_of(total, token_id, count)
 
-    def _total(self, plan: StepPlan, item: WorkItem, offset: int) -> int:
+    def _total(self, item: WorkItem, offset: int) -> int:
         """The weighted sum of the entries up to the item's token at `offset`."""
         end = item.start + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
-        entries = self._entries_of(plan, item, 0, end)
+        entries = self._entries_of(item, 0, end)
         total = int(np.dot(entries, self._weights[:end]))
         for group in range(1, self.num_groups):
             first = first_seen(end - 1, self._windows[group])
-            own = self._entries_of(plan, item, first, end, group)
+            own = self._entries_of(item, first, end, group)
             if not np.array_equal(own ^ np.uint64(_scramble(group)), entries[first:]):
                 total = _scatter(total + group)
         return total
 
     def _entries_of(
-        self, plan: StepPlan, item: WorkItem, first: int, end: int, group: int = 0
+        self, item: WorkItem, first: int, end: int, group: int = 0
     ) -> npt.NDArray[np.uint64]:
         """The entries of positions [first, end), from the pages of one group."""
         size = self.page_size
         at = full_pages(first, size)
         pages = self.page_tables.page_ids(item.slot, group)[at : pages_for(end, size)]
         begin = capacity_tokens(at, size)
-        entries = self._kv[pages].reshape(-1)[first - begin : end - begin]
-        if item.parent is not None and first < item.start:
-            parent = plan.items[item.parent]
-            before = self._entries_of(plan, parent, first, item.start, group)
-            entries = np.concatenate((before, entries[item.start - first :]))
-        return entries
+        return self._kv[pages].reshape(-1)[first - begin : end - begin]
 
-    def _scored(self, plan: StepPlan, item: WorkItem) -> list[Logprobs]:
+    def _scored(self, item: WorkItem) -> list[Logprobs]:
         scored = item.scored
         if scored is None:
             return []
         count = self._start_of(item.slot).params.prompt_logprobs or 0
         return [
-            logprobs_of(self._total(plan, item, offset), token_id, count)
+            logprobs_of(self._total(item, offset), token_id, count)
             for offset, token_id in enumerate(scored.target_ids.tolist(), scored.offset)
         ]
 
-    def _pooled(self, plan: StepPlan, item: WorkItem) -> npt.NDArray[np.float32]:
+    def _pooled(self, item: WorkItem) -> npt.NDArray[np.float32]:
         pooled = item.pooled
         if pooled is None:
             return np.zeros(HIDDEN_SIZE, np.float32)
         offsets = range(pooled.offset, pooled.offset + pooled.count)
-        states = [hidden_of(self._total(plan, item, o), item.start + o) for o in offsets]
+        states = [hidden_of(self._total(item, o), item.start + o) for o in offsets]
         return np.array(states, np.float32).sum(axis=0)
 
     def _start_of(self, slot: int) -> SlotStart:

@@ -59,13 +59,9 @@ def test_totals_are_those_of_the_items() -> None:
     [
         ([item(DECODE, 4, 2)], "DECODE, 2 tokens.* must have one token"),
         ([item(DECODE, 4, 1)], "DECODE, 1 tokens.* a row of its own alone"),
-        ([item(DECODE, 4, 1, 0, parent=0)], "a row of its own alone"),
         ([item(VERIFY, 4, 2)], "VERIFY.* must have one row"),
         ([item(VERIFY, 4, 2, 1)], "VERIFY.* must have one row, of its first token"),
         ([item(PREFILL, 4, 2, 2)], "row of token 2"),
-        ([item(PREFILL, 4, 2, parent=0)], "item 0 .* has item 0 for its parent"),
-        ([item(PREFILL, 4, 2), item(PREFILL, 6, 1, parent=3)], "has item 3 for its parent"),
-        ([item(PREFILL, 4, 2), item(PREFILL, 5, 1, parent=0)], "begins at 5.* ends at 6"),
     ],
 )
 def test_an_item_that_is_not_what_it_says_is_refused(items: list[WorkItem], message: str) -> None:

@@ -274,19 +274,3 @@ def test_guesses_are_verified_up_to_the_first_wrong_one(num_right, num_wrong):
     assert outcome.token_ids == tuple(TOKENS[1 : 2 + num_right])
     assert outcome.token_counts == ({0: 1 + num_right} if num_right else {})
     assert decode(it, [5, 3, 8, 6, 7], 2, start=11 + num_right) == TOKENS[2 + num_right :][:2]
-
-
-def test_branches_go_on_from_their_parents():
-    it = device()
-    root = item(0, PROMPT, [5, 3, 8])
-    one = item(10, [7], [0, 0, 9], sequence_id=2)
-    two = item(10, [8, 9], [0, 0, 10], sequence_id=3)
-    leaf = item(12, [4], [0, 0, 0, 11], sequence_id=4)
-    parents = [None, 0, 0, 2]
-    items = [
-        msgspec.structs.replace(each, kind=ItemKind.PREFILL, parent=parent)
-        for each, parent in zip([root, one, two, leaf], parents, strict=True)
-    ]
-    branches = [PROMPT, [*PROMPT, 7], [*PROMPT, 8, 9], [*PROMPT, 8, 9, 4]]
-    expected = [expected_tokens(ids, 1, seed=3)[0] for ids in branches]
-    assert list(step(it, *items).token_ids) == expected
