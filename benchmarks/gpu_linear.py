@@ -25,7 +25,7 @@ import torch
 from machine_limits import best_gpu_seconds
 from torch import Tensor
 
-from aioserve.models.computed import Code, GroupedRows, HeldLinear
+from aioserve.formats.weights import Code, GroupedRows, HeldLinear
 from aioserve.ops.gpu.backend import CudaBackend
 
 SHAPES = ("4096x4096", "4096x28672", "14336x4096")

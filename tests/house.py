@@ -34,6 +34,7 @@ ORDER = (
     "drafting",
     "models",
     "ops",
+    "formats",
     "grammars",
     "text",
     "assets",
@@ -54,26 +55,17 @@ FOR_ALL = (
     "aioserve.json_file",
     "aioserve.progress_bar",
     "aioserve.unsupported",
-    "aioserve.other_engines.answers",
-    "aioserve.other_engines.families",
-    "aioserve.other_engines.of_commands",
-    "aioserve.other_engines.of_engines",
-    "aioserve.other_engines.of_requests",
-    "aioserve.other_engines.rows",
-    "aioserve.drafting.drafter",
     "aioserve._native",
 )
-"""Modules that every place may import. The last is compiled."""
+"""Modules at the top of the package, which every place may import. The last is compiled."""
 
-VALUES = (
-    "aioserve.kv.layout",
-    "aioserve.kv.pages",
-    "aioserve.models.computed",
-    "aioserve.models.routing",
-)
-"""Which layers share a page, the one place for page arithmetic, what backends say that they
-compute, and how routers choose: these import nothing of the package but what all may import, so all
-may import them."""
+KNOWN_TO_ALL = ("aioserve.other_engines", "aioserve.drafting.drafter")
+"""All that those modules may import beside each other: names of other engines, and the contract of
+drafters, which requests name."""
+
+VALUES = ("aioserve.kv.layout", "aioserve.kv.pages")
+"""Modules of pure values that all may import: which layers share a page, and the one place for page
+arithmetic. They import at most modules at the top."""
 
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")

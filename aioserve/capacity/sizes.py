@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.formats.weights import CUDA_ATTENTION
 from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, kv_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
-from aioserve.models.computed import CUDA_ATTENTION
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields

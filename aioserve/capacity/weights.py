@@ -12,8 +12,8 @@ import msgspec
 from aioserve.capacity.models import PRESETS
 from aioserve.config import Quantization
 from aioserve.errors import ConfigError, UnsupportedModelError
+from aioserve.formats.weights import CUDA, NATIVE, ComputedFormats
 from aioserve.isolation import shown
-from aioserve.models.computed import CUDA, NATIVE, ComputedFormats
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.reading import WeightReading
 from aioserve.models.resolve import resolve

@@ -23,7 +23,7 @@ from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ConfigError, ModelError
 from aioserve.execution.cuda_driver import Card, find_driver
 from aioserve.execution.process_memory import available_memory_bytes
-from aioserve.models.computed import CUDA_ATTENTION
+from aioserve.formats.weights import CUDA_ATTENTION
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.identity import computation_digest, weights_digest
 from aioserve.models.limits import too_large

@@ -28,7 +28,7 @@ from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHea
 from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
-from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.formats.weights import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf
 from aioserve.models.heads.read import ReadHead

@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
 
 from aioserve.errors import UnsupportedModelError
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.kv.layout import LayerKV, bytes_of_heads
 from aioserve.models.rope import RopeConfig
-from aioserve.models.routing import ClampedSwiglu, Routing
 
 __all__ = [
     "GATED",

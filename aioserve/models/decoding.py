@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from aioserve import _native
 from aioserve.errors import WeightsError
+from aioserve.formats.weights import PLAIN_FLOATS, ComputedFormats
 from aioserve.models.coded import CodedFloats
-from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
 

@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from aioserve.errors import UnsupportedModelError
+from aioserve.formats.routing import ClampedSwiglu
 from aioserve.models import architecture
 from aioserve.models.block_parts import Weights
-from aioserve.models.routing import ClampedSwiglu
 from aioserve.ops import LayerOps
 from aioserve.ops.checks import Activation
 from aioserve.ops.experts import ExpertGate

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import WeightsError
-from aioserve.models.computed import FloatRows, GroupedRows, HeldLinear
+from aioserve.formats.weights import FloatRows, GroupedRows, HeldLinear
 from aioserve.models.decoding import Array, Decoding, coded_rows, integer_rows
 from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear

@@ -3,8 +3,8 @@ here."""
 
 from __future__ import annotations
 
+from aioserve.formats.weights import AttentionLimits
 from aioserve.models.architecture import Architecture
-from aioserve.models.computed import AttentionLimits
 
 __all__ = ["too_large"]
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from aioserve import _native
 from aioserve.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
+from aioserve.formats.weights import ComputedFormats, HeldLinear
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor, parts_of
-from aioserve.models.computed import ComputedFormats, HeldLinear
 from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.models.computed import PLAIN_FLOATS, ComputedFormats
-from aioserve.models.routing import Routing
+from aioserve.formats.routing import Routing
+from aioserve.formats.weights import PLAIN_FLOATS, ComputedFormats
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
     Activation,

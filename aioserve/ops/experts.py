@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.models.routing import ClampedSwiglu, Routing
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.linear import Linear
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.computed import HeldLinear
+from aioserve.formats.weights import HeldLinear
 
 __all__ = ["HeldWeight", "Linear", "PerHeadLinear", "TorchPerHead", "check_per_head", "plain"]
 

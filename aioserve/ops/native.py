@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.computed import NATIVE
-from aioserve.models.routing import Routing
+from aioserve.formats.routing import Routing
+from aioserve.formats.weights import NATIVE
 from aioserve.ops.backend import (
     AttentionKind,
     Backend,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.routing import ClampedSwiglu, Routing
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.linear import Linear

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.computed import NATIVE_ATTENTION
+from aioserve.formats.weights import NATIVE_ATTENTION
 from aioserve.ops.batch import Batch
 from aioserve.ops.checks import own
 from aioserve.ops.kv_cache import KVCache, KVShape, lazy_memory

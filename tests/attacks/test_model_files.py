@@ -32,8 +32,8 @@ from aioserve import (
     WeightsError,
 )
 from aioserve.execution import loading
+from aioserve.formats.weights import NATIVE
 from aioserve.models.checkpoint import MAX_INDEX_BYTES
-from aioserve.models.computed import NATIVE
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.files import model_files
 from aioserve.models.gguf.file import GGUFFile

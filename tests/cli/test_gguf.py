@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.models.computed import NATIVE
+from aioserve.formats.weights import NATIVE
 from aioserve.models.files import model_files
 from aioserve.models.reading import WeightReading
 from aioserve.simulation.machine import machine_of

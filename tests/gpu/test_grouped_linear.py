@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from aioserve.formats.weights import HeldLinear
 from aioserve.models.coded import CodedFloats
-from aioserve.models.computed import HeldLinear
 from aioserve.models.grouped import GroupedIntegers, Scales
 from aioserve.models.quantization.packing import E4M3
 from aioserve.models.stored import Floats

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aioserve.models.computed import GroupedRows, HeldLinear
+from aioserve.formats.routing import ClampedSwiglu, Routing
+from aioserve.formats.weights import GroupedRows, HeldLinear
 from aioserve.models.grouped import E2M1_TWICE
-from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.experts import Routes

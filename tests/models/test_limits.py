@@ -13,7 +13,7 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.weights import read_weights
 from aioserve.cli.doctor import facts_of_model
 from aioserve.errors import ModelError, UnsupportedModelError, WeightsError
-from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.formats.weights import CUDA, NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.config import DecoderConfig
 from aioserve.models.files import model_files
 from aioserve.models.reading import WeightReading

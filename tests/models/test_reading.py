@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.errors import WeightsError
-from aioserve.models.computed import NATIVE, PLAIN_FLOATS, ComputedFormats
+from aioserve.formats.weights import NATIVE, PLAIN_FLOATS, ComputedFormats
 from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from aioserve.models.reading import WeightReading
@@ -305,7 +305,7 @@ def test_reading_needs_no_torch() -> None:
         "import sys\n"
         "import aioserve.execution.loading, aioserve.models.reading\n"
         "from aioserve.assets import model_path\n"
-        "from aioserve.models.computed import NATIVE\n"
+        "from aioserve.formats.weights import NATIVE\n"
         "from aioserve.models.files import model_files\n"
         "from aioserve.models.reading import WeightReading\n"
         "with WeightReading(model_files(model_path('pyhelp')), formats=NATIVE) as reading:\n"

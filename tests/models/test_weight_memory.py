@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aioserve.models.computed import CUDA, NATIVE, PLAIN_FLOATS, HeldLinear
+from aioserve.formats.weights import CUDA, NATIVE, PLAIN_FLOATS, HeldLinear
 from aioserve.models.files import model_files
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.models.stored import PLAIN

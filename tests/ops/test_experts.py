@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.routing import ClampedSwiglu, Routing
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.ops import Linear, NativeBackend, ReferenceBackend
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.native_experts import NativeMixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.models.routing import Routing
+from aioserve.formats.routing import Routing
 from aioserve.ops import HostBatch, KVShape, LayerOps, SampleRows, TensorOps
 from aioserve.ops.backend import AttentionKind, LayerNorm, RMSNorm
 from aioserve.ops.batch import NOTHING_LEFT

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aioserve.errors import UnsupportedModelError
-from aioserve.models.routing import Routing
+from aioserve.formats.routing import Routing
 from aioserve.ops import Backend, backend_named
 from aioserve.ops.experts import Mixture
 

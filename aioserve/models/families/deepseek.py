@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from aioserve.formats.routing import Routing
 from aioserve.models.architecture import (
     MLP,
     Architecture,
@@ -27,7 +28,6 @@ from aioserve.models.families.common import Shape, activation, read_shape
 from aioserve.models.families.experts import mixture, read_routing
 from aioserve.models.fields import Fields
 from aioserve.models.rope import RopeConfig, read_rope
-from aioserve.models.routing import Routing
 
 __all__ = ["deepseek_v2", "deepseek_v3"]
 

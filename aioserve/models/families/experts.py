@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aioserve.formats.routing import Routing
 from aioserve.models.architecture import MLP, Experts, Linear, linear
 from aioserve.models.fields import Fields
-from aioserve.models.routing import Routing
 
 __all__ = ["MOST_EXPERTS", "gated_mlp", "mixture", "read_routing", "router", "sparse_layers"]
 

@@ -6,6 +6,7 @@ those of a layer are one tensor, in which rows of gate and up take turns.
 
 from __future__ import annotations
 
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.models.architecture import (
     MLP,
     Architecture,
@@ -24,7 +25,6 @@ from aioserve.models.families.common import (
 from aioserve.models.families.experts import read_routing, router
 from aioserve.models.fields import Fields
 from aioserve.models.rope import read_rope
-from aioserve.models.routing import ClampedSwiglu, Routing
 
 __all__ = ["gpt_oss"]
 

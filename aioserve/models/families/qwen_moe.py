@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aioserve.formats.routing import Routing
 from aioserve.models.architecture import Architecture, FeedForward
 from aioserve.models.families.common import (
     Shape,
@@ -25,7 +26,6 @@ from aioserve.models.families.experts import (
 )
 from aioserve.models.fields import Fields
 from aioserve.models.rope import read_rope
-from aioserve.models.routing import Routing
 
 __all__ = ["qwen2_moe", "qwen3_moe"]
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.errors import ConfigError
-from aioserve.models.computed import CUDA, CUDA_ATTENTION, HeldLinear
-from aioserve.models.routing import Routing
+from aioserve.formats.routing import Routing
+from aioserve.formats.weights import CUDA, CUDA_ATTENTION, HeldLinear
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.errors import UnsupportedModelError
-from aioserve.models.routing import ClampedSwiglu, Routing
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.ops.checks import check_tensor
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu import rowwise

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.models.computed import Code, FloatRows, GroupedRows, HeldLinear
+from aioserve.formats.weights import Code, FloatRows, GroupedRows, HeldLinear
 from aioserve.ops.gpu.grouped_kernels import (
     linear_kernel,
     merge_kernel,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aioserve.models.routing import ClampedSwiglu
+from aioserve.formats.routing import ClampedSwiglu
 from aioserve.ops.checks import RMSNorm
 
 __all__ = [
@@ -88,7 +88,7 @@ def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, T
 def clamped_swiglu_kernel(
     gate_up, out, stride, gain, limit, SIZE: tl.constexpr, TILE: tl.constexpr
 ):
-    """Program (row, tile of columns): `aioserve.models.routing.ClampedSwiglu`."""
+    """Program (row, tile of columns): `aioserve.formats.routing.ClampedSwiglu`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < SIZE

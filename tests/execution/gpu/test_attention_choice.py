@@ -23,7 +23,7 @@ from aioserve.execution.gpu.attention_choice import (
     trial_prompts,
 )
 from aioserve.execution.gpu.failures import DeviceFailedError
-from aioserve.models.computed import PLAIN_FLOATS
+from aioserve.formats.weights import PLAIN_FLOATS
 from aioserve.models.decoder import Decoder
 from aioserve.models.files import model_files
 from aioserve.models.loader import make_decoder

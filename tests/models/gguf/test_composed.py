@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from aioserve import Engine, SamplingParams
 from aioserve.errors import ModelError, UnsupportedModelError, WeightsError
+from aioserve.formats.weights import CUDA, NATIVE, ComputedFormats
 from aioserve.models.architecture import Experts, LatentAttention, Tensor, parts_of
-from aioserve.models.computed import CUDA, NATIVE, ComputedFormats
 from aioserve.models.files import model_files
 from aioserve.models.gguf.file import GGUFFile
 from aioserve.models.grouped import E2M1_TWICE

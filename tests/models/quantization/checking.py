@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from aioserve.models.computed import NATIVE
+from aioserve.formats.weights import NATIVE
 from aioserve.models.files import model_files
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model

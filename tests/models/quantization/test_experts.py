@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from aioserve.errors import ConfigError, ModelError
+from aioserve.formats.weights import NATIVE
 from aioserve.models.architecture import Experts, Tensor, parts_of
-from aioserve.models.computed import NATIVE
 from aioserve.models.files import model_files
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import method_named

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aioserve.formats.weights import NATIVE
 from aioserve.models.architecture import LatentAttention, parts_of
-from aioserve.models.computed import NATIVE
 from aioserve.models.files import model_files
 from aioserve.models.loader import load_model
 from aioserve.models.reading import WeightReading

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_loading_takes_little_more_than_the_integers(model: Path, method: str):
     code = (
         "import resource, sys\n"
-        "from aioserve.models.computed import NATIVE\n"
+        "from aioserve.formats.weights import NATIVE\n"
         "from aioserve.models.files import model_files\n"
         "from aioserve.models.reading import WeightReading\n"
         "def peak():\n"

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aioserve.formats.weights import CUDA, ComputedFormats, HeldLinear
 from aioserve.models.coded import CodedFloats
-from aioserve.models.computed import CUDA, ComputedFormats, HeldLinear
 from aioserve.models.grouped import GroupedIntegers, Scales
 from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.quantization.packing import E4M3

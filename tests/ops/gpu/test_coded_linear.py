@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve.errors import WeightsError
+from aioserve.formats.weights import CUDA, FloatRows, GroupedRows
 from aioserve.models.coded import CodedFloats
-from aioserve.models.computed import CUDA, FloatRows, GroupedRows
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.held_decoding import HeldDecoding

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aioserve.formats.routing import Routing
 from aioserve.models.loader import load_model
-from aioserve.models.routing import Routing
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import TorchLinear

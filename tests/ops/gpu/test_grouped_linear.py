@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve.errors import WeightsError
-from aioserve.models.computed import CUDA, GroupedRows
+from aioserve.formats.weights import CUDA, GroupedRows
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats
 from aioserve.ops.gpu.backend import CudaBackend

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from aioserve.formats.weights import CUDA, GroupedRows, HeldLinear
 from aioserve.models import weight_memory
-from aioserve.models.computed import CUDA, GroupedRows, HeldLinear
 from aioserve.models.files import model_files
 from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model

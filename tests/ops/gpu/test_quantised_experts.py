@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve.errors import UnsupportedModelError
-from aioserve.models.computed import HeldLinear
+from aioserve.formats.routing import ClampedSwiglu, Routing
+from aioserve.formats.weights import HeldLinear
 from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers
-from aioserve.models.routing import ClampedSwiglu, Routing
 from aioserve.models.stored import Floats
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu import rowwise

@@ -1,8 +1,4 @@
-"""What a backend's kernels compute, and what is held in memory for them.
-
-Known before torch is imported, so that weights are read into the form that it wants meanwhile.
-Imports nothing of the package, so all may import it.
-"""
+"""Formats of weights: those that a backend's kernels compute, and those held in memory for them."""
 
 from __future__ import annotations
 
