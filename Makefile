@@ -1,8 +1,9 @@
 # Everything happens in .venv beside this file. `make run` is the first thing to try.
 #
 #   run     stream an answer from the embedded model      bench   measure the engine
-#   test    lint, types and the first tier of tests       docs    build/docs/index.html
-#   test-more       the second tier: CI runs both
+#   test    lint, types of the package and the first tier of tests
+#   test-more       the types of all, and the second tier of tests: CI runs both
+#   docs    build/docs/index.html
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
 #   explore new random examples of each property for ten minutes
@@ -89,20 +90,27 @@ run: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_RUN))
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
-# Types are checked beside the tests, by whichever core is free, and told at the end.
+# Types are checked beside the tests, by whichever core is free, and told at the end: $(1) are the
+# files, all if there are none, and $(2) runs the tests.
+define test_beside_types
+@$(BIN)/pyright $(1) > .venv/.types 2>&1 & types=$$!; \
+  $(2); tests=$$?; \
+  wait $$types; types=$$?; cat .venv/.types; exit $$((tests || types))
+endef
+
 test: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_CLIENTS))
 	$(BIN)/python tools/check_install
 	$(RUFF)
-	@$(BIN)/pyright > .venv/.types 2>&1 & types=$$!; \
+	$(call test_beside_types,aioserve aioserve_main plugins examples,\
 	  $(OPTIMIZED) $(PYTEST) $(ASSERTED) -q --tier first $(ALSO_OPTIMIZED) && \
-	  $(PYTEST_SHARED) --tier first --file-seconds 10; tests=$$?; \
-	  wait $$types; types=$$?; cat .venv/.types; exit $$((tests || types))
+	  $(PYTEST_SHARED) --tier first --file-seconds 10)
 
 test-more: $(FOR_CLIENTS) $(BUILT)
-	$(PYTEST_SHARED) --tier more
-	$(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) --tier more $(ALSO_OPTIMIZED)
-	$(PYTEST) -m "not slow and alone" $(ALONE)
+	$(call test_beside_types,,\
+	  $(PYTEST_SHARED) --tier more && \
+	  $(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) --tier more $(ALSO_OPTIMIZED) && \
+	  $(PYTEST) -m "not slow and alone" $(ALONE))
 
 test-slow: lint $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not alone"
