@@ -40,7 +40,7 @@ from speculation_workloads import WORKLOADS, Session, Sizes, asks_by_messages, s
 
 from aioserve import Engine, Speculation
 from aioserve.assets import draft_path
-from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.scheduling.speculation.draft_lengths import DraftLengths, DraftRecord
 
 OFF = "none"
 DRAFTS = {

@@ -58,7 +58,7 @@ async def measures_steps() -> bool:
     async with engine:
         done = await engine.generate([7, 1, 8], SamplingParams(max_tokens=20, seed=0))
         assert done.usage.accepted_draft_tokens > 0
-        lengths = engine._lifecycle.scheduler.state.draft_lengths
+        lengths = engine._lifecycle.scheduler.state.speculation.lengths
         return lengths.plain.are_known or lengths.verifying.are_known
 
 

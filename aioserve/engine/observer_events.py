@@ -10,8 +10,8 @@ import msgspec
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
 from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
-from aioserve.scheduling.guesses import num_not_drafted
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.speculation.verify import num_not_drafted
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 

@@ -14,64 +14,46 @@ flight, one sequence goes on without a question.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
-from aioserve.scheduling.policy import Refusal
 from aioserve.scheduling.sequence import Phase, SequenceState
-from aioserve.scheduling.state import SchedulerState
-from aioserve.scheduling.view import SchedulerView
+from aioserve.scheduling.step_builder import StepBuilder
 
-__all__ = ["Granting", "chosen_decodes", "preempt_for_policy"]
-
-
-class Granting(Protocol):
-    """What is needed here of the planner of a step."""
-
-    step: int
-    working_on: SequenceState | None
-    reject: Callable[[SequenceState, Refusal | None], None]
-
-    def view(self) -> SchedulerView: ...
+__all__ = ["chosen_decodes", "preempt_for_policy"]
 
 
-def preempt_for_policy(state: SchedulerState, planner: Granting) -> set[SequenceState]:
-    """Drop, preempt and unpin before a step is planned; those preempted, who don't start in it."""
-    policy_calls = state.policy_calls
+def preempt_for_policy(step: StepBuilder) -> None:
+    """Drop, preempt and unpin before a step is planned. Those preempted don't start in it."""
+    state, policy_calls = step.state, step.policy_calls
     if policy_calls.pins and state.pins:
-        state.pins.ask_to_unpin(planner.view())
+        state.pins.ask_to_unpin(step.view())
     if policy_calls.drops and state.running:
-        _drop(state, planner)
+        _drop(step)
     if not policy_calls.preempts or not state.running:
-        return set()
+        return
     candidates = [s.view for s in state.running if s.may_be_taken and not s.exhausted]
-    taken: set[SequenceState] = set()
-    for one in policy_calls.preempt(candidates, planner.view()) if candidates else ():
+    for one in policy_calls.preempt(candidates, step.view()) if candidates else ():
         sequence = state.sequence_of(one.request)
-        planner.working_on = sequence
+        step.working_on = sequence
         sequence.count_taken()
-        state.preempt(sequence, planner.step, one.how)
-        taken.add(sequence)
-    planner.working_on = None
-    return taken
+        state.preempt(sequence, step.number, one.how)
+        step.gave_way.add(sequence)
+    step.working_on = None
 
 
-def _drop(state: SchedulerState, planner: Granting) -> None:
-    view = planner.view()
+def _drop(step: StepBuilder) -> None:
+    state, view = step.state, step.view()
     for sequence in list(state.running):
         if sequence.phase is not Phase.RUNNING or sequence.exhausted:
             continue
         refusal = state.policy_calls.drop(sequence.view, view)
         if refusal is not None:
-            planner.working_on = sequence
-            planner.reject(sequence, refusal)
-            planner.working_on = None
+            step.working_on = sequence
+            state.refuse(sequence, refusal)
+            step.working_on = None
 
 
-def chosen_decodes(
-    state: SchedulerState, ready: list[SequenceState], view: SchedulerView
-) -> list[SequenceState]:
+def chosen_decodes(step: StepBuilder, ready: list[SequenceState]) -> list[SequenceState]:
     """Sequences that may get a token, in the policy's order: first those that have one reserved."""
+    state = step.state
     state.reserved_next_page = {
         s: computed
         for s, computed in state.reserved_next_page.items()
@@ -79,7 +61,7 @@ def chosen_decodes(
     }
     named = ready
     if state.policy_calls.chooses_decodes:
-        answer = state.policy_calls.decode([s.view for s in ready], view)
+        answer = state.policy_calls.decode([s.view for s in ready], step.view())
         named = [state.sequence_of(request) for request in answer]
     first = [s for s in ready if s in state.reserved_next_page]
     return [*first, *(s for s in named if s not in state.reserved_next_page)]

@@ -1,7 +1,8 @@
-"""What happens to sequences when a step fails, logits are no numbers, or planning raises.
+"""What happens to sequences when a step fails, logits are no numbers, a mask comes late, or
+planning raises.
 
-The rule in each case: end those to whom it happened, let none go on from KV that may be wrong,
-and let all others go on as if nothing had been.
+Where something fails, those end to whom it happened, none goes on from KV that may be wrong, and
+all others go on as if nothing had been. Where a mask comes late, its sequence goes back a token.
 
 A worked example. Pages hold 4 tokens; step 7 computes the 8 tokens of A's prompt, and B begins with
 the same 4:
@@ -26,50 +27,41 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.request import FinishReason
-from aioserve.scheduling.planner import StepPlanner
-from aioserve.scheduling.sequence import Phase, Run, SequenceState
+from aioserve.scheduling.parts.base import BrokenRow, LateRow
+from aioserve.scheduling.parts.table import PARTS
+from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
+from aioserve.scheduling.step_builder import StepBuilder
 from aioserve.scheduling.updates import SequenceUpdate
-from aioserve.steps.plan import ItemKind, WorkItem
+from aioserve.steps.plan import ItemKind
 
-__all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
-
-VERIFY = ItemKind.VERIFY
+__all__ = [
+    "after_bad_rows",
+    "after_failed_planning",
+    "after_failed_step",
+    "after_late_rows",
+    "draw_again",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-PageIds = npt.NDArray[np.int32]
-
-
-class BrokenRow(NamedTuple):
-    """A row whose logits were no numbers."""
-
-    run: Run
-    item: WorkItem
-    page_ids: PageIds
-    """Pages that the item reads."""
-    error: str
 
 
 def after_failed_step(state: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
     """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
     over what it should have written begin again."""
     memory, page_size = state.memory, state.memory.page_size
-    failed = state.in_flight.pop(step)
+    failed, parts = state.take_in_flight(step)
     cut = memory.withdraw(step)
     for run, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
         known_ids = run.sequence.known_ids
-        # One that verifies guesses may have begun sooner than its plan says.
-        begin = min(item.start, len(known_ids) - 1) if item.kind is VERIFY else item.start
+        begin = min([part.first_written(item, len(known_ids)) for part in parts])
         first = full_pages(begin, page_size)
         cut |= memory.forget(run.lease.namespace, known_ids, first)
     for run, *_ in chain.from_iterable(state.in_flight.values()):
@@ -91,6 +83,38 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
             sequence.lose_found()
             state.begin_again(sequence)
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
+
+
+def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
+    """Sequences go back to a token whose mask came late, or behind which something is wrong: what
+    later steps compute is worth nothing. The mask comes sooner or later, and the others don't wait
+    for it."""
+    memory = state.memory
+    for run, item, num_taken in late:
+        sequence = run.sequence
+        if not run.goes_on:
+            continue
+        end = item.end
+        if item.kind is ItemKind.VERIFY:
+            end = item.start + max(1, num_taken)
+        if end == sequence.prompt_tokens:
+            # Samples share these pages, and others may have found them: none may write there.
+            memory.publish(sequence.lease, sequence.known_ids, leaving=True)
+            state.begin_again(sequence)
+            continue
+        sequence.go_back()
+        state.drop_launched(sequence)
+        memory.truncate(sequence.lease, end)
+        if sequence.masked_to >= sequence.num_known:
+            draw_again(state, sequence)
+
+
+def draw_again(state: SchedulerState, sequence: SequenceState) -> None:
+    """There is a mask for what comes next: where it came late, the last token is computed once
+    more, since the logits behind it are gone. Its page isn't published before the next token
+    is known (`SequenceState.final_ids`), so that no other reads what is written."""
+    if sequence.waits_for_mask:
+        state.memory.truncate(sequence.lease, sequence.num_known - 1)
 
 
 def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> list[SequenceUpdate]:
@@ -148,11 +172,10 @@ def _to_blame(
 
 def _begin_again_alone(state: SchedulerState, sequence: SequenceState) -> None:
     sequence.lose_found()
-    sequence.forget_scores()
+    for part in PARTS:
+        part.distrust(sequence)
     state.begin_again(sequence)
     sequence.share_nothing()
-    if sequence.pooling is not None:
-        sequence.pooling.forget()
 
 
 def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
@@ -172,14 +195,14 @@ def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
 
 
 def after_failed_planning(
-    state: SchedulerState, planner: StepPlanner, error: Exception
+    state: SchedulerState, planned: StepBuilder, error: Exception
 ) -> list[SequenceUpdate]:
     """Something was raised while a step was planned: end the sequence that was being worked on, and
-    no other. What the planner chose before is a step all the same."""
-    culprits = _in_the_middle(state, planner)
+    no other. What was planned before is a step all the same."""
+    culprits = _in_the_middle(state, planned)
     logger.error(
         "planning step %d failed; what ends: %s",
-        planner.step,
+        planned.number,
         ", ".join(map(repr, culprits)) or "nothing, since no sequence was being planned",
         exc_info=error,
     )
@@ -187,37 +210,37 @@ def after_failed_planning(
         SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, repr(error), cause=error)
         for s in culprits
     ]
-    state.lose(culprits, planner.step if planner.entries else state.launched)
+    state.lose(culprits, planned.number if planned.entries else state.launched)
     # What the culprits published won't be written, and can't be told from what others published.
-    lost = state.shorten(state.memory.withdraw(planner.step))
-    _leave_out(planner, lost)
+    lost = state.shorten(state.memory.withdraw(planned.number))
+    _leave_out(planned, lost)
     for sequence in lost:
-        if not planner.entries:
+        if not planned.entries:
             state.memory.retract(sequence.lease, state.launched)
         state.begin_again(sequence)
     return updates
 
 
-def _leave_out(planner: StepPlanner, lost: Iterable[SequenceState]) -> None:
+def _leave_out(planned: StepBuilder, lost: Iterable[SequenceState]) -> None:
     """Take sequences out of the step: items sample nothing for them."""
     out = set(lost)
-    kept = [(run, item, ids) for run, item, ids in planner.entries if run.sequence not in out]
+    kept = [(run, item, ids) for run, item, ids in planned.entries if run.sequence not in out]
     slots = {run.slot for run, _, _ in kept}
     left = {run.sequence.sequence_id for run, _, _ in kept}
     items = {id(item): item for _, item, _ in kept}
     for key, item in items.items():
-        rows = tuple([row for row in item.rows if row.slot in slots])
-        if len(rows) != len(item.rows):
-            scored = item.scored if item.sequence_id in left else None
-            items[key] = msgspec.structs.replace(item, rows=rows, scored=scored)
-    planner.entries = [(run, items[id(item)], ids) for run, item, ids in kept]
+        if any(row.slot not in slots for row in item.rows):
+            for part in PARTS:
+                item = msgspec.structs.replace(item, **part.keep(item, slots, left))
+            items[key] = item
+    planned.entries = [(run, items[id(item)], ids) for run, item, ids in kept]
 
 
-def _in_the_middle(state: SchedulerState, planner: StepPlanner) -> list[SequenceState]:
-    """The sequence that the planner was working on, and those that were about to fork off it."""
-    culprit = planner.working_on
-    planned = {run.sequence for run, *_ in planner.entries}
-    if culprit is None or culprit in planned:
+def _in_the_middle(state: SchedulerState, planned: StepBuilder) -> list[SequenceState]:
+    """The sequence that was being worked on, and those that were about to fork off it."""
+    culprit = planned.working_on
+    in_the_step = {run.sequence for run, *_ in planned.entries}
+    if culprit is None or culprit in in_the_step:
         return []
     return [
         sequence
@@ -225,7 +248,9 @@ def _in_the_middle(state: SchedulerState, planner: StepPlanner) -> list[Sequence
         if sequence is culprit
         or (
             sequence.request is culprit.request
-            and sequence not in planned
-            and (sequence.phase is Phase.PENDING_SAMPLE or sequence.lease.last_step == planner.step)
+            and sequence not in in_the_step
+            and (
+                sequence.phase is Phase.PENDING_SAMPLE or sequence.lease.last_step == planned.number
+            )
         )
     ]

@@ -125,10 +125,10 @@ class Room:
             return 0
         return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.computed)
 
-    def guesses_with_pages(self, sequence: SequenceState, count: int) -> int:
-        """How many of `count` guesses behind the next token of a sequence, which has its page, have
-        pages. Nobody is preempted for them. Cached pages are evicted, since the pages stay with the
-        sequence for its next tokens."""
+    def verified_with_pages(self, sequence: SequenceState, count: int) -> int:
+        """How many of `count` tokens to verify behind the next one of a sequence, which has its
+        page, have pages. Nobody is preempted for them. Cached pages are evicted, since the pages
+        stay with the sequence for its next tokens."""
         memory, lease = self._memory, sequence.lease
         left = sequence.max_length - sequence.num_known - sequence.pending - 1
         count = min(count, left)

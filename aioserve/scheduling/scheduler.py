@@ -15,28 +15,28 @@ from collections.abc import Callable, Sequence
 
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
-from aioserve.request import FinishReason, Logprobs, Request
+from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.guesses import asks_drafter, num_not_drafted, settle, take_looks
-from aioserve.scheduling.planner import StepPlanner
-from aioserve.scheduling.policy import Refusal, SchedulingPolicy
+from aioserve.scheduling.parts.base import DoneStep
+from aioserve.scheduling.planner import fill
+from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.recovery import (
-    BrokenRow,
     after_bad_rows,
     after_failed_planning,
     after_failed_step,
+    after_late_rows,
+    draw_again,
 )
 from aioserve.scheduling.sanity import check_state
-from aioserve.scheduling.sequence import Phase, Run, SequenceState
+from aioserve.scheduling.sequence import Run
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
+from aioserve.scheduling.step_builder import StepBuilder
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
 from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan, WorkItem
 
 __all__ = ["Scheduler"]
-
-DECODE, VERIFY = ItemKind.DECODE, ItemKind.VERIFY
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class Scheduler:
             max_scored_tokens=max_scored_tokens,
             output_reserve_tokens=output_reserve_tokens,
         )
-        self._ended_unplanned: list[SequenceUpdate] = []
         self._step_seconds = 0.0
         self._planning_failures = 0
         self._unexplained_failures = 0
@@ -167,14 +166,14 @@ class Scheduler:
         for token_id in () if drawn else forced:
             if sequence.pending:
                 sequence.pending -= 1
-                sequence.foretold += 1
+                sequence.forced_in_flight += 1
             reason = sequence.append(token_id)
             updates.append(SequenceUpdate(sequence_id, token_id, reason, forced=True))
             if reason is not None:
                 self.state.end([sequence])
                 break
         sequence.masked_to = sequence.num_known + len(sequence.forced_ids)
-        self._draw_again(sequence)
+        draw_again(self.state, sequence)
         self.state.counters.tokens_generated += len(updates)
         return updates
 
@@ -182,7 +181,11 @@ class Scheduler:
         """Rows of a step in flight that are drawn from under a mask: index, sequence, and position
         of the token."""
         return [
-            (row, run.sequence.sequence_id, item.start + 1 if item.kind is VERIFY else item.end)
+            (
+                row,
+                run.sequence.sequence_id,
+                item.start + 1 if item.kind is ItemKind.VERIFY else item.end,
+            )
             for row, (run, item) in enumerate(self._rows_in_flight(plan))
             if run.sequence.constrained
         ]
@@ -211,33 +214,33 @@ class Scheduler:
         state = self.state
         attempt = 0
         while True:
-            planner = None
+            step = None
             try:
                 if attempt == 0:
                     self.policy_calls.begin_step()
                 state.tell_arrivals()
                 if state.running or len(state.queue) or self.policy_calls.acts_on_running:
-                    planner = StepPlanner(state, reject=self._reject, now_seconds=now_seconds)
-                    planner.fill()
+                    step = StepBuilder(state, now_seconds)
+                    fill(step)
                 self._planning_failures = self._unexplained_failures = 0
             except Exception as error:
-                self._recover(planner, error)
-                if planner is None or not planner.entries:
+                self._recover(step, error)
+                if step is None or not step.entries:
                     attempt += 1  # what is left may have work, and is asked for by no other
                     continue
-            if planner is None:
+            if step is None:
                 return None
             try:
-                return planner.plan()
+                return step.plan()
             except Exception:
-                logger.exception("step %d can't be built; it is tried once more", planner.step)
-                return planner.plan()
+                logger.exception("step %d can't be built; it is tried once more", step.number)
+                return step.plan()
 
-    def _recover(self, planner: StepPlanner | None, error: Exception) -> None:
-        ended = [] if planner is None else after_failed_planning(self.state, planner, error)
+    def _recover(self, step: StepBuilder | None, error: Exception) -> None:
+        ended = [] if step is None else after_failed_planning(self.state, step, error)
         lost = {update.sequence_id for update in ended}
-        told = [u for u in self._ended_unplanned if u.sequence_id not in lost]
-        self._ended_unplanned = [*told, *ended]
+        told = [u for u in self.state.ended_unplanned if u.sequence_id not in lost]
+        self.state.ended_unplanned = [*told, *ended]
         self._planning_failures += 1
         self._unexplained_failures = 0 if ended else self._unexplained_failures + 1
         if (
@@ -249,7 +252,7 @@ class Scheduler:
     def take_ended_unplanned(self) -> list[SequenceUpdate]:
         """Sequences that have ended, since the last call, before anything of them was planned: the
         policy refused them, or planning them failed."""
-        ended, self._ended_unplanned = self._ended_unplanned, []
+        ended, self.state.ended_unplanned = self.state.ended_unplanned, []
         return ended
 
     def not_launched(self, plan: StepPlan) -> None:
@@ -279,140 +282,30 @@ class Scheduler:
         state = self.state
         check_outcome(plan, outcome)
         self._check_order(plan)
-        token_ids, errors, failures = outcome.token_ids, outcome.row_errors, outcome.row_failures
         state.complete(plan.step)
-        updates: list[SequenceUpdate] = []
-        ended: list[SequenceState] = []
-        broken: list[BrokenRow] = []
-        late: list[tuple[Run, WorkItem, int]] = []
-        decodes = plan.num_decodes == len(plan.items)
-        index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
-        num_tokens = scores_read = pools_read = 0
-        unheard: tuple[WorkItem, SequenceState, tuple[Logprobs, ...]] | None = None
-        entries = state.in_flight.pop(plan.step)
-        if outcome.looked_ahead:
-            take_looks(state.draft_lengths.usual, entries, outcome.looked_ahead)
-        for run, item, page_ids in entries:
-            sequence, slot = run.sequence, run.slot
-            # The one place where results in flight are dropped: the sequence has ended, was
-            # preempted or lacked a mask, and will sample the same token again: noise depends on
-            # the position.
-            drops = sequence.slot != slot
-            if not decodes and item.kind is not DECODE:
-                # Of a family's entries, which have one item, the first is the prompt's own.
-                if item.scored is not None and sequence.sequence_id == item.sequence_id:
-                    begin, scores_read = scores_read, scores_read + len(item.scored)
-                    scored = outcome.scored[begin:scores_read]
-                    if not drops:
-                        updates.append(_scored(sequence, scored))
-                        sequence.scored += len(scored)
-                    elif sequence.phase is not Phase.FINISHED:
-                        unheard = item, sequence, scored
-                elif unheard is not None and unheard[0] is item and not drops:
-                    updates.append(_scored_by(*unheard))
-                    unheard = None
-                if item.pooled is not None:
-                    if not drops and sequence.pooling is not None:
-                        sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
-                    pools_read += 1
-                if not item.rows:
-                    continue
-            index += 1
-            at, end = end, end + (counts.get(index, 1) if counts else 1)
-            if errors and index in errors:
-                broken.append(BrokenRow(run, item, page_ids, errors[index]))
-                continue
-            if drops:
-                continue
-            if at == end:
-                late.append((run, item, 0))
-                continue
-            if sequence.foretold:
-                sequence.foretold -= 1
-                continue
-            sequence.pending -= 1
-            if failures and index in failures:
-                updates.append(_failed(sequence, failures[index]))
-                ended.append(sequence)
-                continue
-            if not sequence.wants_output:
-                updates.append(_looked_at(sequence))
-                ended.append(sequence)
-                continue
-            while True:
-                token_id = token_ids[at]
-                reason = sequence.append(token_id)
-                told = logprobs.get(at) if logprobs else None
-                updates.append(
-                    SequenceUpdate(sequence.sequence_id, token_id, reason, logprobs=told)
-                )
-                num_tokens += 1
-                at += 1
-                if at == end or reason is not None:  # what is sampled behind the end is nothing
-                    break
-            if sequence.first_token_seconds is None:
-                sequence.first_token_seconds = now_seconds
-            sequence.last_token_seconds = now_seconds
-            sequence.proven_pages = page_ids
-            if reason is not None:
-                ended.append(sequence)
-            if not decodes and item.kind is VERIFY:
-                taken = at - end + counts.get(index, 1)
-                if not item.brings_ids:
-                    made = outcome.drafted.get(index, 0), outcome.branched.get(index, 0)
-                    usual = state.draft_lengths.usual
-                    settle(self.memory, state.counters, usual, run, item, taken, *made)
-                elif reason is None:
-                    sequence.pending -= item.count - 1
-                    if taken < item.count:
-                        late.append((run, item, taken))
-        state.counters.tokens_generated += num_tokens
-        if state.drafts:
-            computed = plan.num_tokens - num_not_drafted(plan, outcome)
-            verified = plan.num_verified > 0 and asks_drafter(plan)
-            state.draft_lengths.took(
-                computed,
-                self._step_seconds,
-                verified=verified,
-                longest=max(outcome.drafted.values(), default=0),
-                drafting_seconds=min(outcome.drafting_seconds, self._step_seconds),
-            )
-            self._step_seconds = 0.0
-            for sequence in ended:
-                if num_answer_tokens := sequence.num_known - sequence.prompt_tokens:
-                    state.draft_lengths.answers.ended(num_answer_tokens)
-        state.end(ended)
-        if broken:
-            updates += after_bad_rows(state, broken)
-        for run, item, taken in late:
-            if run.goes_on:
-                self._go_back(run.sequence, item, taken)
+        entries, parts = state.take_in_flight(plan.step)
+        is_plain = plan.num_decodes == len(plan.items)
+        step = DoneStep(
+            plan=plan,
+            outcome=outcome,
+            now_seconds=now_seconds,
+            seconds=self._step_seconds,
+            entries=entries,
+            rows=entries if is_plain else [entry for entry in entries if entry[1].rows],
+            memory=self.memory,
+            counters=state.counters,
+            speculation=state.speculation,
+        )
+        self._step_seconds = 0.0
+        for part in parts:
+            part.take(step)
+        state.end(step.ended)
+        if step.broken:
+            step.updates += after_bad_rows(state, step.broken)
+        if step.late:
+            after_late_rows(state, step.late)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
-        return updates
-
-    def _go_back(self, sequence: SequenceState, item: WorkItem, taken: int) -> None:
-        """The mask of an item's row came late, or something is wrong with one of those behind it,
-        of which it has `taken`: what later steps compute is worth nothing. The mask comes sooner or
-        later, and the others don't wait for it."""
-        end = item.end
-        if item.kind is ItemKind.VERIFY:
-            end = item.start + max(1, taken)
-        if end == sequence.prompt_tokens:
-            # Samples share these pages, and others may have found them: none may write there.
-            self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
-            self.state.begin_again(sequence)
-            return
-        sequence.drop_launched()
-        self.memory.truncate(sequence.lease, end)
-        if sequence.masked_to >= sequence.num_known:
-            self._draw_again(sequence)
-
-    def _draw_again(self, sequence: SequenceState) -> None:
-        """There is a mask for what comes next: where it came late, the last token is computed once
-        more, since the logits behind it are gone. Its page isn't published before the next token
-        is known (`SequenceState.final_ids`), so that no other reads what is written."""
-        if sequence.waits_for_mask:
-            self.memory.truncate(sequence.lease, sequence.num_known - 1)
+        return step.updates
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceUpdate]:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
@@ -431,44 +324,3 @@ class Scheduler:
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless pools, prefix tree, page tables and queues agree."""
         check_state(self.state)
-
-    def _reject(self, request: SequenceState, refusal: Refusal | None) -> None:
-        for sequence in request.family:
-            update = SequenceUpdate(
-                sequence.sequence_id,
-                None,
-                FinishReason.ERROR,
-                None if refusal is None else refusal.reason,
-                rejected=True,
-                retry_after_seconds=None if refusal is None else refusal.retry_after_seconds,
-            )
-            self._ended_unplanned.append(update)
-        self.state.end([request])
-
-
-def _looked_at(sequence: SequenceState) -> SequenceUpdate:
-    """All that is wanted of its prompt is there. The token behind it was drawn, which shows that
-    the logits are numbers, and nobody hears of it."""
-    pooled = None if sequence.pooling is None else sequence.pooling.total
-    return SequenceUpdate(sequence.sequence_id, None, FinishReason.LENGTH, pooled=pooled)
-
-
-def _scored(sequence: SequenceState, scored: tuple[Logprobs, ...]) -> SequenceUpdate:
-    before = sequence.scored - (sequence.request.score_from or 0)
-    return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
-
-
-def _scored_by(
-    item: WorkItem, sequence: SequenceState, scored: tuple[Logprobs, ...]
-) -> SequenceUpdate:
-    """What an item has scored of the prompt of a sequence that was preempted: another sample takes
-    its token of the same item, and none comes before all of its prompt is told."""
-    first = item.start + (item.scored.offset if item.scored else 0) + 1
-    if sequence.scored == sequence.score_at == first:
-        sequence.scored = sequence.score_at = first + len(scored)
-    before = first - (sequence.request.score_from or 0)
-    return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
-
-
-def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:
-    return SequenceUpdate(sequence.sequence_id, None, FinishReason.ERROR, error)

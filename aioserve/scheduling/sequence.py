@@ -19,17 +19,20 @@ from aioserve.kv.lease import KVLease
 from aioserve.kv.namespace import alone_key
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.draft_lengths import DraftRecord
-from aioserve.scheduling.pooling import PoolingState
-from aioserve.steps.plan import SampleRow
+from aioserve.scheduling.parts.pooling import PoolingState
+from aioserve.scheduling.speculation.drafts import SequenceDrafts
+from aioserve.steps.plan import SampleRow, WorkItem
 
-__all__ = ["NO_SLOT", "Phase", "Run", "SequenceState"]
+__all__ = ["NO_SLOT", "Entry", "PageIds", "Phase", "Run", "SequenceState"]
 
 NO_SLOT = -1
 DROPPED = -2
 """The slot of a run that is over while its sequence goes on in the same slot."""
 MAX_POLICY_PREEMPTIONS = 8
 """Preemptions at the policy's wish between two tokens of one answer."""
+
+
+PageIds = npt.NDArray[np.int32]
 
 
 class Phase(Enum):
@@ -57,6 +60,11 @@ class Run:
         return self.sequence.slot == self.slot
 
 
+Entry = tuple[Run, WorkItem, PageIds]
+"""A sequence's run in a launched step, its item, and the pages that this reads: one entry for each
+row of an item, in order, or one for an item without rows."""
+
+
 class SequenceState:
     """Mutable, and changed by the scheduler alone; its lease by the KV memory alone."""
 
@@ -72,7 +80,7 @@ class SequenceState:
         "epoch",
         "first_token_seconds",
         "forced_ids",
-        "foretold",
+        "forced_in_flight",
         "id_buffer",
         "known_when_taken",
         "last_token_seconds",
@@ -92,13 +100,11 @@ class SequenceState:
         "proven_pages",
         "request",
         "run",
-        "sat_out",
         "score_at",
         "scored",
         "seed",
         "sequence_id",
         "slot",
-        "unsure",
         "view",
         "wants_output",
     )
@@ -147,8 +153,16 @@ class SequenceState:
         self.forced_ids: tuple[int, ...] = ()
         """Tokens that a grammar forces and that are drawn all the same: the last ones of those up
         to `masked_to`."""
-        self.drafts: DraftRecord | None = None
-        """Where steps may verify guesses for it."""
+        self.drafts: SequenceDrafts | None = None
+        """Where steps may verify draft tokens for it."""
+        self.pending: int = 0
+        """Tokens that launched steps sample and the host has not seen yet, or the most that there
+        may be of them."""
+        self.forced_in_flight: int = 0
+        """How many tokens launched steps sample that are known all the same: they were forced.
+        While it isn't known that these steps had their masks, nothing more is published."""
+        self.score_at: int = self.scored
+        """As `scored`, with what launched steps score."""
         self.lease: KVLease = KVLease(request.namespace)
         self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -172,20 +186,6 @@ class SequenceState:
         self._begin()
 
     def _begin(self) -> None:
-        self.pending: int = 0
-        """Tokens that launched steps sample and the host has not seen yet, or the most that there
-        may be of them."""
-        self.sat_out: bool = False
-        """It sat the last step out, since it wasn't known what may come next in it."""
-        self.unsure: int = 0
-        """How many of these are guesses, of which some may be wrong."""
-        self.foretold: int = 0
-        """How many tokens launched steps sample that are known all the same: they were forced.
-        While it isn't known that these steps had their masks, nothing more is published."""
-        self.score_at: int = self.scored
-        """As `scored`, with what launched steps score."""
-        if self.pooling is not None:
-            self.pooling.begin_again()
         self.slot: int = NO_SLOT
         self.run: Run = Run(self)
         self.decode_rows: tuple[SampleRow, ...] = ()
@@ -242,11 +242,9 @@ class SequenceState:
         return not all(one.is_masked for one in self.family)
 
     @property
-    def forced_ahead(self) -> tuple[int, ...]:
-        """Tokens that are forced behind those which are known or being drawn, where it is known
-        how many these are."""
-        ahead = 0 if self.unsure else self.masked_to - self.num_known - self.pending
-        return self.forced_ids[-ahead:] if ahead > 0 else ()
+    def unverified_tokens(self) -> int:
+        """Pending tokens that are draft tokens, so that the next item may begin sooner."""
+        return 0 if self.drafts is None else self.drafts.unverified_tokens
 
     @property
     def num_cacheable(self) -> int | None:
@@ -306,11 +304,10 @@ class SequenceState:
         self.run = Run(self)
         self.decode_rows = (SampleRow(offset=0, slot=slot),)
 
-    def drop_launched(self) -> None:
-        """Nothing counts that launched steps compute for it. Slot and pages stay its own."""
+    def go_back(self) -> None:
+        """Launched steps work for a run that is over. Slot and pages stay its own."""
         self.run.slot = DROPPED
         self.run = Run(self)
-        self.pending = self.unsure = self.foretold = 0
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
@@ -330,12 +327,6 @@ class SequenceState:
         grown = np.empty(2 * num_tokens + 16, dtype=np.int32)
         grown[: self.num_known] = self.known_ids
         self.id_buffer, self._id_memory = grown, grown.data
-
-    def forget_scores(self) -> None:
-        """What was scored may be wrong, and is scored anew unless an answer has begun."""
-        first = self.request.score_from
-        if first is not None and self.num_known == self.prompt_tokens and self.scored > first:
-            self.scored = first
 
     def lose_found(self) -> None:
         """What it found in the prefix tree is worth nothing: it is about to begin again."""

@@ -17,38 +17,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
-from aioserve.request import Request
+from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.scheduling.parts.base import StepPart
+from aioserve.scheduling.parts.table import PARTS
 from aioserve.scheduling.pins import PinnedPrefixes
+from aioserve.scheduling.policy import Refusal
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.reserve import OutputReserve
-from aioserve.scheduling.sequence import NO_SLOT, Phase, Run, SequenceState
+from aioserve.scheduling.sequence import NO_SLOT, Entry, Phase, SequenceState
 from aioserve.scheduling.slots import SlotPool
+from aioserve.scheduling.speculation.drafts import Speculation
 from aioserve.scheduling.step_times import StepTimes
-from aioserve.scheduling.updates import SchedulerCounters
+from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
-from aioserve.steps.plan import WorkItem
 
-__all__ = ["SLOTS_PER_SEQUENCE", "Entry", "SchedulerState"]
+__all__ = ["SLOTS_PER_SEQUENCE", "SchedulerState"]
 
 SLOTS_PER_SEQUENCE = 2
 """Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
 
 _by_arrival = attrgetter("sequence_id")
-
-Entry = tuple[Run, WorkItem, npt.NDArray[np.int32]]
-"""A sequence's run in a launched step, its item, and the pages that this reads: one entry for each
-row of an item, in order, or one for an item without rows."""
 
 
 class SchedulerState:
@@ -74,9 +70,7 @@ class SchedulerState:
             memory.page_size, output_reserve_tokens, memory.windows
         )
         self.times: StepTimes = StepTimes()
-        self.draft_lengths: DraftLengths = DraftLengths()
-        self.drafts: bool = False
-        """Some request has ever asked for guesses."""
+        self.speculation: Speculation = Speculation()
         self.forced: dict[SequenceState, None] = {}
         """Sequences that may have forced tokens ahead which are to be drawn, in the order in which
         that was told."""
@@ -87,9 +81,13 @@ class SchedulerState:
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
         self.in_flight: dict[int, list[Entry]] = {}
         """What each step consists of that is planned and not yet done."""
+        self.parts_in_flight: dict[int, tuple[StepPart, ...]] = {}
+        """Parts that the rows of each of these steps are asked for, in the order of `PARTS`."""
         self.sequences: dict[int, SequenceState] = {}
         """Sequences that haven't ended, by id."""
         self.running: list[SequenceState] = []
+        self.ended_unplanned: list[SequenceUpdate] = []
+        """Sequences that have ended before anything of them was planned, and not yet told."""
         self.stopped_at: SequenceState | None = None
         """The next to start, which the last plan had no room for."""
         self.reserved_next_page: dict[SequenceState, int] = {}
@@ -146,10 +144,8 @@ class SchedulerState:
         ]
         self._last_id += len(family)
         if request.max_draft_tokens:
-            self.drafts = True
             for sequence in family:
-                usual = self.draft_lengths.usual
-                sequence.drafts = DraftRecord(request.max_draft_tokens, usual)
+                sequence.drafts = self.speculation.drafts_of(request.max_draft_tokens)
         hints = msgspec.structs.asdict(request.hints)
         first.pending_samples = others
         for sequence in family:
@@ -185,7 +181,7 @@ class SchedulerState:
     def preempt(self, victim: SequenceState, step: int, how: Preemption | None = None) -> None:
         """Take a sequence's pages for others while step `step` is planned; `how` is in place of the
         memory's own way."""
-        if not victim.foretold:
+        if not victim.forced_in_flight:
             self.memory.publish(victim.lease, victim.known_ids, leaving=True)
             self.memory.swap_out(victim.lease, victim.num_known, step, how)
         self.begin_again(victim)
@@ -197,8 +193,28 @@ class SchedulerState:
         del self.running[place_of(self.running, sequence)]
         self._give_back(sequence)
         sequence.restart()
+        self.drop_launched(sequence)
         self._most_waiting = max(self._most_waiting, sequence.precedence)
         self.queue.add(sequence)
+
+    def drop_launched(self, sequence: SequenceState) -> None:
+        """What launched steps bring for a sequence counts no more."""
+        for part in PARTS:
+            part.drop_launched(sequence)
+
+    def refuse(self, request: SequenceState, refusal: Refusal | None) -> None:
+        """The policy wants no more of a request."""
+        for sequence in request.family:
+            update = SequenceUpdate(
+                sequence.sequence_id,
+                None,
+                FinishReason.ERROR,
+                None if refusal is None else refusal.reason,
+                rejected=True,
+                retry_after_seconds=None if refusal is None else refusal.retry_after_seconds,
+            )
+            self.ended_unplanned.append(update)
+        self.end([request])
 
     def pause(self, sequence: SequenceState) -> None:
         """Its reader is behind: it isn't planned until it is no longer paused."""
@@ -215,7 +231,7 @@ class SchedulerState:
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 del self.running[place_of(self.running, sequence)]
-                if publish and not sequence.foretold and not sequence.is_alone:
+                if publish and not sequence.forced_in_flight and not sequence.is_alone:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
                     if self.policy_calls.pins:
                         self.pins.ask_to_pin(sequence)
@@ -272,6 +288,10 @@ class SchedulerState:
                 one.slot = NO_SLOT
 
     # -- steps
+
+    def take_in_flight(self, step: int) -> tuple[list[Entry], tuple[StepPart, ...]]:
+        """Entries of a step that is no longer in flight, and the parts of it."""
+        return self.in_flight.pop(step), self.parts_in_flight.pop(step)
 
     def complete(self, step: int) -> None:
         """Step number `step` is done, or has failed."""

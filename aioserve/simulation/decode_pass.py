@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import full_pages, pages_for, pages_for_each, tokens_in_part
+from aioserve.scheduling.parts.table import PARTS, PLAIN
 from aioserve.scheduling.priority_preemption import by_precedence
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
@@ -32,7 +33,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     state, policy_calls, memory = scheduler.state, scheduler.policy_calls, scheduler.memory
     if (
         not state.running
-        or state.drafts  # steps may bring several tokens, or fewer than they computed
+        or state.speculation.is_on  # steps may bring several tokens, or fewer than they computed
         or len(state.in_flight) > 1
         or policy_calls.acts_on_running
         or policy_calls.limits_decodes
@@ -60,7 +61,8 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         if flying != sequences:
             late = set(sequences).difference(flying)
         if [sequence for sequence in sequences if sequence not in late] != flying or any(
-            item.rows is not sequence.decode_rows and _brings_more_than_a_token(item)
+            item.rows is not sequence.decode_rows
+            and any(part.is_beyond_a_token(item) for part in PARTS)
             for sequence, item in kept
         ):
             return None
@@ -80,10 +82,6 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     return DecodePass(scheduler, list(sequences), late, num_flying, head)
 
 
-def _brings_more_than_a_token(item: WorkItem) -> bool:
-    return len(item.rows) != 1 or item.scored is not None or item.pooled is not None
-
-
 def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
     """Whether each of these running sequences can only go on by a token next."""
     for sequence in sequences:
@@ -92,13 +90,12 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
             (sequence.first_token_seconds is None and not _is_about_to_answer(sequence))
             or lease.computed != sequence.num_known + sequence.pending - 1
             or sequence.paused
-            or sequence.constrained
             or sequence.pending_samples
             or lease.shares_partial_page
             or len(lease.page_table.page_ids) > pages_for_each(lease.computed, page_size)
         ):
             return False
-    return True
+    return all(part.go_on_by_one(sequences) for part in PARTS)
 
 
 def _is_about_to_answer(sequence: SequenceState) -> bool:
@@ -312,5 +309,5 @@ class DecodePass:
             )
             for sequence in self.sequences
         ]
-        state.in_flight = {last: entries}
+        state.in_flight, state.parts_in_flight = {last: entries}, {last: PLAIN}
         return StepPlan(step=last, items=tuple([item for _, item, _ in entries]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aioserve.scheduling.draft_lengths import DraftLengths
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.speculation.draft_lengths import DraftLengths
 from aioserve.testing import SimLoop
 
 __all__ = ["UnmeasuredScheduler"]
@@ -26,4 +26,4 @@ class UnmeasuredScheduler(Scheduler):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if not isinstance(asyncio.get_running_loop(), SimLoop):
-            self.state.draft_lengths = _Unmeasured()
+            self.state.speculation.lengths = _Unmeasured()

@@ -21,7 +21,9 @@ from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import pages_of_sequence
 from aioserve.models.files import model_files
 from aioserve.sampling import masks
-from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling import scheduler as scheduling
+from aioserve.scheduling.parts.base import LateRow
+from aioserve.scheduling.state import SchedulerState
 from aioserve.testing import check_invariants, count_leaked_pages
 from tests.pairs.asks import Ask, Brought, Moments, give
 from tests.pairs.drafters import DrafterPlugin
@@ -324,20 +326,20 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
 
 @contextmanager
 def _slow_masks(seen: Seen) -> Iterator[None]:
-    allowed, go_back = GrammarMatcher.allowed, Scheduler._go_back
+    allowed, go_back = GrammarMatcher.allowed, scheduling.after_late_rows
 
     def slowly(matcher: GrammarMatcher) -> Any:
         time.sleep(SLOW_MASK_SECONDS)  # on the thread of the grammars
         return allowed(matcher)
 
-    def counted(scheduler: Scheduler, *late: Any) -> None:
-        seen.late_masks += 1
-        go_back(scheduler, *late)
+    def counted(state: SchedulerState, late: list[LateRow]) -> None:
+        seen.late_masks += sum(row.run.goes_on for row in late)
+        go_back(state, late)
 
     with (
         patch.object(masks, "WAIT_SECONDS", 0.0),
         patch.object(GrammarMatcher, "allowed", slowly),
-        patch.object(Scheduler, "_go_back", counted),
+        patch.object(scheduling, "after_late_rows", counted),
     ):
         yield
 

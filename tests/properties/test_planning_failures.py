@@ -36,11 +36,11 @@ from aioserve.kv import (
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,
-    guesses,
+    admission,
+    making_room,
     pins,
     planner,
     policy_calls,
-    pooling,
     priority_preemption,
     reserve,
     room,
@@ -48,14 +48,17 @@ from aioserve.scheduling import (
     sequence,
     slots,
     state,
+    step_builder,
     token_budget,
     updates,
     view,
     waiting_queue,
 )
+from aioserve.scheduling.parts import base, draw, forced, mask, pool, pooling, score, verifying
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.speculation import budget, drafts, verify
 from aioserve.steps import plan
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import expected_tokens
@@ -75,7 +78,6 @@ MODULES += (
     token_budget,
 )
 MODULES += (
-    guesses,
     pins,
     waiting_queue,
     claims,
@@ -87,6 +89,8 @@ MODULES += (
     window_pages,
     layout,
 )
+MODULES += (admission, making_room, step_builder)
+MODULES += (base, draw, forced, mask, pool, score, verifying, budget, drafts, verify)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -293,10 +297,10 @@ def test_what_raises_at_no_sequence_again_and_again_is_raised_in_the_end(monkeyp
     bench = Bench()
     bench.submit(4)
 
-    def broken(self: object) -> None:
+    def broken(step: object) -> None:
         raise PlantedError("always")
 
-    monkeypatch.setattr(planner.StepPlanner, "_split_running", broken)
+    monkeypatch.setattr(planner, "split_running", broken)
     with pytest.raises(PlantedError, match="always"):
         bench.scheduler.plan(0.0)
     bench.scheduler.sanity_check()
@@ -305,8 +309,8 @@ def test_what_raises_at_no_sequence_again_and_again_is_raised_in_the_end(monkeyp
 def test_work_that_cannot_be_planned_and_that_nothing_holds_up_is_a_bug_that_is_raised(monkeypatch):
     bench = Bench()
     bench.submit(4)
-    monkeypatch.setattr(planner.StepPlanner, "_force_progress", lambda self: None)
-    monkeypatch.setattr(planner.StepPlanner, "_admit", lambda self, forced: False)
+    monkeypatch.setattr(planner, "force_progress", lambda step: None)
+    monkeypatch.setattr(planner, "admit", lambda step, forced: False)
     with pytest.raises(InvariantError, match="nothing is planned, nothing is in flight"):
         bench.scheduler.plan(0.0)
 

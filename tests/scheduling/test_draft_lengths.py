@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.scheduling.draft_lengths import (
+from aioserve.scheduling.speculation.draft_lengths import (
     PROBE_LENGTH,
     PROBE_STEPS,
     DraftingCosts,

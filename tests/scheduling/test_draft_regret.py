@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import pytest
 
-from aioserve.scheduling.draft_lengths import FIRST_STEPS, DraftLengths, DraftRecord
+from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS, DraftLengths, DraftRecord
 
 LIMIT = 8
 PROMPT_TOKENS, SPREAD = 28, 0.12

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.request import FinishReason
-from aioserve.scheduling.draft_lengths import FIRST_STEPS, STEPS_BEFORE
 from aioserve.scheduling.policy import SchedulingPolicy, StepBudget, TokenShare
+from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS, STEPS_BEFORE
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import expected_tokens
@@ -78,12 +78,12 @@ def test_the_first_steps_of_each_answer_tell_what_to_expect_of_others() -> None:
     for answers in (1, 2):
         bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
         run(bench, 1)
-        assert bench.scheduler.state.draft_lengths.usual.steps == answers * FIRST_STEPS
+        assert bench.scheduler.state.speculation.lengths.usual.steps == answers * FIRST_STEPS
 
 
 def test_the_choice_hears_how_long_answers_are() -> None:
     bench = bench_of(right_up_to(4), page_size=2)
-    progress = bench.scheduler.state.draft_lengths.answers.progress
+    progress = bench.scheduler.state.speculation.lengths.answers.progress
     one = np.array([1.0])
     assert progress(one, 8) == one
     bench.submit(PROMPT, max_tokens=14, max_draft_tokens=4)

@@ -12,8 +12,8 @@ import pytest
 from aioserve.request import Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline
-from aioserve.scheduling.planner import PATIENT_STEPS
 from aioserve.scheduling.sequence import Phase
+from aioserve.scheduling.step_builder import PATIENT_STEPS
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.structured_output import StructuredOutput

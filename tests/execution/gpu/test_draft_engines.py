@@ -22,7 +22,7 @@ from aioserve.models.files import model_files
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.scheduling.draft_lengths import DraftLengths, DraftRecord
+from aioserve.scheduling.speculation.draft_lengths import DraftLengths, DraftRecord
 from tests.engine.test_draft_heads import check_guesses, guesses_of_heads, write_drafts
 from tests.execution.gpu.host_device import HostCounts, HostDevice, cuda_is_the_host
 from tests.parity import tiny_models

@@ -1,0 +1,54 @@
+"""Draw several tokens that a grammar forces in one step: there are masks for all.
+
+They are no draft tokens: the plan brings their ids, no drafter is asked, and as all of them come,
+it is known where the next item begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aioserve.scheduling.parts.base import AskedTokens, DoneStep, LateRow
+from aioserve.scheduling.parts.verifying import VerifyingPart, ids_to_verify
+from aioserve.scheduling.sequence import Phase, SequenceState
+
+__all__ = ["Forced", "forced_ahead", "forced_budget"]
+
+
+class Forced(VerifyingPart):
+    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+        sequence, count = asked.sequence, asked.end - asked.start
+        token_ids = ids_to_verify(sequence, asked.start, count)
+        token_ids[1:] = forced_ahead(sequence)[: count - 1]
+        sequence.pending += count
+        return {"token_ids": token_ids, "least_start": asked.start}
+
+    def take(self, step: DoneStep) -> None:
+        for index, num_taken in step.num_taken.items():
+            run, item, _ = step.rows[index]
+            if item.brings_ids:
+                run.sequence.pending -= item.count - 1
+                if num_taken < item.count:
+                    step.late.append(LateRow(run, item, num_taken))
+
+
+def forced_ahead(sequence: SequenceState) -> tuple[int, ...]:
+    """Tokens that are forced behind those which are known or being drawn, where it is known how
+    many these are."""
+    if sequence.unverified_tokens:
+        return ()
+    ahead = sequence.masked_to - sequence.num_known - sequence.pending
+    return sequence.forced_ids[-ahead:] if ahead > 0 else ()
+
+
+def forced_budget(forced: dict[SequenceState, None], num_rows: int) -> dict[SequenceState, int]:
+    """Running sequences with forced tokens ahead that are to be drawn, and how many. Each is a row
+    of logits, of which there are `num_rows`. Those that have none any longer leave `forced`."""
+    budget: dict[SequenceState, int] = {}
+    for sequence in [*forced]:
+        if sequence.masked_to <= sequence.num_known:
+            del forced[sequence]
+        elif sequence.phase is Phase.RUNNING and num_rows > 0 and (ids := forced_ahead(sequence)):
+            budget[sequence] = min(num_rows, len(ids))
+            num_rows -= budget[sequence]
+    return budget
