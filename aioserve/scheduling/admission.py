@@ -42,7 +42,7 @@ def admit(step: StepBuilder, *, forced: bool) -> bool:
     refused: list[tuple[SequenceState, Refusal | None]] = []
     started, blocked = 0, False
     for sequence in step.one_by_one(_candidates(step, view, forced=forced)):
-        if not room.has_tokens(sequence):
+        if room.budget.left_for(sequence) <= 0:
             continue
         has_slots = slots_of(sequence) <= num_slots
         if not has_slots and sequence.precedence <= lowest:
@@ -66,7 +66,7 @@ def admit(step: StepBuilder, *, forced: bool) -> bool:
             break
         started += 1
         num_slots = room.num_slots_free
-        if forced or room.tokens <= 0 or num_slots <= 0:
+        if forced or room.budget.tokens <= 0 or num_slots <= 0:
             break
     for sequence, refusal in refused:
         step.working_on = sequence

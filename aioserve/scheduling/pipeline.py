@@ -80,21 +80,17 @@ class StepPipeline(Generic[Handle]):
     def finish(self, outcome: StepOutcome, now_seconds: float) -> list[SequenceUpdate]:
         """The oldest step is done: commit it. Raises `UnfitOutcomeError` for an outcome that isn't
         this step's, which can then `fail`."""
-        updates = self.scheduler.commit(self._oldest(), outcome, now_seconds)
-        self._pop()
+        if not self.steps:
+            raise InvariantError("no step is in flight")
+        updates = self.scheduler.commit(self.steps[0][0], outcome, now_seconds)
+        self._is_dry = False
+        self.steps.popleft()
         return updates
 
     def fail(self, error: str) -> list[SequenceUpdate]:
         """The oldest step has failed."""
-        plan = self._oldest()
-        self._pop()
-        return self.scheduler.fail(plan, error)
-
-    def _oldest(self) -> StepPlan:
         if not self.steps:
             raise InvariantError("no step is in flight")
-        return self.steps[0][0]
-
-    def _pop(self) -> None:
         self._is_dry = False
-        self.steps.popleft()
+        plan, _ = self.steps.popleft()
+        return self.scheduler.fail(plan, error)

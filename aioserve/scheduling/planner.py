@@ -51,7 +51,7 @@ def fill(step: StepBuilder) -> None:
         _decode(step, decoding, prefilling)
     if prefilling:
         _continue_prefills(step, prefilling)
-    may_admit = not step.has_preempted and step.room.tokens > 0 and len(state.queue)
+    may_admit = not step.has_preempted and step.room.budget.tokens > 0 and len(state.queue)
     if may_admit and admit(step, forced=False):
         displace_one(step)
     if not step.entries and state.launched == step.memory.pool.done_step:
@@ -106,7 +106,8 @@ def _decode(
     budget: Budget | None = None
     if state.forced or state.speculation.is_on:
         ready, budget = _budget(step, ready, prefilling)
-    growing = memory.short_of_pages([s.lease for s in room.one_token_each(ready)])
+    chosen = room.budget.one_each(ready)
+    growing = memory.short_of_pages([s.lease for s in chosen])
     begun: list[SequenceState] = []
     if prefilling and memory.windows.num_groups:
         begun = [s for s in prefilling if memory.short_of_pages([s.lease])]
@@ -116,10 +117,9 @@ def _decode(
         make_room(step, [s for s in (*ready, *begun) if s.lease in short])
         ready = [s for s in ready if s.phase is Phase.RUNNING]
         # Some that were beyond the budget may be within it now.
-        growing = [s.lease for s in ready]
+        growing, chosen = [s.lease for s in ready], room.budget.one_each(ready)
     if begun := sorted([s for s in begun if s.phase is Phase.RUNNING], key=by_precedence):
         _with_pages(step, begun, {s.lease for s in begun})
-    chosen = room.one_token_each(ready)
     if growing:
         chosen = _with_pages(step, chosen, set(growing))
     if not budget:
@@ -176,14 +176,14 @@ def _with_pages_to_verify(
 def _continue_prefills(step: StepBuilder, prefilling: list[SequenceState]) -> None:
     """Next chunks of prompts that have begun, and were not just preempted."""
     prefilling = [s for s in prefilling if s.phase is Phase.RUNNING]
-    if not prefilling or step.room.tokens <= 0:
+    if not prefilling or step.room.budget.tokens <= 0:
         return
     view, policy_calls = step.view(), step.policy_calls
     if policy_calls.orders_prefills:
         named = policy_calls.order_prefills([s.view for s in prefilling], view)
         prefilling = [step.state.sequence_of(request) for request in named]
     for sequence in step.one_by_one(prefilling):
-        if step.room.tokens <= 0:
+        if step.room.budget.tokens <= 0:
             break
         if not (wanted := step.room.tokens_from(sequence, sequence.lease.computed)):
             continue

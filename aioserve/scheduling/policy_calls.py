@@ -66,17 +66,14 @@ class PolicyCalls(PluginCalls):
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
+        self.limits_decodes: bool = self.chooses_decodes or self.sets_budgets
+        """Some that are ready for their next token may have to sit a step out."""
         self.acts_on_running: bool = self.preempts or self.drops or self.pins
         # Looked up by nothing of the policy's own, which may raise.
         self._attributes: Mapping[str, object] = object.__getattribute__(policy, "__dict__")
         self._failed = False
         after = "first come, first served decides this step"
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
-
-    @property
-    def limits_decodes(self) -> bool:
-        """Whether some that are ready for their next token may have to sit a step out."""
-        return self.chooses_decodes or self.sets_budgets
 
     @property
     def orders(self) -> bool:
@@ -211,13 +208,16 @@ class PolicyCalls(PluginCalls):
         return self._ask("unpin", partial(_some_pins, pins), pins, view) or ()
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        self._tell("arrived", requests)
+        if self._may_have_own("arrived"):
+            self._tell("arrived", requests)
 
     def step_finished(self, step: int, tokens: int) -> None:
-        self._tell("step_finished", step, tokens)
+        if self._may_have_own("step_finished"):
+            self._tell("step_finished", step, tokens)
 
     def finished(self, requests: Sequence[RequestView]) -> None:
-        self._tell("finished", requests)
+        if self._may_have_own("finished"):
+            self._tell("finished", requests)
 
     def _ask(self, question: str, check: Callable[[Any], T], *args: Any) -> T | None:
         """What `check` makes of the policy's answer; None after a fault."""
@@ -233,9 +233,8 @@ class PolicyCalls(PluginCalls):
 
     def _tell(self, notification: str, *args: Any) -> None:
         """Also after a fault: a policy that keeps counts must hear of every request's end."""
-        if self._may_have_own(notification):
-            with suppress(PluginFault):
-                self.call(notification, self._checked, notification, _ignored, args)
+        with suppress(PluginFault):
+            self.call(notification, self._checked, notification, _ignored, args)
 
     def fault(self, what: str, said: str, error: BaseException | None = None) -> PluginFault:
         if self._failed:

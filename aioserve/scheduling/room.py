@@ -40,40 +40,18 @@ def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
 
 
 class Room:
-    """What is left for one step. Tokens and `scored_tokens` shrink as the planner takes them."""
+    """What is left for one step. `budget` and `scored_tokens` shrink as the step is built."""
 
     def __init__(self, state: SchedulerState, step: int, budget: StepBudget | None = None) -> None:
         self._state = state
         self._memory: KVMemory = state.memory
         self._step = step
-        self._budget = TokenBudget(state, budget)
+        self.budget: TokenBudget = TokenBudget(state, budget)
+        """Tokens that are left of the step, and who may have them."""
         self.scored_tokens: int = state.max_scored_tokens
         self._reserved: int | None = None
 
     # -- tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that are left of the step."""
-        return self._budget.tokens
-
-    @property
-    def tokens_taken(self) -> int:
-        return self._budget.taken
-
-    def has_tokens(self, sequence: SequenceState) -> bool:
-        return self.tokens_left_for(sequence) > 0
-
-    def tokens_left_for(self, sequence: SequenceState) -> int:
-        """Tokens that a sequence may still have: of its share, and of those in common."""
-        return self._budget.left_for(sequence)
-
-    def one_token_each(self, ready: list[SequenceState]) -> Sequence[SequenceState]:
-        """Sequences of `ready` that may have one token each, in the order of `ready`."""
-        return self._budget.one_each(ready, self._state.reserved_next_page)
-
-    def take_tokens(self, sequences: Sequence[SequenceState], count: int) -> None:
-        self._budget.take(sequences, count)
 
     def tokens_from(self, sequence: SequenceState, start: int) -> int:
         """Tokens of a sequence from position `start` on that the step may still compute."""
@@ -82,7 +60,7 @@ class Room:
             # The tokens before `score_at` need no score; the last token of a prompt gives none.
             last = sequence.score_at + self.scored_tokens
             reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
-        return max(0, min(reach - start, self._budget.left_for(sequence)))
+        return max(0, min(reach - start, self.budget.left_for(sequence)))
 
     # -- slots
 

@@ -218,7 +218,8 @@ class Scheduler:
             try:
                 if attempt == 0:
                     self.policy_calls.begin_step()
-                state.tell_arrivals()
+                if state.arrived:
+                    state.tell_arrivals()
                 if state.running or len(state.queue) or self.policy_calls.acts_on_running:
                     step = StepBuilder(state, now_seconds)
                     fill(step)
@@ -299,7 +300,8 @@ class Scheduler:
         self._step_seconds = 0.0
         for part in parts:
             part.take(step)
-        state.end(step.ended)
+        if step.ended:
+            state.end(step.ended)
         if step.broken:
             step.updates += after_bad_rows(state, step.broken)
         if step.late:

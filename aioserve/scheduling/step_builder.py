@@ -64,7 +64,7 @@ class StepBuilder:
 
     def view(self) -> SchedulerView:
         """What the policy sees now."""
-        processed = self.num_processed_before + self.room.tokens_taken
+        processed = self.num_processed_before + self.room.budget.taken
         return self.state.view(self.number, self.now_seconds, processed)
 
     def one_by_one(self, sequences: Iterable[SequenceState]) -> Iterator[SequenceState]:
@@ -124,7 +124,7 @@ class StepBuilder:
             )
             # All at once: what raises in between would tear the samples apart.
             self.entries += [(one.run, item, page_ids) for one in family or (sequence,)]
-        self.room.take_tokens(sequences, count)
+        self.room.budget.take(sequences, count)
         self.working_on = None
 
     def _asked_for(self, asked: AskedTokens) -> dict[str, Any]:
@@ -143,11 +143,11 @@ class StepBuilder:
 
     def launch_verified(self, verified: Sequence[Verified]) -> None:
         """Add the next token of each sequence, and those to verify behind it, to the step."""
-        memory, room = self.memory, self.room
-        room.take_tokens([sequence for _, sequence, _ in verified], 1)
+        memory, budget = self.memory, self.room.budget
+        budget.take([sequence for _, sequence, _ in verified], 1)
         for part, sequence, wanted in verified:
             self.working_on = sequence
-            count = 1 + min(wanted, room.tokens_left_for(sequence))
+            count = 1 + min(wanted, budget.left_for(sequence))
             lease, page_ids = sequence.lease, sequence.lease.page_table.page_ids
             start = lease.computed
             if lease.carried != lease.covered:
@@ -169,7 +169,7 @@ class StepBuilder:
                 self._parts.add(MASK)
             self._parts.add(part)
             self.entries.append((sequence.run, item, page_ids))
-            room.take_tokens([sequence], count - 1)
+            budget.take([sequence], count - 1)
         self.working_on = None
 
     # -- the plan
@@ -206,7 +206,8 @@ class StepBuilder:
         state.in_flight[self.number] = self.entries
         state.parts_in_flight[self.number] = parts
         state.launched = self.number
-        slots.clear_changes()
+        if slots.ended or slots.started or slots.pages:
+            slots.clear_changes()
         copies.clear()
         state.preempted.clear()
         return self._plan

@@ -6,7 +6,7 @@ Without shares all are in common. Knows what a policy answered, and nothing of w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from aioserve.scheduling.policy import StepBudget
 from aioserve.scheduling.sequence import SequenceState
@@ -19,6 +19,7 @@ class TokenBudget:
     """What is left of a step's tokens; it shrinks as the planner takes them."""
 
     def __init__(self, state: SchedulerState, budget: StepBudget | None = None) -> None:
+        self._state = state
         most = state.max_num_batched_tokens
         self.tokens: int = most if budget is None or budget.tokens is None else budget.tokens
         """Tokens left, those in shares included."""
@@ -37,11 +38,9 @@ class TokenBudget:
             return self.tokens
         return max(0, _left(self.tokens - sum(self._kept), self._kept, self._own(sequence)))
 
-    def one_each(
-        self, ready: Sequence[SequenceState], owed: Collection[SequenceState]
-    ) -> Sequence[SequenceState]:
+    def one_each(self, ready: Sequence[SequenceState]) -> Sequence[SequenceState]:
         """Sequences of `ready` for which a token is left when each before them has taken one.
-        Reserved shares keep none from sequences in `owed`."""
+        Reserved shares keep none from sequences for whose next page others were preempted."""
         if not self._kept:
             return ready[: self.tokens]
         total, common, kept = self.tokens, self.tokens - sum(self._kept), self._kept.copy()
@@ -50,7 +49,7 @@ class TokenBudget:
             if total <= 0:
                 break
             own = self._own(sequence)
-            if _left(common, kept, own) <= 0 and sequence not in owed:
+            if _left(common, kept, own) <= 0 and sequence not in self._state.reserved_next_page:
                 continue
             if own is not None and kept[own] > 0:
                 kept[own] -= 1

@@ -40,7 +40,7 @@ def draft_budget(
     able = [(s, d) for s, d in drafts if s not in forced and _may_have_drafts(s)]
     if not able:
         return ready, {}
-    left = step.room.tokens - len(ready)
+    left = step.room.budget.tokens - len(ready)
     counts = lengths.choose(
         [one.record for _, one in able],
         len(ready) - len(able),
