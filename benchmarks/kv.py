@@ -349,7 +349,7 @@ def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Schedule
     budget = max(2048, 2 * num_running)
     answer = num_steps + 3 + 2 * sum(lengths) // budget  # the first decode while others prefill
     scheduler = Scheduler(
-        KVMemory(PagePool(sum(pages_for(n + answer, PAGE_SIZE) for n in lengths), PAGE_SIZE)),
+        KVMemory.of([sum(pages_for(n + answer, PAGE_SIZE) for n in lengths)], PAGE_SIZE),
         SchedulingPolicy(),
         max_num_seqs=seats,
         max_num_batched_tokens=budget,

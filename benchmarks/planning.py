@@ -38,7 +38,6 @@ import numpy as np
 from aioserve import RequestView, SchedulingPolicy, _native
 from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import PluginRegistry
 from aioserve.request import Request, SamplingParams
@@ -85,7 +84,7 @@ class Load:
         tokens_alike: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
-            KVMemory(PagePool(num_pages, PAGE_SIZE)),
+            KVMemory.of([num_pages], PAGE_SIZE),
             policy,
             max_num_seqs=seats,
             max_num_batched_tokens=step_tokens,

@@ -40,7 +40,7 @@ class Load:
     def __init__(self, running: int, context: int, num_steps: int) -> None:
         longest = context + num_steps + 2 * STEPS_PER_ROUND
         self.scheduler = Scheduler(
-            KVMemory.of(running * pages_for(longest, PAGE_SIZE), PAGE_SIZE),
+            KVMemory.of([running * pages_for(longest, PAGE_SIZE)], PAGE_SIZE),
             SchedulingPolicy(),
             max_num_seqs=running,
             max_num_batched_tokens=running * context,

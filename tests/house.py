@@ -72,15 +72,13 @@ CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", 
 SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
 PAGES = (
     "aioserve.kv.claims",
-    "aioserve.kv.copies",
+    "aioserve.kv.groups",
     "aioserve.kv.lease",
     "aioserve.kv.page_pool",
     "aioserve.kv.page_table",
     "aioserve.kv.pages",
     "aioserve.kv.prefix_tree",
-    "aioserve.kv.swapping",
-    "aioserve.kv.window_pages",
-    "aioserve.kv.windows",
+    "aioserve.kv.tiers",
 )
 FORBIDDEN = {
     "cli": ("aioserve.scheduling",),
@@ -103,7 +101,7 @@ CLOSED = ("engine", "execution", "kv", "scheduling", "steps")
 
 OPENED = {
     "aioserve/engine/lifecycle.py": ("task._log_destroy_pending",),
-    "aioserve/kv/prefix_tree.py": ("pool._native", "host_pool._native"),
+    "aioserve/kv/prefix_tree.py": ("pool._native",),
 }
 """What they read all the same. The native tree is made of native pools, and a `PagePool` is the
 Python side of one: its public face has no use for the object behind it. asyncio has no other way to

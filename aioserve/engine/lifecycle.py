@@ -39,6 +39,7 @@ from aioserve.errors import (
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
+from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
 from aioserve.plugins.files import drafter_of_file, policy_of_file
@@ -369,15 +370,13 @@ class EngineLifecycle:
 def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVMemory:
     """KV memory that holds the longest request. Raises `ConfigError` where it can't."""
     memory = KVMemory.of(
-        model.limits.num_pages,
+        (model.limits.num_pages, config.num_host_pages),
         config.page_size,
-        num_host_pages=config.num_host_pages,
+        groups=group_specs(model.limits.num_window_groups, model.limits.window),
         prefix_caching=config.prefix_caching,
         partial_page_reuse=config.partial_page_reuse,
         eviction=eviction,
         preemption=config.preemption,
-        num_window_groups=model.limits.num_window_groups,
-        window=model.limits.window,
     )
     if model.limits.max_model_len > memory.capacity_tokens:
         raise ConfigError(

@@ -25,7 +25,7 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import (
     NO_TOKEN_LEFT,
     PENDING_TOKEN,
@@ -38,8 +38,6 @@ from aioserve.steps.plan import (
 __all__ = ["NO_COPIES", "HostStep", "OpenStep", "PlanReader", "largest_counts"]
 
 NO_COPIES = np.empty((0, 5), np.int32)
-# Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
-_CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
 
 
 def largest_counts(
@@ -107,7 +105,7 @@ class HostStep:
 
     step: int
     copies: npt.NDArray[np.int32]
-    """As `Backend.copy_pages` takes them: cache 0 is the device's, 1 the host's."""
+    """As `Backend.copy_pages` takes them: a cache for each tier."""
     batch: HostBatch | None
     """None: there is nothing to compute."""
     samples: SampleRows
@@ -371,8 +369,7 @@ def _logit_rows(
 
 
 def _copies(copies: Sequence[PageCopy]) -> npt.NDArray[np.int32]:
-    rows: list[int] = []
-    for copy in copies:
-        source_cache, target_cache = _CACHES[copy.kind]
-        rows += (source_cache, copy.source, target_cache, copy.target, copy.num_tokens)
+    rows = [
+        (copy.from_tier, copy.source, copy.to_tier, copy.target, copy.num_tokens) for copy in copies
+    ]
     return np.array(rows, np.int32).reshape(-1, 5)

@@ -6,47 +6,42 @@ begun.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.kv.lease import KVLease
-from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.groups.base import Group, GroupClaim
+from aioserve.kv.lease import KVLease, SwappedPages
+from aioserve.kv.page_table import NO_PAGES
+from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
-from aioserve.kv.window_pages import NO_PAGES
-from aioserve.kv.windows import Windows
 
 __all__ = ["Claim", "Claims", "PagesNeeded"]
 
 TokenIds = npt.NDArray[np.int32]
-NO_MATCH = Match(NO_RECEIPT, NO_PAGES, NO_PAGES)
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """Pages that a lease would find and need. Its match is locked, and the window pages found are
-    held, until it is begun with or dropped."""
+    """Pages that a lease would find and need. Its match is locked, and what groups found beside it
+    is held, until it is begun with or dropped."""
 
     match: Match
     num_found: int
     """Leading tokens whose KV the prefix tree has."""
     num_cached: int
-    """Leading tokens that need no computing: those found, or those swapped to the host."""
+    """Leading tokens that need no computing: those found, or those swapped to another tier."""
     num_new_pages: int
-    """Pages to acquire for all tokens known, with as many window pages as these need at a time.
-    For want of the last of these it waits; alone it gets them from what leaves its window."""
-    uses_swapped: bool
+    """Pages to acquire for all tokens known, of groups that give pages back as many as these need
+    at a time. For want of the last of these it waits; alone it gets them from what comes back."""
+    swapped: SwappedPages | None
+    """Pages to go on from, if they bring the lease further than those found."""
     num_first_pages: int
-    """Pages to begin with: window pages for the first token to compute, and all others."""
-    first_window: int = 0
-    """First position whose window pages the lease begins with."""
-    window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Window pages found on the device, from there on."""
-    host_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Window pages that follow, on the host."""
-    tail_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Window pages of the page that is copied in part."""
+    """Pages to begin with: of groups that grow with chunks those for the first token to compute."""
+    groups: tuple[GroupClaim, ...]
+    """A part for each group of the memory."""
 
 
 class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +53,7 @@ class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
     num_found: int
     """Cached pages found that no other lease uses: they could be evicted no longer."""
     page_ids: npt.NDArray[np.int32]
-    """All device pages found, window pages included."""
+    """All pages of tier 0 that are found."""
 
     @property
     def total(self) -> int:
@@ -73,62 +68,54 @@ class Claims:
     """
 
     def __init__(
-        self,
-        tree: PrefixTree | None,
-        pool: PagePool,
-        host_pool: PagePool | None,
-        windows: Windows,
-        *,
-        partial: bool,
+        self, tree: PrefixTree | None, groups: Sequence[Group], num_tiers: int, *, partial: bool
     ) -> None:
         self._tree = tree
-        self._pool = pool
-        self._host_pool = host_pool
-        self._windows = windows
-        self._page_size = pool.page_size
+        self._groups = groups
+        self._page_size = groups[0].page_size
         self._partial = partial
+        self._keeps_all = all(group.keeps_all for group in groups)
+        self._no_match = Match(NO_RECEIPT, (NO_PAGES,) * num_tiers)
 
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
         """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
         `claim`."""
-        swapped = lease.swapped
-        if limit is not None:
-            token_ids = token_ids[: limit + 1]
-            swapped = None if swapped is not None and swapped.computed > limit else swapped
-        if self._tree is None:
-            return 0 if swapped is None else swapped.computed
-        device, host = self._tree.peek(lease.namespace, token_ids[:-1])
-        if self._windows.num_groups:
-            uses_swapped = self._goes_on_from_swapped(lease, token_ids[:-1], limit)
-            return swapped.computed if swapped is not None and uses_swapped else device + host
-        if swapped is not None and capacity_tokens(swapped.first, self._page_size) <= device + host:
-            return max(swapped.computed, device + host)
-        return device + host
+        cacheable, swapped = token_ids[: limit if limit is not None else -1], lease.swapped
+        if swapped is not None and self._goes_on_from(swapped, lease, cacheable, limit):
+            return swapped.computed
+        return 0 if self._tree is None else sum(self._tree.peek(lease.namespace, cacheable))
 
     def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
         """Keep what the tree has of `token_ids`, in whole pages, from being evicted until
-        `KVMemory.leave`. The lease has no pages of its own; `published` says how many are kept.
+        `KVMemory.leave`. The lease has no pages of group 0; `published` says how many are kept.
         """
         lease = KVLease(namespace)
         if self._tree is not None:
             match = self._tree.match(namespace, token_ids, partial=False, use=False)
             lease.receipt = match.receipt
-            lease.published = len(match.page_ids) + len(match.host_page_ids)
-            if self._windows.num_groups:
-                self._windows.pin(lease, match.page_ids, lease.published)
+            lease.published = match.num_pages
+            lease.take(tuple([group.pin(match) for group in self._groups]))
         return lease
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
         """Find and lock what is cached of `token_ids`, but for the last: one token is always
         computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
         the caller needs more of the others than their keys and values."""
-        match = NO_MATCH
         cacheable = token_ids[: -1 if limit is None else limit]
-        if self._windows.num_groups:
-            return self._claim_with_windows(lease, len(token_ids), cacheable, limit)
-        if self._tree is not None:
-            match = self._tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
-        return self._claim(lease, len(token_ids), match, limit)
+        match, swapped, tree = self._no_match, lease.swapped, self._tree
+        if self._keeps_all or swapped is None:
+            if tree is not None:
+                match = tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
+            swapped = self._further_than(match, lease, limit)
+        # A match that groups with less than all pages shorten says nothing of what the tree has.
+        elif not self._goes_on_from(swapped, lease, cacheable, limit):
+            swapped = None
+            if tree is not None:
+                match = tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
+        elif tree is not None:
+            swapped_ids = cacheable[: swapped.computed]
+            match = tree.match(lease.namespace, swapped_ids, partial=False, use=False, whole=True)
+        return self._claim(len(token_ids), match, swapped)
 
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
@@ -139,122 +126,77 @@ class Claims:
         if match.tail_receipt == NO_RECEIPT:
             return claim
         self._release(match.tail_receipt)
-        without = Match(match.receipt, match.page_ids, match.host_page_ids)
-        if self._windows.num_groups:
-            self._pool.unretain(claim.window_page_ids)
-            self._pool.unretain(claim.tail_window_page_ids)
-            return self._with_windows(lease, num_known, without, uses_swapped=False)
-        return self._claim(lease, num_known, without, limit)
+        self._drop_groups(claim)
+        without = Match(match.receipt, match.tiers)
+        swapped = self._further_than(without, lease, limit) if self._keeps_all else None
+        return self._claim(num_known, without, swapped)
 
-    def _claim(self, lease: KVLease, num_known: int, match: Match, limit: int | None) -> Claim:
-        found = len(match.page_ids) + len(match.host_page_ids)
-        num_found = num_cached = capacity_tokens(found, self._page_size) + match.tail_tokens
-        swapped = lease.swapped
-        uses_swapped = (
-            swapped is not None
-            and swapped.first <= found
-            and swapped.computed > num_cached
-            and (limit is None or swapped.computed <= limit)
-        )
-        if swapped is not None and uses_swapped:
-            num_found, num_cached = num_found - match.tail_tokens, swapped.computed
-        num_new_pages = pages_for(num_known, self._page_size) - len(match.page_ids)
-        return Claim(match, num_found, num_cached, num_new_pages, uses_swapped, num_new_pages)
-
-    # -- where there are window pages
-
-    def _goes_on_from_swapped(self, lease: KVLease, cacheable: TokenIds, limit: int | None) -> bool:
-        """Whether swapped pages bring a lease further than the tree does. The tree must have all
-        pages before the first of them, and needs no window pages for that."""
+    def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
+        """Swapped pages of a lease that bring it further than a match of all that the tree has."""
         swapped = lease.swapped
         if swapped is None or (limit is not None and swapped.computed > limit):
+            return None
+        num_cached = capacity_tokens(match.num_pages, self._page_size) + match.tail_tokens
+        is_further = swapped.groups[0].first <= match.num_pages and swapped.computed > num_cached
+        return swapped if is_further else None
+
+    def _goes_on_from(
+        self, swapped: SwappedPages, lease: KVLease, cacheable: TokenIds, limit: int | None
+    ) -> bool:
+        """True if swapped pages bring a lease further than the tree does. The tree must have all
+        pages of group 0 before the first of them, and needs no others for that."""
+        if limit is not None and swapped.computed > limit:
             return False
         if self._tree is None:
             return True
         if swapped.computed <= sum(self._tree.peek(lease.namespace, cacheable)):
             return False
         found = self._tree.peek(lease.namespace, cacheable[: swapped.computed], whole=True)
-        return capacity_tokens(swapped.first, self._page_size) <= sum(found)
+        return capacity_tokens(swapped.groups[0].first, self._page_size) <= sum(found)
 
-    def _claim_with_windows(
-        self, lease: KVLease, num_known: int, cacheable: TokenIds, limit: int | None
-    ) -> Claim:
-        match, swapped = NO_MATCH, None
-        if self._goes_on_from_swapped(lease, cacheable, limit):
-            swapped = lease.swapped
-        if self._tree is not None and swapped is not None:
-            swapped_ids = cacheable[: swapped.computed]
-            match = self._tree.match(
-                lease.namespace, swapped_ids, partial=False, use=False, whole=True
-            )
-        elif self._tree is not None:
-            match = self._tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
-        return self._with_windows(lease, num_known, match, uses_swapped=swapped is not None)
-
-    def _with_windows(
-        self, lease: KVLease, num_known: int, match: Match, *, uses_swapped: bool
-    ) -> Claim:
-        """A claim that holds the window pages that it goes on from."""
-        size, windows = self._page_size, self._windows
-        num_device = len(match.page_ids)
-        found = num_device + len(match.host_page_ids)
-        num_found = num_cached = capacity_tokens(found, size) + match.tail_tokens
-        on_device = on_host = tail = NO_PAGES
-        if lease.swapped is not None and uses_swapped:
-            num_cached, first = lease.swapped.computed, lease.swapped.first_window
+    def _claim(self, num_known: int, match: Match, swapped: SwappedPages | None) -> Claim:
+        num_found = capacity_tokens(match.num_pages, self._page_size)
+        if swapped is None:
+            num_cached = num_found = num_found + match.tail_tokens
+            groups = [group.match(match, num_cached, num_known, None) for group in self._groups]
         else:
-            first = windows.first_needed(num_cached)
-            on_device = self._pool.companions(match.page_ids[first:]).ravel()
-            if self._host_pool is not None:
-                behind = match.host_page_ids[max(0, first - num_device) :]
-                on_host = self._host_pool.companions(behind).ravel()
-                self._host_pool.retain(on_host)
-            if match.tail_tokens:
-                tail = self._pool.companions(np.array([match.tail_page], np.int32)).ravel()
-            self._pool.retain(on_device)
-            self._pool.retain(tail)
-        num_own = pages_for(num_known, size) - num_device
-        num_first = (pages_for(num_cached + 1, size) - first) * windows.num_groups - len(on_device)
-        # Others may have the pages found, so that none comes back when these leave the window.
-        num_positions = pages_for(num_known, size) - max(num_device, first)
-        num_later = windows.num_held(capacity_tokens(num_positions, size))
+            num_cached = swapped.computed
+            pairs = zip(self._groups, swapped.groups, strict=True)
+            groups = [group.match(match, num_cached, num_known, run) for group, run in pairs]
         return Claim(
             match,
             num_found,
             num_cached,
-            num_own + max(num_first, num_later),
-            uses_swapped,
-            num_own + num_first,
-            first,
-            on_device,
-            on_host,
-            tail,
+            sum([claim.num_new for claim in groups]),
+            swapped,
+            sum([claim.num_first for claim in groups]),
+            tuple(groups),
         )
 
     def pages_needed(
         self, lease: KVLease, token_ids: TokenIds, limit: int | None = None
     ) -> PagesNeeded:
-        """Pages that the lease would take if it claimed and began now. Changes nothing."""
+        """Pages that the lease would take if it claimed and began now. Read-only."""
         evictable = 0 if self._tree is None else self._tree.num_evictable
         claim = self.claim(lease, token_ids, limit)
         claim = self.without_tail(lease, len(token_ids), claim, limit)
         found = 0 if self._tree is None else evictable - self._tree.num_evictable
         self.drop(claim)
-        page_ids = claim.match.page_ids
-        if len(claim.window_page_ids):
-            page_ids = np.concatenate((page_ids, claim.window_page_ids))
-        return PagesNeeded(claim.num_first_pages, claim.num_new_pages, found, page_ids)
+        page_ids = [part.found[0] for part in claim.groups]
+        return PagesNeeded(
+            claim.num_first_pages, claim.num_new_pages, found, np.concatenate(page_ids)
+        )
 
     def drop(self, claim: Claim) -> None:
         """Unlock what a claim found."""
         for receipt in (claim.match.receipt, claim.match.tail_receipt):
             if receipt != NO_RECEIPT:
                 self._release(receipt)
-        if self._windows.num_groups:
-            self._pool.unretain(claim.window_page_ids)
-            self._pool.unretain(claim.tail_window_page_ids)
-            if self._host_pool is not None:
-                self._host_pool.unretain(claim.host_window_page_ids)
+        self._drop_groups(claim)
+
+    def _drop_groups(self, claim: Claim) -> None:
+        for group, part in zip(self._groups, claim.groups, strict=True):
+            group.drop(part)
 
     def _release(self, receipt: int) -> None:
         if self._tree is None:

@@ -16,12 +16,15 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "FULL_GROUP",
     "GroupKind",
+    "GroupSpec",
     "KVGroup",
     "KVLayout",
     "LayerKV",
     "bytes_of_heads",
     "first_seen",
+    "group_specs",
     "kv_layout",
 ]
 
@@ -55,6 +58,21 @@ class KVGroup:
     """Bytes of one token in one of these layers; the same in all groups of a layout."""
     window: int = 0
     """Last positions whose pages are kept; 0: all, as in group 0."""
+
+
+class GroupSpec(NamedTuple):
+    """Groups of layers whose pages are taken and given back together, as KV memory needs to know
+    them: `aioserve.kv.groups` has a class for each kind."""
+
+    kind: Literal["full", "window"]
+    width: int = 1
+    """Groups of layers among them: pages that one position of a page table takes."""
+    window: int = 0
+    """Last positions whose pages are kept; 0: all."""
+
+
+FULL_GROUP = GroupSpec("full")
+"""Group 0 of every layout: latent vectors are kept like keys and values."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,11 @@ class KVLayout:
         """Last positions that window groups keep; 0: there are none."""
         return self.groups[-1].window
 
+    @property
+    def specs(self) -> tuple[GroupSpec, ...]:
+        """The groups as KV memory handles them."""
+        return group_specs(self.num_window_groups, self.window)
+
     @cached_property
     def windows(self) -> tuple[int, ...]:
         """Window of each group."""
@@ -133,6 +156,21 @@ class KVLayout:
     def bytes_per_page(self, page_size: int) -> int:
         """Bytes of a page of any group."""
         return self.bytes_per_token * page_size
+
+
+def group_specs(num_window_groups: int, window: int) -> tuple[GroupSpec, ...]:
+    """The groups of a layout with so many window groups, as KV memory handles them.
+
+    Raises `ValueError` for a window without groups, and groups without a window.
+    """
+    if (window > 0) != (num_window_groups > 0) or window < 0:
+        raise ValueError(
+            "window must be at least 1 with num_window_groups, and 0 without, got "
+            f"window={window} and num_window_groups={num_window_groups}"
+        )
+    if not num_window_groups:
+        return (FULL_GROUP,)
+    return FULL_GROUP, GroupSpec("window", num_window_groups, window)
 
 
 def bytes_of_heads(

@@ -4,8 +4,8 @@
     pages     [ in the tree ][ its own alone            ][ empty ]
     KV        [ borrowed ... ][ computed by itself ......]
 
-Where a model has window layers, the lease has window pages beside these, as far as it is `covered`
-(`aioserve.kv.window_pages`).
+A lease has a page table for each group of the memory (`aioserve.kv.groups`). That of group 0 has a
+page for each position; others may begin later and end sooner, as far as the lease is `covered`.
 
 A lease is a record. `KVMemory` alone changes it; its holders may read it.
 """
@@ -19,25 +19,28 @@ import numpy.typing as npt
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.page_table import PageTable
 from aioserve.kv.prefix_tree import NO_RECEIPT
-from aioserve.kv.window_pages import NO_PAGES, WindowPages
 
-__all__ = ["KVLease", "SwappedPages"]
+__all__ = ["KVLease", "SwappedPages", "SwappedRun"]
+
+
+class SwappedRun(msgspec.Struct, frozen=True, gc=False):
+    """Pages of one group that were copied to another tier, up to the last position computed."""
+
+    first: int
+    """Position of the first of them."""
+    page_ids: npt.NDArray[np.int32]
 
 
 class SwappedPages(msgspec.Struct, frozen=True, gc=False):
-    """Pages of a preempted sequence that were copied to the host."""
+    """Pages of a preempted sequence that were copied to another tier."""
 
-    first: int
-    """Index in the page table of the first of them."""
-    host_page_ids: npt.NDArray[np.int32]
+    tier: int
+    groups: tuple[SwappedRun, ...]
+    """A run for each group of the memory. The tree has the pages of group 0 before its first."""
     computed: int
-    """Tokens computed when they were copied, those of the pages before `first` included."""
+    """Tokens computed when they were copied, those of the pages before the first included."""
     step: int
     """Number of the step that copies them."""
-    first_window: int = 0
-    """Position of the first of the window pages."""
-    host_window_page_ids: npt.NDArray[np.int32] = NO_PAGES
-    """Window pages, up to the position of the last page."""
 
 
 class KVLease:
@@ -61,18 +64,18 @@ class KVLease:
         "receipt",
         "shares_partial_page",
         "swapped",
-        "windows",
+        "tables",
     )
 
     def __init__(self, namespace: bytes = b"") -> None:
         self.namespace: bytes = namespace
         """Pages are shared with leases of the same namespace alone."""
+        self.tables: tuple[PageTable, ...] = ()
+        """Its pages of each group, in the order of the memory's groups; none before it begins."""
         self.page_table: PageTable = PageTable()
+        """The first of them."""
         self.covered: int = 0
-        """Leading page positions that have all their pages: window pages come with the chunks of a
-        prompt. Without these, the number of pages."""
-        self.windows: WindowPages | None = None
-        """Window pages, where there are any."""
+        """Leading page positions that have their pages of all groups."""
         self.carried: int = 0
         """Leading pages that plans have told the runner of."""
         self.computed: int = 0
@@ -81,8 +84,8 @@ class KVLease:
         """Number of the last step that touches the pages: given back, they are fenced until it is
         done."""
         self.cached: int = 0
-        """Leading tokens whose KV was there when the sequence began: in the prefix tree, on the
-        host, or that of the lease it was forked from."""
+        """Leading tokens whose KV was there when the sequence began: in the prefix tree, in another
+        tier, or that of the lease it was forked from."""
         self.borrowed: int = 0
         """Leading tokens among which is KV that others computed."""
         self.inherited_step: int = NO_STEP
@@ -96,7 +99,11 @@ class KVLease:
         """The page that holds the last token in part may be another lease's too: it is copied
         before it is written."""
         self.swapped: SwappedPages | None = None
-        """Pages on the host that an earlier lease of the sequence left behind."""
+        """Pages in another tier that an earlier lease of the sequence left behind."""
+
+    def take(self, tables: tuple[PageTable, ...]) -> None:
+        """Make these its tables, with the references that they name."""
+        self.tables, self.page_table = tables, tables[0]
 
     def successor(self) -> KVLease:
         """An empty lease for the same sequence, after this one is over."""
@@ -106,23 +113,23 @@ class KVLease:
 
     @property
     def num_pages(self) -> int:
+        """Pages of group 0."""
         return len(self.page_table.page_ids)
 
     @property
     def num_held(self) -> int:
-        """Pages to which it has references, window pages included."""
-        windows = 0 if self.windows is None else len(self.windows.held)
-        return len(self.page_table.page_ids) + windows
+        """Pages of all groups to which it has references."""
+        return sum([len(table.held) for table in self.tables])
 
     @property
     def num_locked(self) -> int:
-        """Pages that a pin keeps: those of the prefix tree, and the window pages that it holds."""
-        windows = 0 if self.windows is None else len(self.windows.held)
-        return self.published + windows
+        """Pages that a pin keeps: those of the prefix tree, and what it holds of other groups."""
+        return self.published + self.num_held
 
     @property
     def page_ids(self) -> npt.NDArray[np.int32]:
-        """Pages in order of position: a read-only view, int32 `[num_pages]`, that never changes."""
+        """Pages of group 0 in order of position: a read-only view, int32 `[num_pages]`, that never
+        changes."""
         return self.page_table.page_ids
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
 """KV memory: which pages a lease gets, shares, and gives back.
 
-Binds the page pool, the prefix tree and the host pool together, one lease at a time:
+Binds groups of layers, tiers of pages and the prefix tree together, one lease at a time:
 
     claim ──► begin ──► reserve, advance, publish, fork, truncate ──► leave
-      └─────► drop                                                      └──► swapped to the host, or
+      └─────► drop                                                      └──► swapped, or
                                                                              computed again
 Knows token ids, in the order of a sequence, and namespaces; knows no request. What has to be copied
 collects in `copies` for the next plan. A page may be written only by a lease that is its one
@@ -12,7 +12,8 @@ holder: pages that the tree holds are complete, and a page that two leases share
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,25 @@ import numpy.typing as npt
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.kv.claims import Claim, Claims
-from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
+from aioserve.kv.groups.base import Group
+from aioserve.kv.groups.making import groups_of
+from aioserve.kv.layout import FULL_GROUP, GroupSpec
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
-from aioserve.kv.page_table import PageTable
+from aioserve.kv.page_table import PageTable, rows_of
 from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, pages_for_each, tokens_in_part
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
-from aioserve.kv.swapping import Swapping
+from aioserve.kv.tiers.copies import Copies
+from aioserve.kv.tiers.swapping import Swapping
+from aioserve.kv.tiers.tier import Tier, tiers_of
 from aioserve.kv.usage import KVUsage, usage_of
-from aioserve.kv.window_pages import NO_PAGES
-from aioserve.kv.windows import Windows
 from aioserve.steps.pages import PageCopy
 
 __all__ = ["KVMemory"]
 
 TokenIds = npt.NDArray[np.int32]
+PageIds = npt.NDArray[np.int32]
 
 
 class KVMemory:
@@ -44,76 +48,97 @@ class KVMemory:
 
     Token ids are int32 arrays of all that is known of a sequence, from position 0.
 
-    `host_pool` counts the pages of a storage beside the device: leaves evicted from the prefix tree
-    go there first and come back on a hit, and so do, under `preemption="swap"`, the pages of
+    Steps compute in pages of the first of `tiers`. Leaves evicted from the prefix tree go to the
+    next tier first and come back on a hit, and so do, under `preemption="swap"`, the pages of
     preempted sequences that the tree doesn't hold.
 
-    Where pages of the pool have companions, these are window pages: a lease has as many for each
-    position of its last `window` tokens, and the tree for as many of its pages as it can. Raises
-    `ValueError` for options that don't go together.
+    `groups` say what a lease needs at each position; pools have companions for those behind the
+    first. Raises `ValueError` for options that don't go together.
     """
 
     def __init__(
         self,
-        pool: PagePool,
+        tiers: Sequence[Tier],
         *,
-        host_pool: PagePool | None = None,
+        groups: Sequence[GroupSpec] = (FULL_GROUP,),
         prefix_caching: bool = True,
         partial_page_reuse: bool = True,
         eviction: Eviction = "lru",
         preemption: Preemption = "auto",
-        window: int = 0,
     ) -> None:
-        if preemption == "swap" and host_pool is None:
-            raise ValueError('preemption="swap" needs a host_pool to swap to')
-        if host_pool is not None and host_pool.page_size != pool.page_size:
-            raise ValueError(
-                f"host_pool must have the page_size of the pool, {pool.page_size}, "
-                f"got {host_pool.page_size}"
-            )
-        self.windows: Windows = Windows(pool, window)
-        """How many window pages there are, and for how long."""
-        self.pool = pool
-        self.host_pool = host_pool
-        self.page_size: int = pool.page_size
-        self.capacity_tokens: int = self.windows.capacity_tokens(pool.num_pages)
-        """Tokens that one sequence may have which has all pages of the device."""
+        if preemption == "swap" and len(tiers) == 1:
+            raise ValueError('preemption="swap" needs a second tier to swap to')
+        self.tiers: tuple[Tier, ...] = tuple(tiers)
+        self.pool: PagePool = tiers[0].pool
+        """Pages that steps read and write."""
+        self.page_size: int = self.pool.page_size
+        for tier in tiers:
+            if tier.pool.page_size != self.page_size:
+                raise ValueError(
+                    f"tiers must have the page_size of the first, {self.page_size}, "
+                    f"got {tier.pool.page_size} in tier {tier.name}"
+                )
+        self.copies_evicted: bool = len(tiers) > 1
+        """Pages that are evicted are copied to another tier."""
+        self.groups: tuple[Group, ...] = groups_of(groups, tiers)
+        self.keeps_all: bool = all(group.keeps_all for group in self.groups)
+        """Pages stay until their lease leaves: there is nothing to `trim`."""
+        self.grows_with_chunks: bool = any(group.grows_with_chunks for group in self.groups)
+        """A prompt that has begun lacks pages for tokens that no chunk has computed."""
+        self._trimmed = [(at, group) for at, group in enumerate(self.groups) if not group.keeps_all]
+        self._width = sum([group.width for group in self.groups])
+        self.capacity_tokens: int = self.tokens_in(self.pool.num_pages)
+        """Tokens that one sequence may have which has all pages of the first tier."""
         self.tree: PrefixTree | None = None
         if prefix_caching:
-            seen = max(1, window)
-            self.tree = PrefixTree(pool, host_pool=host_pool, strategy=eviction, window=seen)
-        partial = partial_page_reuse and pool.page_size > 1
-        self.claims: Claims = Claims(self.tree, pool, host_pool, self.windows, partial=partial)
+            pools = [tier.pool for tier in tiers]
+            needed = max([group.needed_tokens for group in self.groups])
+            self.tree = PrefixTree(*pools, strategy=eviction, needed_tokens=needed)
+        partial = partial_page_reuse and self.page_size > 1
+        self.claims: Claims = Claims(self.tree, self.groups, len(tiers), partial=partial)
         """What a lease may begin with."""
-        self._copies = Copies(pool.page_size)
+        self._copies = Copies(self.tiers)
         self.copies: list[PageCopy] = self._copies.waiting
         """Copies for the next plan to carry, in order, and to clear."""
-        self.counters: MemoryCounters = self._copies.counters
-        self._swapping = Swapping(host_pool, self.tree, self._copies, preemption, self.windows)
+        self._swapping = Swapping(self.tiers, self.groups, self.tree, self._copies, preemption)
 
     @classmethod
     def of(
         cls,
-        num_pages: int,
+        num_pages: Sequence[int],
         page_size: int,
         *,
-        num_host_pages: int = 0,
-        num_window_groups: int = 0,
+        groups: Sequence[GroupSpec] = (FULL_GROUP,),
         **options: Any,
     ) -> KVMemory:
-        """One with pools of its own: `num_pages` on the device, `num_host_pages` on the host."""
-        groups = num_window_groups
-        host = PagePool(num_host_pages, page_size, groups) if num_host_pages else None
-        return cls(PagePool(num_pages, page_size, groups), host_pool=host, **options)
+        """One with pools of its own: `num_pages` of each tier, nearest first, 0 for none."""
+        num_companions = sum([group.width for group in groups[1:]])
+        return cls(tiers_of(num_pages, page_size, num_companions), groups=groups, **options)
 
     def usage(self) -> KVUsage:
         """Counts of pages by where they are at this moment."""
-        return usage_of(self.pool, self.host_pool, self.num_cached, self.counters)
+        return usage_of(self.tiers, self.num_cached)
 
     @property
     def num_cached(self) -> int:
         """Pages of all groups that the prefix tree alone holds: they can be evicted."""
         return 0 if self.tree is None else self.tree.num_evictable
+
+    def tokens_in(self, num_pages: int) -> int:
+        """Tokens of one sequence for which `num_pages` pages of all groups are enough."""
+        return capacity_tokens(self._most_positions(num_pages, num_pages), self.page_size)
+
+    def _most_positions(self, most: int, num_pages: int, lease: KVLease | None = None) -> int:
+        """The most positions, up to `most`, for which `num_pages` pages are enough: of a sequence
+        without any, or beyond those of `lease`."""
+
+        def needed(num_positions: int) -> int:
+            if lease is None:
+                return sum([group.need(num_positions) for group in self.groups])
+            pairs = zip(self.groups, lease.tables, strict=True)
+            return sum([group.num_short(table, num_positions) for group, table in pairs])
+
+        return bisect_right(range(most + 1), num_pages, key=needed) - 1
 
     @property
     def num_available(self) -> int:
@@ -122,63 +147,45 @@ class KVMemory:
 
     def complete(self, step: int) -> None:
         """Take note that step `step`, and every one before it, is done."""
-        self.pool.complete(step)
-        if self.host_pool is not None:
-            self.host_pool.complete(step)
+        for tier in self.tiers:
+            tier.pool.complete(step)
 
     # -- a lease begins
 
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
         """Give an empty lease what it claimed and the pages of all its known tokens, in `step`; of
-        window pages those for one token behind what was claimed.
+        groups that grow with chunks those for one token behind what was claimed.
 
         False, and the claim is dropped, when pages that must be evicted for it are fenced.
         """
-        match = claim.match
-        fresh = self._acquire(claim.num_first_pages, step)
+        match, fresh = claim.match, self._acquire(claim.num_first_pages, step)
         if fresh is None:
             self.claims.drop(claim)
             return False
-        windows = NO_PAGES
-        if self.windows.num_groups:
-            first, found_windows = claim.first_window, claim.window_page_ids
-            end = pages_for(claim.num_cached + 1, self.page_size)
-            count = (end - first) * self.windows.num_groups - len(found_windows)
-            fresh, windows = fresh[: len(fresh) - count], fresh[len(fresh) - count :]
-            self.windows.begin(lease, first, np.concatenate((found_windows, windows)))
         if match.receipt != NO_RECEIPT:
             self._tree.use(match.receipt, match.tail_receipt)
-        self.pool.retain(match.page_ids)
-        lease.page_table.append(match.page_ids)
-        lease.page_table.append(fresh)
-        lease.receipt = match.receipt
-        found = len(match.page_ids) + len(match.host_page_ids)
-        lease.published = found
-        if len(match.host_page_ids):
-            targets = fresh[: len(match.host_page_ids)]
-            promoted = windows[: len(claim.host_window_page_ids)]
-            self._tree.promote(match.receipt, targets, step, promoted if len(promoted) else None)
-            self._copies.from_host(match.host_page_ids, targets)
-            if self.host_pool is not None and len(promoted):
-                self._copies.from_host(claim.host_window_page_ids, promoted)
-                self.host_pool.release(claim.host_window_page_ids, step)
-        if claim.uses_swapped:
-            lease.inherited_step = self._swapping.swap_in(lease, found)
+        tables: list[PageTable] = []
+        for group, part in zip(self.groups, claim.groups, strict=True):
+            tables.append(group.begin(part, fresh[: part.num_first]))
+            fresh = fresh[part.num_first :]
+        lease.take(tuple(tables))
+        lease.receipt, lease.published = match.receipt, match.num_pages
+        if match.num_pages > len(match.page_ids):
+            self._swapping.promote(lease, match, claim.groups, step)
+        if claim.swapped is not None:
+            lease.inherited_step = self._swapping.swap_in(lease, claim.groups)
         elif match.tail_tokens:
-            target = lease.page_ids[found : found + 1]
-            tail = np.array([match.tail_page], np.int32)
-            self._copies.on_device(tail, target, match.tail_tokens)
-            if lease.windows is not None:
-                tail_windows = claim.tail_window_page_ids
-                target = lease.windows.between(found, found + 1)
-                self._copies.on_device(tail_windows, target, match.tail_tokens)
-                self.pool.release(tail_windows, NO_STEP)
+            index = match.num_pages
+            for part, table in zip(claim.groups, tables, strict=True):
+                target = table.between(index, index + 1)
+                self._copies.within(0, part.tail, target, match.tail_tokens)
+        for group, part in zip(self.groups, claim.groups, strict=True):
+            group.end_claim(part, step)
         if match.tail_receipt != NO_RECEIPT:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(lease, step)
         lease.computed = lease.cached = lease.borrowed = claim.num_cached
-        if lease.windows is None:
-            lease.covered = len(lease.page_table.page_ids)
+        lease.covered = min([len(table) for table in tables])
         return True
 
     def fork(self, lease: KVLease, child: KVLease, written_step: int, step: int) -> None:
@@ -186,12 +193,11 @@ class KVMemory:
 
         `step` computes the last of it, and steps up to `written_step` the rest.
         """
-        pages = lease.page_ids[: pages_for(lease.computed, self.page_size)]
-        self.pool.retain(pages)
+        count = pages_for(lease.computed, self.page_size)
+        pairs = zip(self.groups, lease.tables, strict=True)
         child.namespace = lease.namespace
-        child.page_table.append(pages)
-        child.covered = len(pages)
-        self.windows.share(lease, child, len(pages))
+        child.take(tuple([group.fork(table, count) for group, table in pairs]))
+        child.covered = count
         child.computed = child.cached = child.borrowed = lease.computed
         child.inherited_step = written_step
         child.last_step = step
@@ -222,18 +228,23 @@ class KVMemory:
         needed = 0
         sharing: dict[int, int] = {}
         for lease in leases:
-            needed += self._num_pages_short(lease, num_tokens)
+            whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+            pairs = zip(self.groups, lease.tables, strict=True)
+            needed += sum([group.num_short(table, whole) for group, table in pairs])
             if lease.shares_partial_page and self._must_copy(lease):
                 page = self._partial_page(lease)
                 sharing[page] = sharing.get(page, 0) + 1
         copies = [min(count, self.pool.ref_count(page) - 1) for page, count in sharing.items()]
-        return needed + sum(copies) * (1 + self.windows.num_groups)
+        return needed + sum(copies) * self._width
 
     def reserve(self, lease: KVLease, num_tokens: int, step: int) -> bool:
         """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
         that it shares and would write; False, and nothing has changed, when too few are free."""
-        copies = self._must_copy(lease) * (1 + self.windows.num_groups)
-        needed = copies + self._num_pages_short(lease, num_tokens)
+        copies = self._must_copy(lease) * self._width
+        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+        pairs = zip(self.groups, lease.tables, strict=True)
+        short = [group.num_short(table, whole) for group, table in pairs]
+        needed = copies + sum(short)
         if not needed:
             return True
         pages = self._acquire(needed, step)
@@ -241,13 +252,11 @@ class KVMemory:
             return False
         if copies:
             self._copy_shared(lease, pages[:copies], step)
-        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
-        own = copies + max(0, whole - len(lease.page_table.page_ids))
-        lease.page_table.append(pages[copies:own])
-        lease.covered = len(lease.page_table.page_ids)
-        if lease.windows is not None:
-            lease.windows.table.append(pages[own:])
-            lease.covered = len(lease.windows)
+        start = copies
+        for table, count in zip(lease.tables, short, strict=True):
+            table.append(pages[start : start + count])
+            start += count
+        lease.covered = max(lease.covered, whole)
         return True
 
     def reserve_some(self, lease: KVLease, num_tokens: int, step: int) -> int:
@@ -255,33 +264,23 @@ class KVMemory:
         for; return how many."""
         if self.reserve(lease, num_tokens, step):
             return num_tokens
-        copies = self._must_copy(lease) * (1 + self.windows.num_groups)
-        positions = self.windows.num_covered_with(lease, self.pool.num_free - copies)
+        left = max(0, self.pool.num_free - self._must_copy(lease) * self._width)
+        positions = self._most_positions(lease.num_pages + left, left, lease)
         count = min(num_tokens, capacity_tokens(positions, self.page_size) - lease.computed)
         return count if count > 0 and self.reserve(lease, count, step) else 0
 
-    def _copy_shared(self, lease: KVLease, pages: npt.NDArray[np.int32], step: int) -> None:
-        """Copy the page that the lease shares, and its window pages, to `pages`."""
+    def _copy_shared(self, lease: KVLease, pages: PageIds, step: int) -> None:
+        """Copy the pages that the lease shares at the position of the next token to `pages`."""
         index = full_pages(lease.computed, self.page_size)
         offset = tokens_in_part(lease.computed, self.page_size)
-        shared = lease.page_ids[index : index + 1]
-        self._copies.on_device(shared, pages[:1], offset)
-        lease.page_table = lease.page_table.replaced(index, pages[:1])
-        self.pool.release(shared, step)
-        if lease.windows is not None:
-            shared = lease.windows.between(index, index + 1)
-            self._copies.on_device(shared, pages[1:], offset)
-            lease.windows.replace(index, pages[1:])
+        for table in lease.tables:
+            shared, own = table.between(index, index + 1), pages[: table.width]
+            self._copies.within(0, shared, own, offset)
+            table.replace(index, own)
             self.pool.release(shared, step)
+            pages = pages[table.width :]
         lease.carried = min(lease.carried, index)
         lease.shares_partial_page = False
-
-    def _num_pages_short(self, lease: KVLease, num_tokens: int) -> int:
-        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
-        short = max(0, whole - len(lease.page_table.page_ids))
-        if lease.windows is not None:
-            short += self.windows.num_groups * max(0, whole - lease.covered)
-        return short
 
     def _partial_page(self, lease: KVLease) -> int:
         return int(lease.page_ids[full_pages(lease.computed, self.page_size)])
@@ -296,18 +295,17 @@ class KVMemory:
         """Evict until `count` pages are free, or nothing is left to evict."""
         short = count - self.pool.num_free
         if short > 0 and self.tree is not None:
-            evicted = self.tree.evict(short, step)
-            self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
+            self._copies.evicted(0, self.tree.evict(short, step))
 
     def forget_cached(self) -> int:
-        """Drop every cached page that no request uses, on the device and on the host; return how
-        many there were of both. Steps in flight go on with those that they read."""
+        """Drop every cached page that no request uses, in every tier; return how many there were of
+        all. Steps in flight go on with those that they read."""
         if self.tree is None:
             return 0
-        held = self.num_cached + (0 if self.host_pool is None else self.host_pool.num_held)
+        later = [tier.pool for tier in self.tiers[1:]]
+        held = self.num_cached + sum([pool.num_held for pool in later])
         self.tree.clear()
-        kept = self.num_cached + (0 if self.host_pool is None else self.host_pool.num_held)
-        return held - kept
+        return held - self.num_cached - sum([pool.num_held for pool in later])
 
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
         """Take note that `step` computes `num_tokens` more tokens into pages that the lease has."""
@@ -322,30 +320,34 @@ class KVMemory:
         """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in
         vain. Pages that hold none of them come back.
 
-        Published tokens can't go: others may read them. Nor can those whose successors need window
-        pages that have gone. Raises `InvariantError` for a number below these, or above those
-        computed.
+        Published tokens can't go: others may read them. Nor can those whose successors need pages
+        that have gone. Raises `InvariantError` for a number below these, or above those computed.
         """
         least = capacity_tokens(lease.published, self.page_size)
-        if lease.windows is not None:
-            least = max(least, self.windows.least_position(lease.windows.first))
+        for at, group in self._trimmed:
+            least = max(least, group.least_position(lease.tables[at].first))
         if not least <= num_tokens <= lease.computed:
             raise InvariantError(
                 f"num_tokens must be in [{least}, {lease.computed}], from those published to "
                 f"those computed, got {num_tokens}"
             )
         kept = pages_for(num_tokens, self.page_size)
-        rest = lease.page_ids[kept:]
-        lease.page_table = lease.page_table.first(kept)
         lease.covered = kept
-        self.windows.truncate(lease, kept)
         lease.carried = min(lease.carried, kept)
         lease.computed = num_tokens
         lease.cached = min(lease.cached, num_tokens)
         lease.borrowed = min(lease.borrowed, num_tokens)
         # Whole pages are never written again; of the others one may have become the partial one.
         lease.shares_partial_page = tokens_in_part(num_tokens, self.page_size) > 0
-        self.pool.release(rest, lease.last_step)
+        # The pool hands out first what came back last: each group gets its own pages again.
+        for group, table in reversed([*zip(self.groups, lease.tables, strict=True)]):
+            group.truncate(lease, table, kept)
+
+    def trim(self, lease: KVLease, least: int) -> None:
+        """Give back pages that no token from position `least` on needs. No other token will be
+        computed, and `keeps_all` says that no group has such pages."""
+        for at, group in self._trimmed:
+            group.trim(lease, lease.tables[at], least)
 
     def retreat(self, lease: KVLease, num_tokens: int) -> None:
         """Take note that of the last tokens of a lease `num_tokens` were computed in vain, as
@@ -372,40 +374,34 @@ class KVMemory:
         if full <= first or self.tree is None:
             return
         start, end = capacity_tokens(first, size), capacity_tokens(full, size)
-        page_ids, windows = lease.page_ids[first:full], None
-        if lease.windows is not None:
-            windows = lease.windows.between(max(first, lease.windows.first), full)
+        page_ids, beside = lease.page_ids[first:full], lease.tables[1:]
+        held = max([first, *(table.first for table in beside)])
+        companions = rows_of(beside, held, full) if beside and held < full else None
         count = self.tree.insert(
-            lease.receipt, token_ids[start:end], page_ids, lease.last_step, windows
+            lease.receipt, token_ids[start:end], page_ids, lease.last_step, companions
         )
         lease.published = full
         if count < full - first and not leaving:
             self._take_over(lease, first, self.tree.page_ids(lease.receipt, first))
 
-    def _take_over(self, lease: KVLease, first: int, page_ids: npt.NDArray[np.int32]) -> None:
+    def _take_over(self, lease: KVLease, first: int, page_ids: PageIds) -> None:
         """Put the tree's pages in place of a lease's duplicates, from page `first` on.
 
         A lease that kept both could need more than its share of pages, and not fit alone. Steps in
         flight read the duplicates through the old table, whose views never change.
         """
-        table = lease.page_ids
-        end = first + len(page_ids)
-        changed = np.flatnonzero(table[first:end] != page_ids)
+        own = lease.page_ids[first : first + len(page_ids)]
+        changed = np.flatnonzero(own != page_ids)
         if not len(changed):
             return
-        self.pool.retain(page_ids[changed])
-        lease.page_table = PageTable.of(table[:first], page_ids, table[end:])
-        lease.carried = min(lease.carried, first + int(changed[0]))
         lease.borrowed = capacity_tokens(first + int(changed[-1]) + 1, self.page_size)
-        self.pool.release(table[first:end][changed], lease.last_step)
-        self.windows.take_over(lease, first)
+        for group, table in zip(self.groups, lease.tables, strict=True):
+            group.take_over(lease, table, first, page_ids)
 
     def num_reclaimable(self, lease: KVLease) -> int:
         """Pages that come back, now or after the steps in flight, if the lease ends."""
-        # The tree has a reference to each page that is published.
-        own = self.pool.num_unshared(lease.page_ids[lease.published :])
-        if lease.windows is not None:
-            own += self.pool.num_unshared(lease.windows.held)
+        pairs = zip(self.groups, lease.tables, strict=False)
+        own = sum([group.num_own(lease, table) for group, table in pairs])
         return own + self._num_exclusive(lease)
 
     def num_shared_tokens(self, lease: KVLease) -> int:
@@ -419,26 +415,26 @@ class KVMemory:
 
     def leave(self, lease: KVLease) -> None:
         """Take back the pages of a lease, fenced by its last step."""
-        if len(lease.page_table):
-            self.pool.release(lease.page_ids, lease.last_step)
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
-        self.windows.leave(lease)  # no sooner, so that no leaf is younger than what it needs
+        # No sooner, so that no leaf is younger than what it needs of other groups.
+        for group, table in zip(self.groups, lease.tables, strict=False):
+            group.leave(lease, table)
 
     def swap_out(
         self, lease: KVLease, num_known: int, step: int, how: Preemption | None = None
     ) -> None:
-        """Copy to the host what the tree doesn't hold of a lease that is about to leave.
+        """Copy to the next tier what the tree doesn't hold of a lease that is about to leave.
 
-        Nothing happens where recomputing is the way, or where the host pool has no room. `how` is
-        in place of `preemption`.
+        Nothing happens where recomputing is the way, or where the tier has no room. `how` is in
+        place of `preemption`.
         """
         swapped = self._swapping.swap_out(lease, num_known, step, how)
         if swapped is not None:
             lease.swapped = swapped
 
     def forget_swapped(self, lease: KVLease, last_step: int = NO_STEP) -> None:
-        """Give up a lease's pages on the host; step `last_step` may still read them."""
+        """Give up a lease's swapped pages; step `last_step` may still read them."""
         swapped, lease.swapped = lease.swapped, None
         if swapped is not None:
             self._swapping.give_up(swapped, last_step)
@@ -475,9 +471,8 @@ class KVMemory:
 
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless the pools and the tree agree, each with itself."""
-        self.pool.sanity_check()
-        if self.host_pool is not None:
-            self.host_pool.sanity_check()
+        for tier in self.tiers:
+            tier.pool.sanity_check()
         if self.tree is not None:
             self.tree.sanity_check()
 
@@ -489,7 +484,7 @@ class KVMemory:
             raise InvariantError("a receipt without a prefix tree")
         return self.tree
 
-    def _acquire(self, count: int, step: int) -> npt.NDArray[np.int32] | None:
+    def _acquire(self, count: int, step: int) -> PageIds | None:
         self.make_free(count, step)
         try:
             return self.pool.acquire(count)

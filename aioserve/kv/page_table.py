@@ -1,39 +1,70 @@
-"""The pages of one sequence in order of position: a list that only grows.
+"""The pages that one sequence has of one group, in order of position.
+
+    position of a page       0    1    2    3    4
+    group 0, width 1         7    3    9    4    6     everything behind needs them
+    a group of width 2       .    .    2    8          held from `first` = 2 on; before that the
+                             .    .   11    5          table names nothing
 
 Knows page numbers; owns no page (`PagePool` counts references) and knows no token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PageTable"]
+from aioserve.kv.pages import full_pages
+
+__all__ = ["NO_PAGES", "PageTable", "rows_of"]
+
+PageIds = npt.NDArray[np.int32]
+NO_PAGES: PageIds = np.empty(0, np.int32)
 
 _FIRST_CAPACITY = 16
 
 
 class PageTable:
-    """Append-only table of page ids, int32.
+    """Table of page ids, int32: `width` for each position, one position after the other.
 
-    A runner may read a view of it while the scheduler appends: an append writes past the end of
+    A runner may read a view of it while the scheduler changes it: an append writes past the end of
     every view handed out so far, or into a new buffer, never into an entry that a view shows. Where
-    an entry has to change, or to go, there is a new table.
+    an entry has to change, or to go, there is a new buffer.
     """
 
-    __slots__ = ("_buffer", "_shown", "page_ids")
+    __slots__ = ("_buffer", "_shown", "first", "page_ids", "width")
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1, first: int = 0, *parts: PageIds) -> None:
+        """A table of `parts`, each int32 `[n * width]`, one after the other from position `first`
+        on."""
+        self.width = width
+        self.first: int = first
+        """Position of the first pages that are held."""
         self._take(np.empty(_FIRST_CAPACITY, np.int32))
-        self.page_ids: npt.NDArray[np.int32] = self._shown[:0]
-        """The pages so far, a read-only view: int32 `[len(self)]`. What it shows never changes."""
+        self.page_ids: PageIds = self._shown[:0]
+        """The pages so far, a read-only view: int32 `[len(self) * width]`. What it shows never
+        changes."""
+        if first:
+            self.append(np.zeros(first * width, np.int32))
+        for part in parts:
+            self.append(part)
 
     def __len__(self) -> int:
-        """Number of pages."""
-        return len(self.page_ids)
+        """Number of positions, those included whose pages have gone."""
+        return full_pages(len(self.page_ids), self.width)
 
-    def append(self, page_ids: npt.NDArray[np.int32]) -> None:
-        """Add `page_ids`, int32 `[n]`, behind the pages so far."""
+    def between(self, first: int, end: int) -> PageIds:
+        """Pages of the positions `[first, end)`: a read-only view, int32 `[n * width]`."""
+        return self.page_ids[first * self.width : end * self.width]
+
+    @property
+    def held(self) -> PageIds:
+        """Pages to which the owner of the table has a reference each."""
+        return self.page_ids[self.first * self.width :]
+
+    def append(self, page_ids: PageIds) -> None:
+        """Add `page_ids`, int32 `[n * width]`, behind the pages so far."""
         length = len(self.page_ids)
         end = length + len(page_ids)
         if end > len(self._buffer):
@@ -43,23 +74,22 @@ class PageTable:
         self._buffer[length:end] = page_ids
         self.page_ids = self._shown[:end]
 
-    @classmethod
-    def of(cls, *parts: npt.NDArray[np.int32]) -> PageTable:
-        """A table of `parts`, each int32 `[n]`, one after the other."""
-        table = cls()
-        for part in parts:
-            table.append(part)
-        return table
+    def cut(self, num_positions: int) -> None:
+        """Keep the first `num_positions` positions."""
+        self._set(self.between(0, num_positions))
 
-    def first(self, num_pages: int) -> PageTable:
-        """A new table of the first `num_pages` pages."""
-        return PageTable.of(self.page_ids[:num_pages])
+    def replace(self, index: int, page_ids: PageIds) -> None:
+        """Put `page_ids`, int32 `[n * width]`, in place of those from position `index` on."""
+        pages, start = self.page_ids, index * self.width
+        self._set(np.concatenate((pages[:start], page_ids, pages[start + len(page_ids) :])))
 
-    def replaced(self, index: int, page_id: npt.NDArray[np.int32]) -> PageTable:
-        """A new table with `page_id`, int32 `[1]`, in place of page number `index`."""
-        return PageTable.of(self.page_ids[:index], page_id, self.page_ids[index + 1 :])
+    def _set(self, page_ids: PageIds) -> None:
+        """Show `page_ids`, of a new buffer."""
+        self._take(np.empty(max(_FIRST_CAPACITY, len(page_ids)), np.int32))
+        self.page_ids = self._shown[:0]
+        self.append(page_ids)
 
-    def _take(self, buffer: npt.NDArray[np.int32]) -> None:
+    def _take(self, buffer: PageIds) -> None:
         self._buffer = buffer
         self._shown = buffer.view()
         """A view of the buffer, of which all views are read-only."""
@@ -67,3 +97,10 @@ class PageTable:
 
     def __repr__(self) -> str:
         return f"PageTable({self.page_ids.tolist()})"
+
+
+def rows_of(tables: Sequence[PageTable], first: int, end: int) -> PageIds:
+    """Rows of a runner's table for the positions `[first, end)`, int32 `[n * G]`: for each position
+    the pages that it has in each of `tables`, G together."""
+    rows = [table.between(first, end).reshape(end - first, table.width) for table in tables]
+    return np.concatenate(rows, axis=1).ravel()

@@ -15,12 +15,14 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.kv.eviction import Eviction, StrategyCalls
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import full_pages
+from aioserve.kv.page_table import NO_PAGES
+from aioserve.kv.pages import capacity_tokens, full_pages
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
 
 NO_RECEIPT = -1
 """Stands where a match has no receipt."""
+MAX_TIERS = 2
 
 EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
 """Orders in which unlocked leaves go: the least recently used; the least often matched, then least
@@ -35,33 +37,42 @@ Int32Array = npt.NDArray[np.int32]
 class Match(msgspec.Struct, frozen=True, gc=False):
     """Pages that the tree has of a prompt, in whole pages from position 0, and one page in part.
 
-    A page is on the device or on the host, and behind the first page on the host all are.
+    A page is in one tier, and behind it all are in that tier or later ones.
     """
 
     receipt: int
-    """Locks exactly `page_ids` and `host_page_ids` until it is released."""
-    page_ids: Int32Array
-    """Device pages: int32 `[d]`."""
-    host_page_ids: Int32Array
-    """The pages that follow, whose KV is on the host: int32 `[h]`."""
+    """Locks exactly the pages of `tiers` until it is released."""
+    tiers: tuple[Int32Array, ...]
+    """Pages in each tier, nearest first, int32 `[n]` each: those of a tier follow those of the one
+    before."""
     tail_page: int = -1
-    """A device page whose first `tail_tokens` tokens are the next of the prompt; -1 if none."""
+    """A page of tier 0 whose first `tail_tokens` tokens are the next of the prompt; -1 if none."""
     tail_tokens: int = 0
     """1 to `page_size` - 1 where there is a `tail_page`."""
     tail_receipt: int = NO_RECEIPT
     """Locks `tail_page`, and what is above it, until it is released."""
+
+    @property
+    def page_ids(self) -> Int32Array:
+        """Pages in tier 0, where steps read them: int32 `[n]`."""
+        return self.tiers[0]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in all tiers."""
+        return sum([len(page_ids) for page_ids in self.tiers])
 
 
 class Evicted(msgspec.Struct, frozen=True, gc=False):
     """Result of `PrefixTree.evict`."""
 
     count: int
-    """Device pages that the tree gave up, whether or not the host has them now. Pages that a step
-    in flight may touch are fenced, and free only once it is done."""
-    device_page_ids: Int32Array
-    """Pages to copy: int32 `[k]`, all different."""
-    host_page_ids: Int32Array
-    """Targets of the copies: int32 `[k]`, all different."""
+    """Pages of the tier that the tree gave up, whether or not the next tier has them now. Pages
+    that a step in flight may touch are fenced, and free only once it is done."""
+    page_ids: Int32Array
+    """Pages to copy to the next tier: int32 `[k]`, all different."""
+    target_ids: Int32Array
+    """Pages of the next tier, the targets of the copies: int32 `[k]`, all different."""
 
 
 class TreeNode(msgspec.Struct, frozen=True):
@@ -74,7 +85,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     page_ids: tuple[int, ...]
     written_steps: tuple[int, ...]
     """The step that writes each page."""
-    on_host: bool
+    tier: int
     num_locks: int
     """Receipts that end at this node or below."""
     receipts: tuple[int, ...]
@@ -84,12 +95,12 @@ class TreeNode(msgspec.Struct, frozen=True):
     hits: int
     """Matches that covered the node. This and the ticks before hold as far as the strategy cares:
     nodes that agree in its eyes are merged."""
-    window_page_ids: tuple[tuple[int, ...], ...]
+    companion_ids: tuple[tuple[int, ...], ...]
     """Companions of each page; an empty tuple for a hollow one."""
 
 
 class PrefixTree:
-    """A compressed radix tree over runs of whole pages, per namespace, on the device and the host.
+    """A compressed radix tree over runs of whole pages, per namespace, in one tier or several.
 
     The structure is RadixAttention's (Zheng et al., arXiv 2312.07104) over the pages of
     PagedAttention (Kwon et al., arXiv 2309.06180). The tree holds one reference to each page in it.
@@ -99,17 +110,17 @@ class PrefixTree:
     A receipt locks the path from the start of a prompt to the page where it ends. It survives every
     split and merge of nodes, and grows only through its own `insert`. Among unlocked pages those
     at the ends of branches are evicted, in the order of `strategy`; an object that raises or gives
-    no number is replaced by "lru" for good. With a `host_pool` they go there first. Behind a page
-    on the host all pages are on the host.
+    no number is replaced by "lru" for good. They go to the next tier first, where there is one.
+    Behind a page all pages are in its tier or later ones.
 
-    Where pages of `pool` have companions, those of a page in the tree hold what window layers keep
-    of its tokens; a page without is hollow. They are the tree's as the page is, and go with it.
-    While no one else refers to them they go before it, if they are idle for longer than the next
-    leaf is unused. A sequence goes on behind a page only if the companions of the last `window`
-    tokens are there, so `match` finds no more than that.
+    Where pages of the pools have companions, those of a page in the tree hold what other groups
+    than group 0 keep of its tokens; a page without is hollow. They are the tree's as the page is,
+    and go with it. While no one else refers to them they go before it, if they are idle for longer
+    than the next leaf is unused. A sequence goes on behind a page only if the companions of the
+    last `needed_tokens` tokens are there, so `match` finds no more than that.
 
     Copies between the tiers are the caller's to make, in the order in which the calls ask for them.
-    Within a step they come before all computation, so a device page whose KV leaves can be reused
+    Within a step they come before all computation, so a page whose KV leaves can be reused
     in the same step.
 
     Every operation happens whole, or raises and changes nothing. `InvariantError` means that the
@@ -118,33 +129,29 @@ class PrefixTree:
     arrays; anything else is a `TypeError` or `ValueError`.
     """
 
-    __slots__ = ("_native", "_strategy", "host_pool", "page_size", "pool")
+    __slots__ = ("_native", "_strategy", "page_size", "pools")
 
     def __init__(
-        self,
-        pool: PagePool,
-        *,
-        host_pool: PagePool | None = None,
-        strategy: Eviction = "lru",
-        window: int = 1,
+        self, *pools: PagePool, strategy: Eviction = "lru", needed_tokens: int = 1
     ) -> None:
-        """`window` is how many tokens window layers see, the last one included.
+        """`pools` are those of the tiers, nearest first. A token needs the companions of the last
+        `needed_tokens` tokens, its own included.
 
-        Raises `ValueError` for an unknown strategy, a host pool of another page size or number of
-        companions, and a window below 1.
+        Raises `ValueError` for an unknown strategy, less than one pool or more than two, pools that
+        differ in page size or number of companions, and `needed_tokens` below 1.
         """
+        if not 1 <= len(pools) <= MAX_TIERS:
+            raise ValueError(f"pools must be 1 to {MAX_TIERS}, got {len(pools)}")
         if not isinstance(strategy, str | StrategyCalls):
             strategy = StrategyCalls(strategy, type(strategy).__name__)
         self._strategy = strategy  # here, where the garbage collector sees what it refers to
         self._native = _native.PrefixTree(
-            pool._native,
-            None if host_pool is None else host_pool._native,
+            *([pool._native for pool in pools] + [None])[:MAX_TIERS],
             strategy if isinstance(strategy, str) else weakref.proxy(strategy),
-            window,
+            needed_tokens,
         )
-        self.pool: PagePool = pool
-        self.host_pool: PagePool | None = host_pool
-        self.page_size: int = pool.page_size
+        self.pools: tuple[PagePool, ...] = pools
+        self.page_size: int = pools[0].page_size
 
     @property
     def asks_strategy(self) -> bool:
@@ -153,30 +160,27 @@ class PrefixTree:
 
     @property
     def num_pages(self) -> int:
-        """Device pages in the tree, companions included."""
+        """Pages of tier 0 in the tree, companions included."""
         return self._native.num_pages
 
     @property
     def num_evictable(self) -> int:
-        """Device pages that no receipt covers, and companions that are idle: what `evict` can give
-        up."""
+        """Pages of tier 0 that no receipt covers, and companions that are idle: what `evict` can
+        give up."""
         return self._native.num_evictable
 
     @property
     def num_locked(self) -> int:
-        """Device pages that receipts cover, and their companions that others refer to."""
+        """Pages of tier 0 that receipts cover, and their companions that others refer to."""
         return self._native.num_pages - self._native.num_evictable
 
-    @property
-    def num_host_pages(self) -> int:
-        """Host pages in the tree, companions included."""
-        return self._native.num_host_pages
+    def num_pages_in(self, tier: int) -> int:
+        """Pages of a tier in the tree, companions included."""
+        return (self._native.num_pages, self._native.num_host_pages)[tier]
 
-    @property
-    def num_host_evictable(self) -> int:
-        """Host pages that no receipt covers, and companions that are idle: what `evict_host` can
-        drop."""
-        return self._native.num_host_evictable
+    def num_evictable_in(self, tier: int) -> int:
+        """Pages of a tier that `evict` can give up."""
+        return (self._native.num_evictable, self._native.num_host_evictable)[tier]
 
     @property
     def num_nodes(self) -> int:
@@ -200,23 +204,24 @@ class PrefixTree:
         """Find and lock the longest cached prefix of `token_ids`, int32 `[n]`.
 
         The caller adds its own references to the pages that it goes on to use, and releases every
-        receipt, also one that covers nothing. A page on the host is found once its copy there is
-        made, and a page on the device as soon as it is in the tree.
+        receipt, also one that covers nothing. A page of a later tier is found once its copy there
+        is made, and a page of tier 0 as soon as it is in the tree.
 
         Counts as a use of each page that it finds. With `use=False` it doesn't, nor does the
         release of its receipts, until `use` or `insert` says that the match is taken.
 
-        With `partial`, and where nothing is on the host, a page that begins with the next tokens is
+        With `partial`, and where all is in tier 0, a page that begins with the next tokens is
         found too: the one with the most of them, among those written by a step that is done. Of a
         great many siblings only those closest in token order are looked at.
 
         Finds no more than what the next token can go on from; with `whole`, all.
         """
         pages = np.empty(full_pages(len(token_ids), self.page_size), np.int32)
-        receipt, device, host, *tail = self._native.match(
+        receipt, first, second, *tail = self._native.match(
             namespace, token_ids, partial, use, whole, pages
         )
-        return Match(receipt, pages[:device], pages[device : device + host], *tail)
+        tiers = (pages[:first], pages[first : first + second])
+        return Match(receipt, tiers[: len(self.pools)], *tail)
 
     def use(self, receipt: int, tail_receipt: int = NO_RECEIPT) -> None:
         """Count a use of the paths of both receipts, once where they are the same, as their match
@@ -226,12 +231,11 @@ class PrefixTree:
 
     def peek(
         self, namespace: bytes, token_ids: Int32Array, *, whole: bool = False
-    ) -> tuple[int, int]:
-        """Tokens of `token_ids`, int32 `[n]`, that `match` would find on the device and behind
-        them on the host, in whole pages, with the same `whole`. Changes nothing and is no use.
-        """
-        device, host = self._native.peek(namespace, token_ids, whole)
-        return device * self.page_size, host * self.page_size
+    ) -> tuple[int, ...]:
+        """Tokens of `token_ids`, int32 `[n]`, that `match` would find in each tier, in whole pages,
+        with the same `whole`. Read-only: does not count as a use for eviction."""
+        counts = self._native.peek(namespace, token_ids, whole)[: len(self.pools)]
+        return tuple([capacity_tokens(count, self.page_size) for count in counts])
 
     def insert(
         self,
@@ -239,38 +243,38 @@ class PrefixTree:
         token_ids: Int32Array,
         page_ids: Int32Array,
         step: int,
-        window_page_ids: Int32Array | None = None,
+        companion_ids: Int32Array | None = None,
     ) -> int:
         """Extend the path of `receipt` by `page_ids`, int32 `[n]`, that `step` writes with the KV
         of `token_ids`, int32 `[n * page_size]`; return how many of the pages the tree took.
 
-        Where the tree has a run on the device it keeps its own pages, and the caller's remain the
-        caller's alone. Where it has one on the host it takes the caller's pages and gives its host
-        pages back. It adds a reference to each page that it takes. The receipt then covers the
-        whole path, which counts as used. Raises `InvariantError` for a receipt that ends on the
-        host: `promote` comes first. `step` may be done already: a page can be full of tokens that
+        Where the tree has a run in tier 0 it keeps its own pages, and the caller's remain the
+        caller's alone. Where it has one in a later tier it takes the caller's pages and gives its
+        own back. It adds a reference to each page that it takes. The receipt then covers the
+        whole path, which counts as used. Raises `InvariantError` for a receipt that ends in a later
+        tier: `promote` comes first. `step` may be done already: a page can be full of tokens that
         are known only then.
 
-        `window_page_ids`, int32 `[m * num_companions]`, become companions of the last m pages: of
+        `companion_ids`, int32 `[m * num_companions]`, become companions of the last m pages: of
         those that the tree takes, and of those that it had, if they are hollow and written.
         """
-        return self._native.insert(receipt, token_ids, page_ids, window_page_ids, step)
+        return self._native.insert(receipt, token_ids, page_ids, companion_ids, step)
 
     def promote(
         self,
         receipt: int,
         page_ids: Int32Array,
         step: int,
-        window_page_ids: Int32Array | None = None,
+        companion_ids: Int32Array | None = None,
     ) -> None:
-        """Put the host pages that `receipt` covers, h of them, into `page_ids`, int32 `[h]`, to
-        which `step` copies them.
+        """Put the pages of later tiers that `receipt` covers, h of them, into `page_ids`, int32
+        `[h]` of tier 0, to which `step` copies them.
 
-        The tree adds its own reference to each page. The host pages are given back once `step` is
-        done in the host pool. `window_page_ids`, int32 `[m * num_companions]`, become companions of
-        the last m of `page_ids`. Raises `InvariantError` for a step that is done.
+        The tree adds its own reference to each page. The pages of later tiers are given back once
+        `step` is done in their pools. `companion_ids`, int32 `[m * num_companions]`, become
+        companions of the last m of `page_ids`. Raises `InvariantError` for a step that is done.
         """
-        self._native.promote(receipt, page_ids, window_page_ids, step)
+        self._native.promote(receipt, page_ids, companion_ids, step)
 
     def fork(self, receipt: int) -> int:
         """A second receipt for the same path. Its release counts as a use if that of `receipt`
@@ -281,50 +285,44 @@ class PrefixTree:
         """End `receipt`. Its path counts as used now, unless no use of it was counted before."""
         self._native.release(receipt)
 
-    def evict(self, count: int, step: int) -> Evicted:
-        """Give up `count` device pages that no receipt covers, or all if there are fewer: page by
-        page from the ends of branches in the order of the strategy, each with its companions, and
-        idle companions. What goes together goes whole, so it may be some more.
+    def evict(self, count: int, step: int, tier: int = 0) -> Evicted:
+        """Give up `count` pages of `tier` that no receipt covers, or all if there are fewer: page
+        by page from the ends of branches in the order of the strategy, each with its companions,
+        and idle companions. What goes together goes whole, so it may be some more.
 
-        With a host pool each page goes there, if a page is free there or can be dropped for it, and
-        is to be copied in `step` as the result says. A page whose step isn't done in the pool is
-        dropped, and so is what is behind it on the host: a copy would outlive the failure of the
-        step that writes the page. `count` must be at least 0. Raises `InvariantError` for a step
-        that is done.
+        Each page goes to the next tier, if there is one and a page is free there or can be dropped
+        for it, and is to be copied in `step` as the result says. A page whose step isn't done in
+        the pool is dropped, and so is what is behind it in later tiers: a copy would outlive the
+        failure of the step that writes the page. `count` must be at least 0. Raises
+        `InvariantError` for a step that is done.
         """
-        given_up, device_page_ids, host_page_ids = self._native.evict(count, step)
+        if tier:
+            return Evicted(self._native.evict_host(count), NO_PAGES, NO_PAGES)
+        given_up, page_ids, target_ids = self._native.evict(count, step)
         return Evicted(
-            given_up,
-            np.frombuffer(device_page_ids, np.int32),
-            np.frombuffer(host_page_ids, np.int32),
+            given_up, np.frombuffer(page_ids, np.int32), np.frombuffer(target_ids, np.int32)
         )
 
     def frees_at_once(self, count: int) -> bool:
-        """Whether `evict` would give up `count` pages, and all that it gives up would be free: no
-        step in flight may touch them. `count` must be at least 0.
+        """True if `evict` would give up `count` pages of tier 0, and all that it gives up would be
+        free: no step in flight may touch them. `count` must be at least 0.
         """
         return self._native.frees_at_once(count)
 
-    def evict_host(self, count: int) -> int:
-        """Drop `count` host pages that no receipt covers, or all if there are fewer, in the order
-        of the strategy, with their companions; return how many. `count` must be at least 0.
-        """
-        return self._native.evict_host(count)
-
     def clear(self) -> None:
-        """Drop all that no receipt covers, on the device and on the host, and idle companions."""
+        """Drop all that no receipt covers, in every tier, and idle companions."""
         self._native.clear()
 
     def page_ids(self, receipt: int, first: int) -> Int32Array:
-        """Device pages of the path of `receipt` from page number `first` on: int32 `[n]`.
+        """Pages of the path of `receipt` from page number `first` on: int32 `[n]` of tier 0.
 
-        Raises `InvariantError` if one is on the host, or the path has fewer than `first` pages.
+        Raises `InvariantError` if one is in a later tier, or the path has fewer than `first` pages.
         Takes time in proportion to `n` and the nodes that hold these pages.
         """
         return np.frombuffer(self._native.page_ids(receipt, first), np.int32)
 
     def num_exclusive(self, receipt: int) -> int:
-        """Device pages that `receipt` and no other covers."""
+        """Pages of tier 0 that `receipt` and no other covers."""
         return self._native.num_exclusive(receipt)
 
     def withdraw(self, step: int) -> tuple[tuple[int, int], ...]:
@@ -347,8 +345,7 @@ class PrefixTree:
         """Drop all that begins like `token_ids`, int32 `[n]`, from page `num_pages` on. Returns
         what `withdraw` returns."""
         match = self.match(namespace, token_ids, partial=False, use=False, whole=True)
-        found = len(match.page_ids) + len(match.host_page_ids)
-        cut = self.cut(match.receipt, min(num_pages, found))
+        cut = self.cut(match.receipt, min(num_pages, match.num_pages))
         self.release(match.receipt)
         return cut
 
@@ -361,15 +358,15 @@ class PrefixTree:
 
         Holds exactly when locks are the receipts that pass through each node, counters equal a
         walk, what is listed for eviction is what can be evicted, each page has a reference, those
-        that no receipt covers have no other, siblings differ in their first page, and nothing on
-        the device is behind something on the host. Costs time in proportion to the tree: for tests
+        that no receipt covers have no other, siblings differ in their first page, and nothing is
+        behind something of a later tier. Costs time in proportion to the tree: for tests
         and for an idle engine.
         """
         self._native.sanity_check()
 
     def __repr__(self) -> str:
+        later = [self.num_pages_in(tier) for tier in range(1, len(self.pools))]
         return (
-            f"PrefixTree(pages={self.num_pages}, evictable={self.num_evictable}, "
-            f"host_pages={self.num_host_pages}, nodes={self.num_nodes}, "
-            f"receipts={self.num_receipts})"
+            f"PrefixTree(pages={[self.num_pages, *later]}, evictable={self.num_evictable}, "
+            f"nodes={self.num_nodes}, receipts={self.num_receipts})"
         )

@@ -19,7 +19,7 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import TreeNode
 
-__all__ = ["held_on_device", "held_on_host", "recover"]
+__all__ = ["held_in", "recover"]
 
 PageIds = npt.NDArray[np.int32]
 
@@ -35,33 +35,24 @@ def recover(memory: KVMemory, leases: Sequence[KVLease], last_step: int) -> None
         receipts = {lease.receipt for lease in leases}
         for receipt in sorted({r for node in nodes for r in node.receipts} - receipts):
             memory.tree.release(receipt)
-    _release_surplus(memory.pool, held_on_device(leases, nodes), last_step)
-    if memory.host_pool is not None:
-        _release_surplus(memory.host_pool, held_on_host(leases, nodes), last_step)
+    for number, tier in enumerate(memory.tiers):
+        _release_surplus(tier.pool, held_in(number, leases, nodes), last_step)
 
 
-def held_on_device(leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
-    """Pages that leases and the prefix tree have references to, one for each time that one is
-    named."""
-    leases = list(leases)
-    windows = [lease.windows.held for lease in leases if lease.windows is not None]
-    return [*(lease.page_ids for lease in leases), *windows, *_held_by_tree(nodes, on_host=False)]
-
-
-def held_on_host(leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
-    """As `held_on_device`, of the host."""
-    swapped = [lease.swapped for lease in leases if lease.swapped is not None]
-    pages = [page_ids for s in swapped for page_ids in (s.host_page_ids, s.host_window_page_ids)]
-    return [*pages, *_held_by_tree(nodes, on_host=True)]
-
-
-def _held_by_tree(nodes: Sequence[TreeNode], *, on_host: bool) -> list[PageIds]:
-    return [
-        np.array(page_ids, np.int32)
-        for node in nodes
-        if node.on_host is on_host
-        for page_ids in (node.page_ids, [p for some in node.window_page_ids for p in some])
-    ]
+def held_in(tier: int, leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
+    """Pages of a tier that leases and the prefix tree have references to, one for each time that
+    one is named."""
+    held: list[PageIds] = []
+    for lease in leases:
+        if not tier:
+            held += [table.held for table in lease.tables]
+        elif lease.swapped is not None and lease.swapped.tier == tier:
+            held += [run.page_ids for run in lease.swapped.groups]
+    for node in nodes:
+        if node.tier == tier:
+            companions = [page for some in node.companion_ids for page in some]
+            held.append(np.array([*node.page_ids, *companions], np.int32))
+    return held
 
 
 def _release_surplus(pool: PagePool, tables: Iterable[PageIds], last_step: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from aioserve.kv.copies import MemoryCounters
-from aioserve.kv.page_pool import PagePool
+from aioserve.kv.tiers.tier import HOST, Tier
 
 __all__ = ["KVUsage", "usage_of"]
 
@@ -36,19 +37,19 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Pages copied back."""
 
 
-def usage_of(
-    pool: PagePool, host: PagePool | None, num_cached: int, counters: MemoryCounters
-) -> KVUsage:
-    """Counts of the pools' pages, of which `num_cached` on the device can be evicted."""
+def usage_of(tiers: Sequence[Tier], num_cached: int) -> KVUsage:
+    """Counts of the tiers' pages, of which `num_cached` of the first can be evicted."""
+    pool = tiers[0].pool
+    host = [tier for tier in tiers if tier.name == HOST]
     return KVUsage(
         pages_total=pool.num_pages,
         pages_free=pool.num_free,
         pages_fenced=pool.num_fenced,
         pages_cached=num_cached,
         pages_held_by_requests=pool.num_held - num_cached,
-        pages_host_total=0 if host is None else host.num_pages,
-        pages_host_used=0 if host is None else host.num_held,
-        pages_copied_total=counters.pages_copied,
-        pages_swapped_out_total=counters.pages_swapped_out,
-        pages_swapped_in_total=counters.pages_swapped_in,
+        pages_host_total=sum([tier.pool.num_pages for tier in host]),
+        pages_host_used=sum([tier.pool.num_held for tier in host]),
+        pages_copied_total=tiers[0].num_copied,
+        pages_swapped_out_total=sum([tier.num_taken for tier in host]),
+        pages_swapped_in_total=sum([tier.num_returned for tier in host]),
     )

@@ -109,7 +109,7 @@ def _start(step: StepBuilder, sequence: SequenceState, start: _Start) -> bool:
     claim, count = start
     if not step.memory.begin(sequence.lease, claim, step.number):
         return False
-    if step.memory.windows.num_groups:
+    if step.memory.grows_with_chunks:
         count = step.room.tokens_with_pages(sequence, count)
     found = min(claim.num_found, sequence.prompt_tokens)
     step.state.counters.tokens_cached += found

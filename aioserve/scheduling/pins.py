@@ -45,7 +45,7 @@ class PinnedPrefixes:
         """A sequence is about to end, and what it computed is published."""
         lease = sequence.lease
         tokens = self.policy_calls.pin(sequence.view, sequence.num_computed)
-        most = self.memory.windows.capacity_tokens(self.max_pages)
+        most = self.memory.tokens_in(self.max_pages)
         pages = full_pages(min(tokens, most), self.memory.page_size)
         if not pages:
             return

@@ -2,8 +2,8 @@
 
 Sequences that run are served before new ones are admitted, decodes first. Decoding sequences take
 one page at a time; all pages of a prompt are taken when it is admitted
-(`aioserve.scheduling.admission`), but for window pages, which are taken with each chunk: it is as
-long as there are some, and a prefill that finds none is served like a decode that lacks a page.
+(`aioserve.scheduling.admission`), but for those of groups that grow with chunks: a chunk is
+as long as there are some, and a prefill that finds none is served like a decode that lacks a page.
 When pages run out, others make room (`aioserve.scheduling.making_room`).
 
 The planner decides one sequence at a time and then applies what it decided
@@ -47,7 +47,7 @@ def fill(step: StepBuilder) -> None:
     decoding, prefilling = split_running(step)
     if decoding and policy_calls.limits_decodes:
         decoding = chosen_decodes(step, decoding)
-    if decoding or (prefilling and step.memory.windows.num_groups):
+    if decoding or (prefilling and step.memory.grows_with_chunks):
         _decode(step, decoding, prefilling)
     if prefilling:
         _continue_prefills(step, prefilling)
@@ -64,7 +64,7 @@ def fill(step: StepBuilder) -> None:
 
 def split_running(step: StepBuilder) -> tuple[list[SequenceState], list[SequenceState]]:
     """Running sequences of which one token is to be computed, and those with more, when the
-    window pages that none of them needs any longer have gone. Oldest first, and before them
+    pages that none of them needs any longer have gone. Oldest first, and before them
     those of higher precedence: nobody is preempted for one that comes later."""
     decoding: list[SequenceState] = []
     prefilling: list[SequenceState] = []
@@ -72,12 +72,12 @@ def split_running(step: StepBuilder) -> tuple[list[SequenceState], list[Sequence
     if step.state.has_precedences:
         running = sorted(running, key=by_precedence)
     decode = decoding.append
-    has_windows = memory.windows.num_groups > 0
+    trims, may_lack = not memory.keeps_all, memory.grows_with_chunks
     for sequence in running:
-        if has_windows and not sequence.forced_in_flight:
+        if trims and not sequence.forced_in_flight:
             # The last known token is computed again where a mask comes late.
             least = min(sequence.lease.computed, sequence.num_known - 1)
-            memory.windows.trim(sequence.lease, least)
+            memory.trim(sequence.lease, least)
         if sequence.paused:
             step.may_stand_still = True
             continue
@@ -88,7 +88,7 @@ def split_running(step: StepBuilder) -> tuple[list[SequenceState], list[Sequence
                 decode(sequence)
         elif remaining > 1:
             # Those of a prompt have their pages; those that a grammar forced may have none.
-            may_grow = sequence.constrained and not has_windows
+            may_grow = sequence.constrained and not may_lack
             grows = may_grow and memory.short_of_pages([sequence.lease])
             (decoding if grows else prefilling).append(sequence)
         else:
@@ -101,7 +101,7 @@ def _decode(
 ) -> None:
     """Launch a token of each sequence that has a page for it. One for which no page is left
     sits this step out: pages that are fenced now are free in the next. Prefills that lack the
-    window pages of a token get these, so that nobody is preempted for them in vain."""
+    pages of a token get these, so that nobody is preempted for them in vain."""
     memory, room, state = step.memory, step.room, step.state
     budget: Budget | None = None
     if state.forced or state.speculation.is_on:
@@ -109,7 +109,7 @@ def _decode(
     chosen = room.budget.one_each(ready)
     growing = memory.short_of_pages([s.lease for s in chosen])
     begun: list[SequenceState] = []
-    if prefilling and memory.windows.num_groups:
+    if prefilling and memory.grows_with_chunks:
         begun = [s for s in prefilling if memory.short_of_pages([s.lease])]
         growing += [s.lease for s in begun]
     if growing and not room.make_free(memory.num_pages_to_reserve(growing)):

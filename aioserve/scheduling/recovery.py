@@ -179,10 +179,10 @@ def _begin_again_alone(state: SchedulerState, sequence: SequenceState) -> None:
 
 
 def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
-    """Count the row's first pages that another sequence has sampled over. With window pages the
-    count is 0: the other may have seen none of them, so it proves nothing."""
+    """Count the row's first pages that another sequence has sampled over. Where groups give pages
+    back the count is 0: the other may have seen none of these, so it proves nothing."""
     page_ids = broken.page_ids
-    if state.memory.windows.num_groups:
+    if not state.memory.keeps_all:
         return 0
     most = 0
     for sequence in state.running:

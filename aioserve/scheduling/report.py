@@ -30,7 +30,7 @@ def _describe_tree(memory: KVMemory) -> dict[str, int] | None:
         "pages": tree.num_pages,
         "evictable_pages": tree.num_evictable,
         "locked_pages": tree.num_locked,
-        "host_pages": tree.num_host_pages,
+        "host_pages": sum([tree.num_pages_in(tier) for tier in range(1, len(memory.tiers))]),
         "nodes": tree.num_nodes,
         "receipts": tree.num_receipts,
     }
@@ -53,6 +53,6 @@ def _describe_sequence(sequence: SequenceState, memory: KVMemory) -> dict[str, A
         "pages": pages.tolist(),
         "shared_pages": len(pages) - memory.pool.num_unshared(pages),
         "published_pages": lease.published,
-        "pages_on_host": 0 if lease.swapped is None else len(lease.swapped.host_page_ids),
+        "pages_on_host": 0 if lease.swapped is None else len(lease.swapped.groups[0].page_ids),
         "preemptions": sequence.epoch,
     }

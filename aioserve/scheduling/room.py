@@ -7,14 +7,12 @@
 
 The planner, the choice of who gives way and what views say of reserves ask here. How many pages a
 request needs to start, which views and the simulator's fast-forward tell of, is
-`Claims.pages_needed`, as it is here. A new constraint, such as slots of adapters or pages of a
-second kind of KV, is one more term of `claim` and of `RoomWithout.suffices`. Knows nothing of
+`Claims.pages_needed`, as it is here. A new constraint, such as slots of adapters, is one more
+term of `claim` and of `RoomWithout.suffices`. Knows nothing of
 policies beyond what they want to keep free.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -92,10 +90,10 @@ class Room:
 
     def tokens_with_pages(self, sequence: SequenceState, count: int) -> int:
         """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
-        its own but for window pages; these, and all of forced tokens of structured output, come
-        here, as far as there are any."""
+        its own but for groups that grow with chunks; these, and all of forced tokens of structured
+        output, come here, as far as there are any."""
         memory, lease = self._memory, sequence.lease
-        if count and memory.windows.num_groups:
+        if count and memory.grows_with_chunks:
             return memory.reserve_some(lease, count, self._step)
         if not count or not sequence.constrained or memory.reserve(lease, count, self._step):
             return count
@@ -196,9 +194,8 @@ class RoomWithout:
 
     def _count(self, other: SequenceState, sign: int) -> None:
         self._others += sign
-        self._names[other.lease.page_ids] += sign
-        if other.lease.windows is not None:
-            self._names[other.lease.windows.held] += sign
+        for table in other.lease.tables:
+            self._names[table.held] += sign
         self._slots -= sign * slots_of(other)
         if not other.paused:
             self._pages_ahead += sign * self._reserve.pages_ahead(other)

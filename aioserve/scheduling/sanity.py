@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
+from aioserve.kv.groups.base import Group
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT
-from aioserve.kv.recovery import held_on_device, held_on_host
-from aioserve.kv.windows import Windows
+from aioserve.kv.recovery import held_in
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 
@@ -27,17 +27,8 @@ def check_state(state: SchedulerState) -> None:
     sequences = state.sequences.values()
     nodes = [] if memory.tree is None else memory.tree.walk()
     leases = [*(s.lease for s in sequences), *state.pins.leases]
-    _check_references(
-        "device",
-        memory.pool,
-        held_on_device(leases, nodes),
-    )
-    if memory.host_pool is not None:
-        _check_references(
-            "host",
-            memory.host_pool,
-            held_on_host(leases, nodes),
-        )
+    for number, tier in enumerate(memory.tiers):
+        _check_references(tier.name, tier.pool, held_in(number, leases, nodes))
     receipts = sorted(lease.receipt for lease in leases if lease.receipt != NO_RECEIPT)
     locks = 0 if memory.tree is None else memory.tree.num_receipts
     if len(receipts) != len(set(receipts)) or len(receipts) != locks:
@@ -53,7 +44,7 @@ def check_state(state: SchedulerState) -> None:
     _check_queues(state)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)
-        _check_windows(sequence, memory.windows)
+        _check_tables(sequence, memory.groups)
 
 
 def check_idle(state: SchedulerState) -> None:
@@ -129,18 +120,17 @@ def _check_sequence(sequence: SequenceState, page_size: int) -> None:
         )
 
 
-def _check_windows(sequence: SequenceState, windows: Windows) -> None:
-    held, lease = sequence.lease.windows, sequence.lease
-    if held is None:
-        covered = lease.num_pages if not windows.num_groups else 0
-    else:
-        covered = len(held)
-        needed = windows.first_needed(min(lease.computed, sequence.num_known - 1))
-        if held.first > needed or covered > lease.num_pages:
+def _check_tables(sequence: SequenceState, groups: Sequence[Group]) -> None:
+    lease = sequence.lease
+    position = min(lease.computed, sequence.num_known - 1)
+    for at, table in enumerate(lease.tables):
+        needed = groups[at].first_needed(position)
+        if table.first > needed or len(table) > lease.num_pages:
             raise InvariantError(
-                f"{sequence} holds window pages from position {held.first} up to {covered} of "
-                f"{lease.num_pages}, and needs them from {needed} on"
+                f"{sequence} holds pages of group {at} from position {table.first} up to "
+                f"{len(table)} of {lease.num_pages}, and needs them from {needed} on"
             )
+    covered = min([len(table) for table in lease.tables], default=0)
     if lease.covered != covered:
         raise InvariantError(
             f"{sequence} has all pages of {covered} positions, and {lease.covered} are counted"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP
+from aioserve.kv.page_table import rows_of
 from aioserve.request import Request
 from aioserve.steps.pages import SlotPages
 from aioserve.steps.plan import SlotStart, StepPlan
@@ -79,8 +80,9 @@ class SlotPool:
 
     def carry(self, slot: int, lease: KVLease) -> None:
         """Let the next plan tell of the pages of a slot's lease that no plan has told of."""
-        page_ids, windows, first = lease.page_table.page_ids, lease.windows, lease.carried
-        added = page_ids[first:] if windows is None else windows.beside(page_ids, first)
+        first, added = lease.carried, lease.page_table.page_ids[lease.carried :]
+        if len(lease.tables) > 1:
+            added = rows_of(lease.tables, first, lease.covered)
         self.pages.append(SlotPages(slot, first, added))
         lease.carried = lease.covered
 

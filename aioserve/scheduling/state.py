@@ -67,7 +67,7 @@ class SchedulerState:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_scored_tokens = max_scored_tokens
         self.reserve: OutputReserve = OutputReserve(
-            memory.page_size, output_reserve_tokens, memory.windows
+            memory.page_size, output_reserve_tokens, memory.groups
         )
         self.times: StepTimes = StepTimes()
         self.speculation: Speculation = Speculation()

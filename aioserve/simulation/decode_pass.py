@@ -42,7 +42,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or (state.arrived and policy_calls.hears_of_arrivals)
         or len(state.running) > state.max_num_batched_tokens
         or memory.copies
-        or memory.windows.num_groups  # pages come back in such steps
+        or not memory.keeps_all  # pages come back in such steps
         # Its own strategy is told of ticks, of which there are fewer.
         or (memory.tree is not None and memory.tree.asks_strategy)
     ):

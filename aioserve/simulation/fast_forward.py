@@ -153,8 +153,8 @@ def _times(
 def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[int, list[int]]:
     """Number of steps, of `count`, that find their pages free, and pages held during each."""
     memory = scheduler.memory
-    # Pages that are evicted to the host are copied, which steps take time for.
-    free = memory.num_available if memory.host_pool is None else memory.pool.num_free
+    # Pages that are evicted to another tier are copied, which steps take time for.
+    free = memory.pool.num_free if memory.copies_evicted else memory.num_available
     less = steps.pages_less(count)
     # Later steps begin when what is in flight is done, which fences no page any longer.
     if not frees_at_once(memory, less[0]):

@@ -34,8 +34,8 @@ def head_of_queue(state: SchedulerState) -> QueueHead | None:
         or head.is_held
         or head.pending_samples
         or head.num_cacheable is not None
-        # What is on the host would be copied back, into pages to be found for it.
-        or memory.host_pool is not None
+        # What is in another tier would be copied back, into pages to be found for it.
+        or memory.copies_evicted
     ):
         return None
     needed = memory.claims.pages_needed(head.lease, head.known_ids)

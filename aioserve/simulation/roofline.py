@@ -10,7 +10,6 @@ from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.kv.layout import first_seen
 from aioserve.simulation.cost import StepLoad
-from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int
 
@@ -73,7 +72,7 @@ class RooflineCost:
 
     def step_seconds(self, plan: StepPlan) -> float:
         tokens = sampled = pairs = kv_tokens = 0
-        copied = to_host = from_host = 0
+        copied = out = back = 0
         for item in plan.items:
             tokens += item.count
             sampled += sum([item.most_tokens(row) for row in item.rows])
@@ -81,16 +80,16 @@ class RooflineCost:
                 kv_tokens += num_layers * _kv_tokens(item.start, item.count, window)
                 pairs += num_layers * _pairs(item.start, item.count, window)
         for copy in plan.copies:
-            if copy.kind is CopyKind.DEVICE:
+            if copy.from_tier == copy.to_tier:
                 copied += 2 * copy.num_tokens
-            elif copy.kind is CopyKind.TO_HOST:
-                to_host += copy.num_tokens
+            elif copy.from_tier < copy.to_tier:
+                out += copy.num_tokens
             else:
-                from_host += copy.num_tokens
+                back += copy.num_tokens
         flops = self._weight_flops(tokens, sampled) + self._layer_pair_flops * pairs
         moved = self.model.weight_bytes(tokens) + self._layer_bytes * kv_tokens
-        moved += self.page_bytes_per_token * (copied + to_host + from_host)
-        swapped = self.page_bytes_per_token * max(to_host, from_host)
+        moved += self.page_bytes_per_token * (copied + out + back)
+        swapped = self.page_bytes_per_token * max(out, back)
         return self.hardware.step_seconds + max(
             flops / self._flops, moved / self._bytes, swapped / self._link_bytes
         )

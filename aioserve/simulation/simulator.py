@@ -23,6 +23,7 @@ from aioserve.arguments import EMPTY_MAPPING, counted
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import shown
+from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
@@ -91,14 +92,12 @@ def simulate(
         needed = pages_needed(ordered, options.page_size, options.num_window_groups)
     scheduler = Scheduler(
         KVMemory.of(
-            num_pages or large_pool(needed or 1),
+            (num_pages or large_pool(needed or 1), options.num_host_pages),
             options.page_size,
-            num_host_pages=options.num_host_pages,
+            groups=group_specs(options.num_window_groups, options.window),
             prefix_caching=options.prefix_caching,
             eviction=options.eviction,
             preemption=options.preemption,
-            num_window_groups=options.num_window_groups,
-            window=options.window,
         ),
         policy,
         max_num_seqs=options.max_num_seqs,
@@ -199,6 +198,7 @@ class _Run:
         if self.timeline is not None:
             self.timeline.token_gaps = self.token_gaps.counted()
         counters, memory = self.scheduler.counters, self.scheduler.memory
+        usage = memory.usage()
         return SimulationResult(
             self.arrivals.by_time(),
             memory.page_size,
@@ -218,8 +218,8 @@ class _Run:
             unbounded=pages_needed is not None,
             gap_seconds=self.token_gaps.spread(),
             steps_outside=self.cost.outside if isinstance(self.cost, TableSteps) else None,
-            pages_swapped_out=memory.counters.pages_swapped_out if memory.host_pool else None,
-            pages_swapped_in=memory.counters.pages_swapped_in if memory.host_pool else None,
+            pages_swapped_out=usage.pages_swapped_out_total if memory.copies_evicted else None,
+            pages_swapped_in=usage.pages_swapped_in_total if memory.copies_evicted else None,
             speculation=None if self.guesses is None else self.guesses.metrics(counters),
         )
 

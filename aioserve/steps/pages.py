@@ -15,32 +15,24 @@ a page of every group. Entries that a group's window has left are stale, and nev
 
 from __future__ import annotations
 
-from enum import Enum
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CopyKind", "PageCopy", "SlotPages"]
-
-
-class CopyKind(Enum):
-    """Between which storages a page is copied."""
-
-    DEVICE = "device"
-    """Within the device: a shared page before it is written, or the valid part of a cached one."""
-    TO_HOST = "to host"
-    FROM_HOST = "from host"
+__all__ = ["PageCopy", "SlotPages"]
 
 
 class PageCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The KV of the first `num_tokens` tokens of page `source` goes to page `target`, all layers.
 
-    Pages on the host have numbers of their own.
+    Tiers are numbered, nearest first: 0 is the device, where steps compute. Each numbers its own
+    pages. Within a tier a shared page is copied before it is written, or the valid part of a cached
+    one.
     """
 
-    kind: CopyKind
+    from_tier: int
     source: int
+    to_tier: int
     target: int
     num_tokens: int
 

@@ -40,7 +40,7 @@ from aioserve.request import Logprobs, TopLogprob
 from aioserve.sampling.masks import LateMasks, Mask
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 
 __all__ = [
@@ -136,7 +136,7 @@ class FakeDevice:
         self.num_groups: int = 1 + num_window_groups
         self._windows = (0, *[window] * num_window_groups)
         self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
-        self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
+        self._tiers = (self._kv, np.full((num_host_pages, page_size), JUNK, np.uint64))
         self._entries = self._kv.reshape(-1)
         self.num_slots = num_slots
         self._slots: list[SlotStart | None] = [None] * num_slots
@@ -204,14 +204,11 @@ class FakeDevice:
         copies, items = plan.copies[:parts], plan.items[: max(0, parts - len(plan.copies))]
         self.execute(msgspec.structs.replace(plan, copies=copies, items=items))
 
-    def scribble(
-        self,
-        page_ids: npt.NDArray[np.integer[Any]],
-        host_page_ids: npt.NDArray[np.integer[Any]] | tuple[int, ...] = (),
-    ) -> None:
-        """Fill pages with junk: those that nobody may read before they are written again."""
-        self._kv[page_ids] = JUNK
-        self._host_kv[list(host_page_ids)] = JUNK
+    def scribble(self, *page_ids: npt.NDArray[np.integer[Any]]) -> None:
+        """Fill pages of each tier, nearest first, with junk: those that nobody may read before they
+        are written again."""
+        for kv, pages in zip(self._tiers, page_ids, strict=False):
+            kv[pages] = JUNK
 
     def holds_junk(self, token_locations: Sequence[int]) -> bool:
         """Whether any of these places, counted in tokens from the start of the cache, holds no
@@ -270,9 +267,7 @@ class FakeDevice:
             raise ValueError(f"step {plan.step} names pages {page_ids.tolist()} of {num_pages}")
 
     def _copy(self, copy: PageCopy) -> None:
-        device, host = self._kv, self._host_kv
-        source = host if copy.kind is CopyKind.FROM_HOST else device
-        target = host if copy.kind is CopyKind.TO_HOST else device
+        source, target = self._tiers[copy.from_tier], self._tiers[copy.to_tier]
         count = copy.num_tokens
         if not (
             0 <= copy.source < len(source)
@@ -280,7 +275,8 @@ class FakeDevice:
             and 0 < count <= self.page_size
         ):
             raise ValueError(
-                f"{copy}: {len(device)} pages of {self.page_size} tokens, {len(host)} on the host"
+                f"{copy}: {[len(kv) for kv in self._tiers]} pages in each tier, of "
+                f"{self.page_size} tokens"
             )
         target[copy.target, :count] = source[copy.source, :count]
         target[copy.target, count:] = JUNK

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from aioserve.engine.core import IN_CORE, CoreLoop
 from aioserve.engine.engine import Engine
@@ -18,9 +17,7 @@ from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
 from aioserve.engine.stats import stats_of
 from aioserve.errors import EngineClosedError, InvariantError
-from aioserve.kv.page_pool import PagePool
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.steps.pages import CopyKind
 from aioserve.testing.fake_model import FakeRunner
 
 __all__ = ["check_invariants", "count_leaked_pages", "scribble_free_pages"]
@@ -56,28 +53,26 @@ def scribble_free_pages(engine: Engine) -> None:
     if not isinstance(runner, FakeRunner):
         raise TypeError(f"only the pages of a FakeModel can be scribbled on, got {runner!r}")
     memory = live.scheduler.memory
-    free = _unheld(memory.pool)
-    free_on_host = np.zeros(0, bool) if memory.host_pool is None else _unheld(memory.host_pool)
+    free = [tier.pool.ref_counts() == 0 for tier in memory.tiers]
     copies = list(memory.copies)  # those of the next plan
     copies += runner.copies_in_flight
     for page_ids in runner.pages_in_flight:
-        free[page_ids] = False
+        free[0][page_ids] = False
     for copy in copies:
-        (free_on_host if copy.kind is CopyKind.FROM_HOST else free)[copy.source] = False
-        (free_on_host if copy.kind is CopyKind.TO_HOST else free)[copy.target] = False
-    runner.device.scribble(np.flatnonzero(free), np.flatnonzero(free_on_host))
+        free[copy.from_tier][copy.source] = False
+        free[copy.to_tier][copy.target] = False
+    runner.device.scribble(*[np.flatnonzero(pages) for pages in free])
 
 
 def count_leaked_pages(engine: Engine) -> int:
-    """Pages, on the device and the host, that stay held when no request is left and the prefix
+    """Pages, of all tiers, that stay held when no request is left and the prefix
     tree is cleared. Only for an engine that is closed or has been drained."""
     scheduler = _live(engine).scheduler
     scheduler.end_pins()
     memory = scheduler.memory
     if memory.tree is not None:
         memory.tree.clear()
-    on_host = 0 if memory.host_pool is None else memory.host_pool.num_held
-    return memory.pool.num_held + on_host
+    return sum([tier.pool.num_held for tier in memory.tiers])
 
 
 def _live(engine: Engine) -> EngineLifecycle:
@@ -86,10 +81,6 @@ def _live(engine: Engine) -> EngineLifecycle:
             "this engine was never entered: there is nothing to check", state="new"
         )
     return engine._lifecycle
-
-
-def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:
-    return pool.ref_counts() == 0
 
 
 def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:

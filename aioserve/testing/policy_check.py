@@ -135,9 +135,8 @@ class _Run:
         num_pages = pages_for(longest, workload.page_size) + workload.spare_pages
         self.scheduler = Scheduler(
             KVMemory.of(
-                num_pages,
+                (num_pages, workload.num_host_pages),
                 workload.page_size,
-                num_host_pages=workload.num_host_pages,
                 prefix_caching=workload.prefix_caching,
                 preemption=workload.preemption if workload.num_host_pages else "auto",
             ),

@@ -135,7 +135,7 @@ class EntryHead(DraftHead):
     def __init__(
         self, head: HeadOfEntries, device: FakeDevice, *, num_pages: int, most_tokens: int
     ) -> None:
-        size, host_pages = device.page_size, len(device._host_kv)
+        size, host_pages = device.page_size, len(device._tiers[1])
         states = torch.full((num_pages, size, 1), JUNK, dtype=torch.int64)
         host_states = torch.full((host_pages, size, 1), JUNK) if host_pages else None
         super().__init__(

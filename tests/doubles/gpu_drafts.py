@@ -18,7 +18,7 @@ from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOpt
 from aioserve.execution.drafts.draft_head import DraftHead
 from aioserve.execution.drafts.draft_model import DraftModel
 from aioserve.execution.gpu.drafting import DrafterInMemory
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.testing.fake_device import JUNK
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
 from tests.doubles.draft_head import EntryPages, HeadOfEntries
@@ -67,12 +67,7 @@ class FakeStatePages:
         target.array[self._places(copy.target)] = rows
 
     def _memories(self, copy: PageCopy) -> tuple[FakeMemory, FakeMemory]:
-        here, host = self.memories
-        return {
-            CopyKind.DEVICE: (here, here),
-            CopyKind.TO_HOST: (here, host),
-            CopyKind.FROM_HOST: (host, here),
-        }[copy.kind]
+        return self.memories[copy.from_tier], self.memories[copy.to_tier]
 
     def _places(self, page: int) -> npt.NDArray[np.int64]:
         return np.arange(page * self.page_size, (page + 1) * self.page_size)

@@ -15,7 +15,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep, PlanReader
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import (
     PENDING_TOKEN,
     ItemKind,
@@ -237,9 +237,9 @@ def test_a_step_that_is_refused_leaves_no_trace_in_those_behind_it() -> None:
 
 def test_copies_keep_their_order_and_name_their_caches() -> None:
     copies = (
-        PageCopy(CopyKind.TO_HOST, 1, 2, 3),
-        PageCopy(CopyKind.DEVICE, 4, 1, 16),
-        PageCopy(CopyKind.FROM_HOST, 2, 7, 3),
+        PageCopy(0, 1, 1, 2, 3),
+        PageCopy(0, 4, 0, 1, 16),
+        PageCopy(1, 2, 0, 7, 3),
     )
     step = PlanReader(16, NUM_SLOTS).read(placed_plan(step=1, items=(), copies=copies))
     assert step.batch is None

@@ -16,7 +16,7 @@ from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from tests.ops.contents import contents, fill
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
@@ -256,10 +256,10 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     model = LogitsByToken(backend)
     before, on_host = contents(device), contents(host)
     copies = (
-        PageCopy(CopyKind.TO_HOST, 1, 2, 4),
-        PageCopy(CopyKind.DEVICE, 6, 1, 4),
-        PageCopy(CopyKind.FROM_HOST, 2, 6, 4),
-        PageCopy(CopyKind.FROM_HOST, 0, 7, 3),
+        PageCopy(0, 1, 1, 2, 4),
+        PageCopy(0, 6, 0, 1, 4),
+        PageCopy(1, 2, 0, 6, 4),
+        PageCopy(1, 0, 0, 7, 3),
     )
     plan = placed_plan(step=1, items=(item(0, 0, [1]),), copies=copies)
 
@@ -278,7 +278,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
 @pytest.mark.asyncio
 async def test_a_step_may_do_nothing_but_copies():
     device, model = cache(8), LogitsByToken()
-    plan = placed_plan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
+    plan = placed_plan(step=1, items=(), copies=(PageCopy(0, 3, 0, 4, 4),))
     (outcome,) = await run(plan, model=model, device=device)
     assert outcome == StepOutcome(step=1, token_ids=())
     assert torch.equal(contents(device)[:, :, 4], contents(device)[:, :, 3])
@@ -287,8 +287,6 @@ async def test_a_step_may_do_nothing_but_copies():
 
 @pytest.mark.asyncio
 async def test_a_copy_to_a_host_pool_that_is_not_there_fails_its_step_alone():
-    bad = placed_plan(
-        step=1, items=(item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),)
-    )
+    bad = placed_plan(step=1, items=(item(0, 0, [1]),), copies=(PageCopy(0, 0, 1, 0, 4),))
     with pytest.raises(ValueError, match="target cache 1 of 1"):
         await run(bad)

@@ -36,7 +36,8 @@ class Cache:
     def __init__(self, strategy: Strategy | str, num_pages: int = 64, host: int | None = None):
         self.pool = PagePool(num_pages, 1)
         self.host = None if host is None else PagePool(host, 1)
-        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy)
+        pools = [pool for pool in (self.pool, self.host) if pool is not None]
+        self.tree = PrefixTree(*pools, strategy=strategy)
 
     def serve(self, text: str) -> None:
         """A request for `text` comes and goes."""
@@ -55,10 +56,8 @@ class Cache:
         while self.tree.evict(1, self.pool.done_step + 1).count:
             self.tree.sanity_check()
             for name in names:
-                if name not in gone and self.tree.peek(b"", np.array([ord(name)], np.int32)) == (
-                    0,
-                    0,
-                ):
+                ids = np.array([ord(name)], np.int32)
+                if name not in gone and not sum(self.tree.peek(b"", ids)):
                     gone += name
         return gone
 

@@ -31,7 +31,8 @@ class Cache:
     ) -> None:
         self.pool = PagePool(num_pages, PAGE_SIZE)
         self.host = None if host is None else PagePool(host, PAGE_SIZE)
-        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy)
+        pools = [pool for pool in (self.pool, self.host) if pool is not None]
+        self.tree = PrefixTree(*pools, strategy=strategy)
 
     def match(
         self, text: str, namespace: bytes = b"", *, partial: bool = False, use: bool = True
@@ -71,7 +72,9 @@ class Cache:
         return evicted
 
     def cached(self, text: str, namespace: bytes = b"") -> tuple[int, int]:
-        return self.tree.peek(namespace, ids(text))
+        """Tokens on the device, and on the host."""
+        device, *host = self.tree.peek(namespace, ids(text))
+        return device, sum(host)
 
     def check(self) -> None:
         self.tree.sanity_check()
@@ -131,7 +134,7 @@ def test_a_match_locks_exactly_what_it_returned(cache: Cache) -> None:
 
 def test_the_match_of_an_unknown_prompt_is_a_receipt_for_nothing(cache: Cache) -> None:
     match = cache.match("abcdefgh", partial=True)
-    assert (len(match.page_ids), len(match.host_page_ids), match.tail_page) == (0, 0, -1)
+    assert (match.num_pages, match.tail_page) == (0, -1)
     assert (cache.tree.num_receipts, cache.tree.num_nodes) == (1, 1)
     cache.tree.release(match.receipt)
     assert (cache.tree.num_receipts, cache.tree.num_nodes) == (0, 0)
@@ -272,7 +275,7 @@ def test_a_long_run_is_found_up_to_the_first_token_that_differs(page_size: int) 
         other = tokens.copy()
         other[position] = -1
         whole = position // page_size * page_size
-        assert tree.peek(b"", other) == (whole, 0)
+        assert tree.peek(b"", other) == (whole,)
 
 
 def test_any_int32_is_a_token(cache: Cache) -> None:
@@ -280,8 +283,8 @@ def test_any_int32_is_a_token(cache: Cache) -> None:
     match = cache.tree.match(b"", tokens)
     page = cache.pool.acquire(1)
     cache.tree.insert(match.receipt, tokens, page, 0)
-    assert cache.tree.peek(b"", tokens) == (4, 0)
-    assert cache.tree.peek(b"", tokens[::-1].copy()) == (0, 0)
+    assert cache.tree.peek(b"", tokens) == (4,)
+    assert cache.tree.peek(b"", tokens[::-1].copy()) == (0,)
     cache.check()
 
 
@@ -367,7 +370,7 @@ def test_no_page_in_part_behind_or_on_the_host() -> None:
     cache.tree.release(match.receipt)
     cache.evict(1)
     match = cache.match("abcdefxx", partial=True)
-    assert (len(match.host_page_ids), match.tail_page) == (1, -1)
+    assert (len(match.tiers[1]), match.tail_page) == (1, -1)
 
 
 # The shape.
@@ -542,7 +545,7 @@ def test_a_page_that_a_step_may_still_touch_comes_back_fenced(cache: Cache) -> N
     receipt, table = cache.start("abcd", step=5)
     cache.finish(receipt, table, last_step=5)
     evicted = cache.tree.evict(1, 6)
-    assert (evicted.count, len(evicted.device_page_ids)) == (1, 0)
+    assert (evicted.count, len(evicted.page_ids)) == (1, 0)
     assert cache.pool.state(table[0]) is PageState.FENCED
 
 
@@ -570,7 +573,7 @@ def test_clearing_leaves_what_receipts_cover() -> None:
     cache.tree.match(b"", ids("pqrs"), partial=False)
     cache.tree.clear()
     assert (cache.cached("abcdefgh"), cache.cached("pqrstuvw")) == ((0, 0), (4, 0))
-    assert (cache.tree.num_host_pages, cache.pool.num_held) == (0, 1)
+    assert (cache.tree.num_pages_in(1), cache.pool.num_held) == (0, 1)
     cache.check()
 
 
@@ -581,13 +584,13 @@ def test_evicted_pages_go_to_the_host_and_come_back_on_a_hit() -> None:
     cache = Cache(host=4)
     pages = cache.serve("abcdefghijkl")
     evicted = cache.evict(2, 7)
-    assert (evicted.count, evicted.device_page_ids.tolist()) == (2, pages[1:])
+    assert (evicted.count, evicted.page_ids.tolist()) == (2, pages[1:])
     assert [cache.pool.state(page) for page in pages[1:]] == [PageState.FREE] * 2
     assert cache.cached("abcdefghijkl") == (4, 8)
 
     match = cache.match("abcdefghijkl")
     assert match.page_ids.tolist() == pages[:1]
-    assert match.host_page_ids.tolist() == evicted.host_page_ids.tolist()
+    assert match.tiers[1].tolist() == evicted.target_ids.tolist()
     new = cache.pool.acquire(2)
     cache.tree.promote(match.receipt, new, 8)
     assert cache.match("abcdefghijkl").page_ids.tolist() == [pages[0], *new]
@@ -596,7 +599,7 @@ def test_evicted_pages_go_to_the_host_and_come_back_on_a_hit() -> None:
     assert (cache.host.num_free, cache.host.num_fenced) == (2, 2)  # step 8 reads them
     cache.host.complete(8)
     assert cache.host.num_free == 4
-    assert cache.tree.num_host_pages == 0
+    assert cache.tree.num_pages_in(1) == 0
 
 
 def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
@@ -607,7 +610,7 @@ def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
         cache.evict(1)
         assert cache.cached(text) == (0, 4)
     evicted = cache.evict(1)
-    assert len(evicted.host_page_ids) == 1
+    assert len(evicted.target_ids) == 1
     assert [cache.cached(x * 4) for x in "abc"] == [(0, 0), (0, 4), (0, 4)]
 
 
@@ -618,7 +621,7 @@ def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
     cache.evict(3)
     cache.tree.release(cache.match("abcdefghijkl").receipt)  # used after what the device has
     evicted = cache.evict(3)
-    assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
+    assert (evicted.count, len(evicted.target_ids)) == (3, 1)
     assert cache.cached("abcdefghijkl") == (0, 8)
     assert cache.cached("pqrsqrstrstu") == (0, 4)
     cache.check()
@@ -629,8 +632,8 @@ def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
     pages = cache.serve("abcdefghijklmnop")
     evicted = cache.evict(4)
     assert evicted.count == 4
-    assert evicted.device_page_ids.tolist() == pages[:2]
-    assert sorted(evicted.host_page_ids) == [0, 1]
+    assert evicted.page_ids.tolist() == pages[:2]
+    assert sorted(evicted.target_ids) == [0, 1]
     assert cache.cached("abcdefghijklmnop") == (0, 8)
     cache.check()
 
@@ -642,11 +645,11 @@ def test_what_the_host_cannot_hold_goes_nowhere() -> None:
     locked = cache.match("abcd")
     cache.serve("pqrs")
     evicted = cache.evict(1)
-    assert (evicted.count, len(evicted.host_page_ids)) == (1, 0)
+    assert (evicted.count, len(evicted.target_ids)) == (1, 0)
     assert (cache.cached("abcd"), cache.cached("pqrs")) == ((0, 4), (0, 0))
-    assert cache.tree.evict_host(1) == 0
+    assert cache.tree.evict(1, 9, 1).count == 0
     cache.tree.release(locked.receipt)
-    assert (cache.tree.num_host_evictable, cache.tree.evict_host(2)) == (1, 1)
+    assert (cache.tree.num_evictable_in(1), cache.tree.evict(2, 9, 1).count) == (1, 1)
     assert cache.host is not None
     assert cache.host.num_free == 1
 
@@ -660,7 +663,7 @@ def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
     assert cache.tree.insert(match.receipt, ids("efgh"), pages, 3) == 1
     assert cache.cached("abcdefghijkl") == (8, 4)
     assert cache.pool.ref_count(pages[0]) == 2
-    assert (cache.tree.num_host_pages, cache.tree.num_locked) == (1, 2)
+    assert (cache.tree.num_pages_in(1), cache.tree.num_locked) == (1, 2)
     cache.check()
 
 
@@ -730,7 +733,7 @@ def test_a_page_that_is_not_written_yet_is_not_copied_to_the_host() -> None:
     cache.finish(receipt, np.concatenate([table, page]), last_step=2)
     cache.pool.complete(1)
     evicted = cache.tree.evict(2, 3)
-    assert (evicted.count, evicted.device_page_ids.tolist()) == (2, [table[1]])
+    assert (evicted.count, evicted.page_ids.tolist()) == (2, [table[1]])
     assert cache.cached("abcdefghijkl") == (4, 0)
     assert cache.pool.state(page[0]) is PageState.FENCED
     cache.check()
@@ -747,8 +750,8 @@ def test_what_is_on_the_host_behind_a_page_that_is_not_written_yet_goes_with_it(
     cache.finish(match.receipt, page, last_step=2)
     assert cache.cached("abcdefgh") == (4, 4)
     evicted = cache.tree.evict(1, 3)
-    assert (evicted.count, len(evicted.device_page_ids)) == (1, 0)
-    assert (cache.tree.num_pages, cache.tree.num_host_pages) == (0, 0)
+    assert (evicted.count, len(evicted.page_ids)) == (1, 0)
+    assert (cache.tree.num_pages, cache.tree.num_pages_in(1)) == (0, 0)
     cache.check()
 
 
@@ -761,7 +764,7 @@ def test_a_page_on_the_host_is_found_once_its_copy_is_made() -> None:
         cache.pool.complete(done)
         assert cache.cached("abcdefghijkl") == (4, found)
         match = cache.match("abcdefghijkl", partial=True)
-        assert len(match.host_page_ids) == found // PAGE_SIZE
+        assert len(match.tiers[1]) == found // PAGE_SIZE
         cache.tree.release(match.receipt)
     cache.check()
 
@@ -776,7 +779,7 @@ def test_copies_of_a_failed_step_are_withdrawn_on_both_tiers() -> None:
     match = cache.match("abcd")
     cache.tree.promote(match.receipt, cache.pool.acquire(1), 4)
     assert cache.tree.withdraw(4) == ((match.receipt, 0),)
-    assert cache.tree.num_pages == cache.tree.num_host_pages == 0
+    assert cache.tree.num_pages == cache.tree.num_pages_in(1) == 0
     cache.check()
 
 
@@ -860,7 +863,7 @@ def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() ->
         cache.serve(text)
     assert cache.host is not None
     for _ in range(3):
-        cache.host.retain(cache.evict(1).host_page_ids)
+        cache.host.retain(cache.evict(1).target_ids)
     assert cache.tree.evict(1, 9).count == 1
     assert [cache.cached(x * 4) for x in "abcd"] == [(0, 0), (0, 4), (0, 4), (0, 0)]
 
@@ -874,7 +877,7 @@ class Windowed:
     def __init__(self, num_host_pages: int) -> None:
         self.pool = PagePool(16, PAGE_SIZE, 1)
         self.host = PagePool(num_host_pages, PAGE_SIZE, 1)
-        self.tree = PrefixTree(self.pool, host_pool=self.host, window=PAGE_SIZE)
+        self.tree = PrefixTree(self.pool, self.host, needed_tokens=PAGE_SIZE)
 
     def publish(self, text: str, num_windows: int) -> None:
         """With companions of the last pages, so many."""
@@ -909,7 +912,7 @@ def test_idle_companions_of_a_locked_run_on_the_host_make_room_there() -> None:
     evicted = cache.tree.evict(2, 1)
 
     cache.complete(1)
-    assert len(evicted.host_page_ids) == 2
+    assert len(evicted.target_ids) == 2
     assert [cache.on_host(text) for text in ("aaaabbbb", "cccc", "dddd")] == [8, 4, 4]
     cache.tree.release(locked.receipt)
     cache.tree.sanity_check()
@@ -921,7 +924,7 @@ def test_a_page_goes_to_the_host_though_the_larger_one_behind_it_had_no_room_the
     cache.publish("aaaabbbb", 1)
     evicted = cache.tree.evict(3, 0)
     cache.complete(0)
-    assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
+    assert (evicted.count, len(evicted.target_ids)) == (3, 1)
     assert cache.on_host("aaaabbbb") == 4
     cache.tree.sanity_check()
 
@@ -997,7 +1000,7 @@ def test_counts_below_zero_are_refused(cache: Cache) -> None:
     with pytest.raises(ValueError, match="count must be at least 0, got -1"):
         cache.tree.frees_at_once(-1)
     with pytest.raises(ValueError, match="count must be at least 0, got -2"):
-        cache.tree.evict_host(-2)
+        cache.tree.evict(-2, 0, 1)
     with pytest.raises(ValueError, match="num_pages must be at least 0, got -1"):
         cache.tree.cut(receipt, -1)
 
@@ -1007,17 +1010,15 @@ def test_pools_and_strategies_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="strategy must be lru, lfu, fifo or slru, got mru"):
         PrefixTree(pool, strategy="mru")
     with pytest.raises(ValueError, match="host_pool must have pages of 4 tokens like pool, got 2"):
-        PrefixTree(pool, host_pool=PagePool(4, 2))
+        PrefixTree(pool, PagePool(4, 2))
     with pytest.raises(ValueError, match="host_pool must be another pool than pool"):
-        PrefixTree(pool, host_pool=pool)
+        PrefixTree(pool, pool)
 
 
 def test_an_empty_tree_answers_everything(cache: Cache) -> None:
     assert cache.cached("abcd") == (0, 0)
-    assert cache.tree.evict(3, 0).count == cache.tree.evict_host(3) == 0
+    assert cache.tree.evict(3, 0).count == cache.tree.evict(3, 0, 1).count == 0
     assert cache.tree.withdraw(0) == ()
     cache.tree.clear()
     cache.check()
-    assert repr(cache.tree) == (
-        "PrefixTree(pages=0, evictable=0, host_pages=0, nodes=0, receipts=0)"
-    )
+    assert repr(cache.tree) == ("PrefixTree(pages=[0], evictable=0, nodes=0, receipts=0)")

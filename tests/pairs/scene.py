@@ -402,7 +402,7 @@ class _Watching(Observer):
         self._seen = seen
         self._core, self._scheduler = live.core, live.scheduler
         memory = live.scheduler.memory
-        self.pools = [pool for pool in (memory.pool, memory.host_pool) if pool is not None]
+        self.pools = [tier.pool for tier in memory.tiers]
         self._steps = 0
         self._stepped = asyncio.Event()
         self._in_prompt: list[set[tuple[str, int]]] = [set(), set()]
@@ -434,10 +434,11 @@ class _Watching(Observer):
     def _count(self) -> None:
         seen, scheduler = self._seen, self._scheduler
         sequences = scheduler.state.sequences.values()
-        on_host = [one for one in sequences if one.lease.swapped is not None]
-        seen.swapped.update([one.request.request_id for one in on_host])
+        swapped = [one for one in sequences if one.lease.swapped is not None]
+        seen.swapped.update([one.request.request_id for one in swapped])
         if scheduler.memory.tree is not None:
-            seen.cached_on_host = max(seen.cached_on_host, scheduler.memory.tree.num_host_pages)
+            on_host = scheduler.memory.tree.num_pages_in(1)
+            seen.cached_on_host = max(seen.cached_on_host, on_host)
 
     def look_for_paused(self) -> None:
         self._seen.paused += sum(one.paused for one in self._scheduler.state.sequences.values())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from tests.ops.contents import contents
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
@@ -166,7 +166,7 @@ async def test_the_valid_part_of_a_page_is_as_good_copied_as_computed(model, pag
             ids = cached[:known] + token_ids("b", page_size + 3)
             logits = await run.step(
                 [item(1, known, ids[known:], [7, 9, 3, 4])],
-                [PageCopy(CopyKind.DEVICE, 5, 9, valid)],
+                [PageCopy(0, 5, 0, 9, valid)],
             )
             assert torch.equal(logits[0], alone(decoder, ids)[-1])
 
@@ -187,7 +187,7 @@ async def test_forks_write_to_copies_and_their_parent_to_the_page_itself(
         begin = 200 + slot * 10
         tables.append([*shared, *range(begin, begin + pages_for(partial + 5, page_size))])
     copies = [
-        PageCopy(CopyKind.DEVICE, tables[0][len(shared)], table[len(shared)], partial)
+        PageCopy(0, tables[0][len(shared)], 0, table[len(shared)], partial)
         for table in tables[1:]
         if partial
     ]
@@ -217,8 +217,8 @@ async def test_a_sequence_that_was_swapped_out_and_in_goes_on_as_if_nothing_had_
     before, host, after = range(count), range(count, 2 * count), range(2 * count, 3 * count)
     held = [min(page_size, length - i * page_size) for i in range(count)]
     kept = [i for i in range(count) if held[i] > 0]
-    out = [PageCopy(CopyKind.TO_HOST, before[i], host[i], held[i]) for i in kept]
-    back = [PageCopy(CopyKind.FROM_HOST, host[i], after[i], held[i]) for i in reversed(kept)]
+    out = [PageCopy(0, before[i], 1, host[i], held[i]) for i in kept]
+    back = [PageCopy(1, host[i], 0, after[i], held[i]) for i in reversed(kept)]
     expected = alone(decoder, ids)
     other = token_ids("b", length)
 

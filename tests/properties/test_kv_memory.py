@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioserve.errors import InvariantError
+from aioserve.kv.layout import group_specs
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PageState
 from aioserve.kv.pages import capacity_tokens, pages_for
-from aioserve.kv.recovery import held_on_device, recover
-from aioserve.steps.pages import CopyKind
+from aioserve.kv.recovery import held_in, recover
 from tests.tiers import examples
 
 LONG = [[(5 * k + i) % 7 for i in range(64)] for k in range(2)]
@@ -73,13 +73,11 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self, page_size, num_pages, num_host_pages, prefix_caching, groups=0, window=1, depth=1
     ):
         self.memory = KVMemory.of(
-            num_pages,
+            (num_pages, num_host_pages),
             page_size,
-            num_host_pages=num_host_pages,
+            groups=group_specs(groups, window if groups else 0),
             prefix_caching=prefix_caching,
             preemption="swap" if num_host_pages else "recompute",
-            num_window_groups=groups,
-            window=window if groups else 0,
         )
         self.groups = groups
         self.window = window
@@ -88,7 +86,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.holders: list[Holder] = []
         self.swapped: list[Holder] = []
         self.pinned: list[KVLease] = []
-        self.kv: dict[tuple[str, int, int], Prefix] = {}
+        self.kv: dict[tuple[int, int, int], Prefix] = {}
         self.touched: dict[int, int] = {}
         """Pages with the last step that reads or writes them."""
         self.step = 0
@@ -104,7 +102,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
             index, offset = divmod(position, memory.page_size)
             for group, page in enumerate(self.pages_of(lease, index)):
                 assert memory.pool.ref_count(page) == 1, f"page {page} is written and shared"
-                self.kv["device", page, offset] = (group, *holder.tokens[: position + 1])
+                self.kv[0, page, offset] = (group, *holder.tokens[: position + 1])
                 self.touched[page] = self.step
         for page in self.pages_seen(lease, lease.computed, lease.computed + count):
             self.touched[page] = self.step
@@ -112,9 +110,9 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     def pages_of(self, lease: KVLease, index: int) -> list[int]:
         """Pages of all groups of one position."""
-        windows = [] if lease.windows is None else lease.windows.between(index, index + 1).tolist()
-        assert len(windows) == self.groups
-        return [int(lease.page_ids[index]), *windows]
+        pages = [page for t in lease.tables for page in t.between(index, index + 1).tolist()]
+        assert len(pages) == 1 + self.groups
+        return pages
 
     def first_seen(self, position: int) -> int:
         """The first token that the one at `position` sees in a window layer."""
@@ -148,18 +146,16 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     def trim(self, holder: Holder) -> None:
         least = min(holder.lease.computed, len(holder.known) - 1)
-        self.memory.windows.trim(holder.lease, least)
+        self.memory.trim(holder.lease, least)
         holder.least = max(holder.least, least)
 
     def copy(self) -> None:
         copies = tuple(self.memory.copies)
         self.memory.copies.clear()
         for copy in copies:
-            source = "host" if copy.kind is CopyKind.FROM_HOST else "device"
-            target = "host" if copy.kind is CopyKind.TO_HOST else "device"
             for offset in range(copy.num_tokens):
-                place = (source, copy.source, offset)
-                self.kv[target, copy.target, offset] = self.kv.get(place, ())
+                place = (copy.from_tier, copy.source, offset)
+                self.kv[copy.to_tier, copy.target, offset] = self.kv.get(place, ())
 
     def done(self) -> None:
         self.copy()
@@ -248,7 +244,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         lease, size = holder.lease, self.memory.page_size
         length = data.draw(st.integers(1, len(holder.tokens)))
-        gone = 0 if lease.windows is None else lease.windows.first
+        gone = max(table.first for table in lease.tables)
         if (
             capacity_tokens(lease.published, size) > length
             or gone > self.first_seen(length) // size
@@ -290,7 +286,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         memory.leave(holder.lease)
         assert memory.num_available + memory.pool.num_fenced - before == reclaimable
 
-    @precondition(lambda self: self.holders and self.memory.host_pool is not None)
+    @precondition(lambda self: self.holders and len(self.memory.tiers) > 1)
     @rule(data=st.data())
     def swap_out(self, data):
         holder = data.draw(st.sampled_from(self.holders))
@@ -404,13 +400,13 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.memory.sanity_check()
         counts = self.memory.pool.ref_counts()
         # What nobody holds is gone: it would often be what the next holder wants.
-        self.kv = {p: kv for p, kv in self.kv.items() if p[0] == "host" or counts[p[1]]}
+        self.kv = {p: kv for p, kv in self.kv.items() if p[0] or counts[p[1]]}
         for holder in self.holders:
             assert holder.lease.computed == len(holder.tokens)
             self.holds_its_own_tokens(holder)
         nodes = [] if self.memory.tree is None else self.memory.tree.walk()
         expected = np.zeros(len(counts), np.int32)
-        for page_ids in held_on_device(self.leases(), nodes):
+        for page_ids in held_in(0, self.leases(), nodes):
             np.add.at(expected, page_ids, 1)
         assert counts.tolist() == expected.tolist()
 
@@ -423,12 +419,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
             for group, page in enumerate(self.pages_of(lease, index)):
                 if group and position < seen_from:
                     continue
-                assert self.kv.get(("device", page, offset)) == (
-                    group,
-                    *holder.tokens[: position + 1],
-                )
-                if lease.windows is not None and group:
-                    assert page in lease.windows.held.tolist()
+                assert self.kv.get((0, page, offset)) == (group, *holder.tokens[: position + 1])
+                assert page in lease.tables[min(group, 1)].held.tolist()
 
     def teardown(self):
         if not hasattr(self, "memory"):
@@ -443,7 +435,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         if self.memory.tree is not None:
             self.memory.tree.clear()
         assert self.memory.pool.num_free == self.memory.pool.num_pages
-        assert self.memory.host_pool is None or self.memory.host_pool.num_held == 0
+        assert all(tier.pool.num_held == 0 for tier in self.memory.tiers[1:])
 
 
 KVMemoryMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
@@ -451,7 +443,7 @@ TestKVMemory = KVMemoryMachine.TestCase
 
 
 def test_a_number_of_tokens_that_a_lease_cannot_be_cut_to_is_named():
-    memory = KVMemory.of(8, 4)
+    memory = KVMemory.of((8,), 4)
     lease, ids = KVLease(), np.arange(10, dtype=np.int32)
     assert memory.begin(lease, memory.claims.claim(lease, ids), 0)
     memory.advance(lease, 10, 0)

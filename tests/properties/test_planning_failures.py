@@ -20,7 +20,6 @@ import aioserve
 from aioserve.errors import InvariantError
 from aioserve.kv import (
     claims,
-    copies,
     layout,
     lease,
     memory,
@@ -28,11 +27,11 @@ from aioserve.kv import (
     page_table,
     pages,
     prefix_tree,
-    swapping,
     usage,
-    window_pages,
-    windows,
 )
+from aioserve.kv.groups import base as group
+from aioserve.kv.groups import full, making, window
+from aioserve.kv.tiers import copies, swapping, tier
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,
@@ -83,10 +82,13 @@ MODULES += (
     claims,
     copies,
     swapping,
+    tier,
+    group,
+    full,
+    making,
+    window,
     usage,
     plan,
-    windows,
-    window_pages,
     layout,
 )
 MODULES += (admission, making_room, step_builder)
@@ -224,7 +226,7 @@ class Workload:
         if self.bench.memory.tree is not None:
             self.bench.memory.tree.clear()
         assert self.bench.pool.num_free == self.bench.pool.num_pages
-        assert not self.bench.memory.host_pool or not self.bench.host.num_held
+        assert all(tier.pool.num_held == 0 for tier in self.bench.memory.tiers[1:])
         assert scheduler.state.slots.num_free == scheduler.num_slots
 
     def _finish(self, plan: StepPlan) -> list[updates.SequenceUpdate]:

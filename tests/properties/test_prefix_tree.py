@@ -84,9 +84,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.host = None
         if num_host_pages is not None:
             self.host = PagePool(num_host_pages, page_size, companions)
-        self.tree = PrefixTree(
-            self.pool, host_pool=self.host, strategy=strategy_of(strategy), window=seen
-        )
+        pools = [pool for pool in (self.pool, self.host) if pool is not None]
+        self.tree = PrefixTree(*pools, strategy=strategy_of(strategy), needed_tokens=seen)
         self.model = ModelTree(page_size, strategy, self.host is not None, companions, seen)
         self.holders: list[Holder] = []
         self.tail_receipts: list[int] = []
@@ -179,7 +178,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         match = self.tree.match(namespace, int32(tokens), partial=partial, use=use, whole=whole)
 
         assert match.page_ids.tolist() == [c.page for c in found if not c.on_host]
-        assert match.host_page_ids.tolist() == [c.page for c in found if c.on_host]
+        later = [page for tier in match.tiers[1:] for page in tier.tolist()]
+        assert later == [c.page for c in found if c.on_host]
         model.now += use
         model.receipts[match.receipt] = path
         used = path
@@ -407,7 +407,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         assert evicted.count == expected
         all_are_free = self.pool.num_free - num_free == expected
         assert frees_at_once == (all_are_free and expected >= count)
-        sources, targets = evicted.device_page_ids.tolist(), evicted.host_page_ids.tolist()
+        sources, targets = evicted.page_ids.tolist(), evicted.target_ids.tolist()
         assert sorted(sources) == sorted(page for pages in model.moved.values() for page in pages)
         assert len(set(targets)) == len(targets) == len(sources)
         place = dict(zip(sources, targets, strict=True))
@@ -428,7 +428,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         expected = 0
         while expected < count and (dropped := self.model.evict_host_once()):
             expected += dropped
-        assert self.tree.evict_host(count) == expected
+        assert self.tree.evict(count, self.step, 1).count == expected
 
     @rule(random=randoms, kind=st.sampled_from(["clear", "withdraw", "cut"]))
     def lose(self, random: Random, kind: str) -> None:
@@ -547,9 +547,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             ends |= dict.fromkeys(node.receipts, paths[-1])
             prefixes = self.model.prefixes(paths[-1])[len(above) // self.page_size :]
             use = (node.created, node.last_used, node.hits)
-            parts = (node.page_ids, node.written_steps, node.window_page_ids)
+            parts = (node.page_ids, node.written_steps, node.companion_ids)
             for prefix, page, step, windows in zip(prefixes, *parts, strict=True):
-                yield prefix, CachedPage(page, step, *use, node.on_host, windows), node.num_locks
+                yield prefix, CachedPage(page, step, *use, node.tier == 1, windows), node.num_locks
         assert ends == self.model.receipts
         assert len(nodes) == self.tree.num_nodes
 
@@ -570,8 +570,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         assert tree.num_pages == model.num_pages(on_host=False)
         assert tree.num_evictable == model.num_evictable(on_host=False)
         assert tree.num_locked == tree.num_pages - tree.num_evictable
-        assert tree.num_host_pages == model.num_pages(on_host=True)
-        assert tree.num_host_evictable == model.num_evictable(on_host=True)
+        assert tree.num_pages_in(1) == model.num_pages(on_host=True)
+        assert tree.num_evictable_in(1) == model.num_evictable(on_host=True)
         assert tree.num_receipts == len(model.receipts)
 
     @invariant()
@@ -615,7 +615,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         longest = self.model.longest(namespace, tokens, self.pool.done_step, whole=whole)
         num_device = sum(not self.model.pages[p].on_host for p in self.model.prefixes(longest))
         on_device = num_device * self.page_size
-        assert found == (on_device, len(longest[1]) - on_device)
+        assert [found[0], sum(found[1:])] == [on_device, len(longest[1]) - on_device]
 
     def the_pages_behind_each_page_are_known(
         self, receipt: int, prefixes: list[Prefix], num_device: int

@@ -19,9 +19,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.kv.layout import first_seen
+from aioserve.kv.layout import first_seen, group_specs
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool, PageState
+from aioserve.kv.page_pool import PageState
 from aioserve.kv.pages import pages_for, pages_of_sequence
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
@@ -37,7 +37,6 @@ from aioserve.scheduling.policy import (
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.page_tables import SlotPageTables
-from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 from aioserve.structured_output import StructuredOutput
 from aioserve.testing.fake_device import (
@@ -218,17 +217,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     ):
         self.groups, self.window = 1 + groups, window if groups else 0
         num_pages = pages_of_sequence(MAX_LENGTH, page_size, groups, self.window) + spare_pages
-        self.pool = PagePool(num_pages, page_size, groups)
-        self.host_pool = PagePool(host_pages, page_size, groups) if host_pages else None
-        self.memory = KVMemory(
-            self.pool,
-            host_pool=self.host_pool,
+        self.memory = KVMemory.of(
+            (num_pages, host_pages),
+            page_size,
+            groups=group_specs(groups, self.window),
             prefix_caching=prefix_caching,
             partial_page_reuse=partial_page_reuse,
             eviction=eviction,
             preemption="recompute" if recompute or not host_pages else "swap",
-            window=self.window,
         )
+        self.pool = self.memory.pool
         self.scheduler = Unforgiving(
             self.memory,
             SchedulingPolicy() if whim is None else (Whimsical, Wishful)[whim % 2](whim),
@@ -427,7 +425,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots = [
             copy.target * self.pool.page_size + offset
             for copy in plan.copies
-            if copy.kind is not CopyKind.TO_HOST
+            if copy.to_tier == 0
             for offset in range(copy.num_tokens)
         ]
         items = [
@@ -469,22 +467,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """But for what is yet to be copied away, which is done in the order of the steps."""
         plans = [plan.copies for plan in self.in_flight]
         waiting = [copy for copies in (*plans, self.memory.copies) for copy in copies]
-        for pool, on_host in ((self.pool, False), (self.host_pool, True)):
-            if pool is None:
-                continue
-            kinds = {CopyKind.FROM_HOST} if on_host else {CopyKind.TO_HOST, CopyKind.DEVICE}
-            kept = {copy.source for copy in waiting if copy.kind in kinds}
-            targets = {CopyKind.TO_HOST} if on_host else {CopyKind.FROM_HOST, CopyKind.DEVICE}
-            kept |= {copy.target for copy in waiting if copy.kind in targets}
-            free = [
-                page
-                for page in range(pool.num_pages)
-                if pool.state(page) is PageState.FREE and page not in kept
-            ]
-            if on_host:
-                self.device.scribble(np.zeros(0, np.int32), tuple(free))
-            else:
-                self.device.scribble(np.array(free, np.int32))
+        free: list[np.ndarray] = []
+        for number, tier in enumerate(self.memory.tiers):
+            kept = {copy.source for copy in waiting if copy.from_tier == number}
+            kept |= {copy.target for copy in waiting if copy.to_tier == number}
+            pages = range(tier.pool.num_pages)
+            is_free = [tier.pool.state(page) is PageState.FREE for page in pages]
+            free.append(np.array([p for p in pages if is_free[p] and p not in kept], np.int32))
+        self.device.scribble(*free)
 
     @rule(
         prompts=st.lists(prompts(), min_size=2, max_size=5),
@@ -754,7 +744,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.memory.tree is not None:
             self.memory.tree.clear()
         assert self.pool.num_free == self.pool.num_pages
-        assert self.host_pool is None or self.host_pool.num_held == 0
+        assert all(tier.pool.num_held == 0 for tier in self.memory.tiers[1:])
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=60)

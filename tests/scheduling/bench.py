@@ -10,6 +10,7 @@ import numpy as np
 from aioserve.config import Preemption
 from aioserve.drafting.drafter import Drafter
 from aioserve.hints import SchedulingHints
+from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
@@ -45,18 +46,16 @@ class Bench:
         drafter: Drafter | None = None,
         **options: Any,
     ) -> None:
-        groups = num_window_groups
-        self.pool = PagePool(num_pages, page_size, groups)
-        self.host_pool = PagePool(num_host_pages, page_size, groups) if num_host_pages else None
-        self.memory = KVMemory(
-            self.pool,
-            host_pool=self.host_pool,
+        self.memory = KVMemory.of(
+            (num_pages, num_host_pages),
+            page_size,
+            groups=group_specs(num_window_groups, window),
             prefix_caching=prefix_caching,
             partial_page_reuse=partial_page_reuse,
             eviction=eviction,
             preemption=preemption,
-            window=window,
         )
+        self.pool = self.memory.pool
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "output_reserve_tokens": 0}
         self.scheduler = Scheduler(
             self.memory, policy or SchedulingPolicy(), **{**limits, **options}
@@ -66,11 +65,11 @@ class Bench:
             page_size,
             self.scheduler.num_slots,
             num_host_pages,
-            num_window_groups=groups,
+            num_window_groups=num_window_groups,
             window=window,
             drafter=drafter,
         )
-        self.page_tables = SlotPageTables(self.scheduler.num_slots, 1 + groups)
+        self.page_tables = SlotPageTables(self.scheduler.num_slots, 1 + num_window_groups)
         self.pages: list[list[int]] = []
         """Of each item of the last plan: the pages of its slot."""
 
@@ -91,8 +90,7 @@ class Bench:
 
     @property
     def host(self) -> PagePool:
-        assert self.host_pool is not None
-        return self.host_pool
+        return self.memory.tiers[1].pool
 
     @property
     def tree(self) -> PrefixTree:

@@ -7,7 +7,6 @@ import pytest
 
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
@@ -18,7 +17,7 @@ from aioserve.structured_output import StructuredOutput
 
 def scheduler(max_num_seqs: int = 4) -> Scheduler:
     return Scheduler(
-        KVMemory(PagePool(16, 8)),
+        KVMemory.of((16,), 8),
         SchedulingPolicy(),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=64,
@@ -177,7 +176,7 @@ def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leave
         one.state.preempt(one.state.running[0], one.state.launched + 1)
     tree = one.memory.tree
     assert tree is not None
-    assert tree.peek(b"", np.array([1, 2, 3, 7, 8, 9, 10, 11], np.int32)) == (0, 0)
+    assert tree.peek(b"", np.array([1, 2, 3, 7, 8, 9, 10, 11], np.int32)) == (0,)
     one.commit(*late(second), 0.0)
     one.commit(*outcome(third, 99), 0.0)
     one.sanity_check()

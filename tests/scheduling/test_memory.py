@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.swapping import SWAP_FROM_TOKENS
+from aioserve.kv.tiers.swapping import SWAP_FROM_TOKENS
+from aioserve.kv.tiers.tier import DEVICE, HOST, Tier
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
 
@@ -19,8 +21,8 @@ def cached(**options) -> Bench:
     return Bench(prefix_caching=True, **options)
 
 
-def copies(plan, kind: CopyKind) -> list[PageCopy]:
-    return [copy for copy in plan.copies if copy.kind is kind]
+def copies(plan, from_tier: int, to_tier: int) -> list[PageCopy]:
+    return [c for c in plan.copies if (c.from_tier, c.to_tier) == (from_tier, to_tier)]
 
 
 # -- prefixes
@@ -96,10 +98,10 @@ def test_a_copy_to_the_host_that_a_failed_step_should_have_made_is_not_found():
     bench.run()
     bench.submit(range(50, 62), 2)
     plan = bench.plan()
-    assert copies(plan, CopyKind.TO_HOST)
+    assert copies(plan, 0, 1)
     bench.fail(plan)
 
-    assert bench.tree.num_host_pages == 0
+    assert bench.tree.num_pages_in(1) == 0
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
@@ -127,7 +129,7 @@ def test_a_prompt_that_differs_within_a_page_copies_the_part_that_agrees():
 
     assert work(plan) == [(b, 10, 2)]
     (copy,) = plan.copies
-    assert (copy.kind, copy.num_tokens) == (CopyKind.DEVICE, 2)
+    assert (copy.from_tier, copy.to_tier, copy.num_tokens) == (0, 0, 2)
     assert copy.target == bench.pages[0][2]
     bench.commit(plan)
     assert bench.run()[b] == expected_tokens([*range(10), 99, 98], 8)[1:]
@@ -411,7 +413,7 @@ def test_eight_answers_to_a_long_prompt_take_memory_for_their_own_tokens_only(pr
         bench.step()
 
     # 62 full pages are shared; each answer has its own from token 992 to 1031.
-    assert bench.memory.counters.pages_copied == 7
+    assert bench.memory.usage().pages_copied_total == 7
     held = 62 + 8 * 3
     assert bench.pool.num_pages - bench.pool.num_free - bench.pool.num_fenced <= held
 
@@ -494,7 +496,7 @@ def test_a_preempted_sequence_is_recomputed_where_there_is_no_host_pool():
 
 def test_a_preempted_sequence_is_recomputed_where_that_is_chosen_beside_a_host_pool():
     bench, _, b = preempt_the_younger(num_host_pages=4, preemption="recompute")
-    assert bench.memory.counters.pages_swapped_out == 0
+    assert bench.memory.usage().pages_swapped_out_total == 0
     _, item = restart_of(bench, b)
 
     assert (item.start, item.count) == (0, 9)
@@ -502,11 +504,11 @@ def test_a_preempted_sequence_is_recomputed_where_that_is_chosen_beside_a_host_p
 
 def test_a_swapped_sequence_goes_on_where_it_was():
     bench, _, b = preempt_the_younger(num_host_pages=4, preemption="swap")
-    assert bench.memory.counters.pages_swapped_out == 2
+    assert bench.memory.usage().pages_swapped_out_total == 2
     plan, item = restart_of(bench, b)
 
     assert (item.start, item.count) == (8, 1)
-    assert len(copies(plan, CopyKind.FROM_HOST)) == 2
+    assert len(copies(plan, 1, 0)) == 2
     bench.commit(plan)
     bench.run()
     assert bench.host.num_held == 0
@@ -570,7 +572,7 @@ def test_a_page_completed_over_what_a_failed_step_should_have_swapped_is_forgott
     bench.scheduler.pause(a)
     b = bench.submit([9, 9])
     swapping = bench.plan()
-    assert [copy.kind for copy in swapping.copies] == [CopyKind.TO_HOST]
+    assert [(copy.from_tier, copy.to_tier) for copy in swapping.copies] == [(0, 1)]
     bench.scheduler.finish(b)
     bench.scheduler.resume(a)
     # Takes its half page back from the host, and fills and publishes it.
@@ -598,7 +600,7 @@ def test_long_contexts_are_swapped_and_short_ones_recomputed(prompt, swapped):
     while not bench.scheduler.counters.preemptions:
         bench.step()
 
-    assert (bench.memory.counters.pages_swapped_out > 0) == bool(swapped)
+    assert (bench.memory.usage().pages_swapped_out_total > 0) == bool(swapped)
 
 
 def test_an_evicted_prefix_goes_to_the_host_and_comes_back_on_a_hit():
@@ -607,12 +609,12 @@ def test_an_evicted_prefix_goes_to_the_host_and_comes_back_on_a_hit():
     bench.run()
     bench.submit(range(50, 62), 2)
     bench.run()  # evicts
-    assert bench.tree.num_host_pages > 0
+    assert bench.tree.num_pages_in(1) > 0
     c = bench.submit(12, 2)
 
     plan = bench.plan()
 
-    assert copies(plan, CopyKind.FROM_HOST)
+    assert copies(plan, 1, 0)
     assert work(plan)[0][1] >= 8
     bench.commit(plan)
     assert bench.run()[c] == expected_tokens(range(12), 2)[1:]
@@ -626,7 +628,7 @@ def test_what_is_still_being_written_does_not_go_to_the_host():
     bench.submit(range(50, 64), 2)
     assert bench.scheduler.plan(0.0) is None  # a's pages are evicted, and still fenced
 
-    assert bench.tree.num_host_pages == bench.tree.num_pages == 0
+    assert bench.tree.num_pages_in(1) == bench.tree.num_pages == 0
     bench.fail(first)
     bench.run()
 
@@ -655,7 +657,13 @@ def test_the_default_victim_is_the_one_that_loses_least():
 
 
 def test_options_that_do_not_go_together_are_refused():
-    with pytest.raises(ValueError, match="needs a host_pool"):
-        KVMemory(PagePool(4, 16), preemption="swap")
-    with pytest.raises(ValueError, match="page_size of the pool, 16, got 4"):
-        KVMemory(PagePool(4, 16), host_pool=PagePool(4, 4))
+    with pytest.raises(ValueError, match="needs a second tier"):
+        KVMemory.of((4,), 16, preemption="swap")
+    with pytest.raises(ValueError, match="page_size of the first, 16, got 4 in tier host"):
+        KVMemory([Tier(DEVICE, PagePool(4, 16)), Tier(HOST, PagePool(4, 4))])
+    with pytest.raises(ValueError, match=r"must have 2 companions .* got 0 in tier device"):
+        KVMemory([Tier(DEVICE, PagePool(4, 16))], groups=group_specs(2, 5))
+    with pytest.raises(ValueError, match="window must be at least 1 with num_window_groups"):
+        group_specs(2, 0)
+    with pytest.raises(ValueError, match="at most 2 tiers, got"):
+        KVMemory.of((4, 4, 4), 16)

@@ -64,10 +64,9 @@ def test_a_long_prompt_holds_all_pages_of_the_first_group_and_the_last_window_of
         )
     lease = bench.sequences[sequence_id].lease
     assert lease.num_pages == -(-lease.computed // 4)
-    assert lease.windows is not None
     # The last token known may be computed again, and sees 10 with itself.
     first = (lease.computed - 1 - 9) // 4
-    assert first - 1 <= lease.windows.first <= first
+    assert first - 1 <= lease.tables[1].first <= first
     assert most <= 2 * (64 // 4 + 4), "a chunk, and a window before it"
 
 
@@ -112,10 +111,9 @@ def test_plans_name_the_pages_of_all_groups_position_by_position() -> None:
     plan = bench.plan()
     (change,) = plan.pages
     lease = bench.running[0].lease
-    assert lease.windows is not None
     rows = change.page_ids.reshape(-1, 3).tolist()
     assert [row[0] for row in rows] == lease.page_ids.tolist()
-    assert [page for row in rows for page in row[1:]] == lease.windows.held.tolist()
+    assert [page for row in rows for page in row[1:]] == lease.tables[1].held.tolist()
     assert sorted(page for row in rows for page in row) == list(range(9))
     bench.commit(plan)
     for _ in range(16):
@@ -152,7 +150,7 @@ def test_idle_window_pages_go_before_a_leaf_that_was_used_since_and_with_one_of_
     bench.memory.make_free(pool.num_free + len(before), bench.scheduler.state.launched + 1)
     (leaf,) = [node for node in tree.walk() if node.page_ids]
     assert len(leaf.page_ids) == 6
-    hollow = [p for p, own in zip(leaf.page_ids, leaf.window_page_ids, strict=True) if not own]
+    hollow = [p for p, own in zip(leaf.page_ids, leaf.companion_ids, strict=True) if not own]
     assert hollow == sorted(before)
     bench.memory.make_free(pool.num_free + 1, bench.scheduler.state.launched + 1)
     (leaf,) = [node for node in tree.walk() if node.page_ids]

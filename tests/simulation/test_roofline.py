@@ -14,7 +14,7 @@ from aioserve.capacity.models import ExpertsShape, ModelShape
 from aioserve.errors import ConfigError
 from aioserve.models.config import DecoderConfig
 from aioserve.simulation.roofline import RooflineCost
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from tests.parity.tiny_models import CONFIGS
 from tests.simulation.test_cost import step
 
@@ -49,7 +49,7 @@ def test_forks_only_sample_and_copies_move_memory() -> None:
     cost = RooflineCost(MODEL, MACHINE)
     # A fork samples once more, and that is all.
     assert cost.step_seconds(step((9, 1), (10, 0))) == 0.5 + (4560 + 200) * 1e-6
-    copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.TO_HOST, 0, 1, 4))
+    copies = (PageCopy(0, 0, 0, 1, 3), PageCopy(0, 0, 1, 1, 4))
     assert cost.step_seconds(step((9, 1), copies=copies)) == 0.5 + (3408 + 1280) * 1e-6
 
 
@@ -89,7 +89,7 @@ def test_a_window_that_no_context_outgrows_costs_what_none_does() -> None:
 
 
 def test_a_copy_moves_the_layers_of_its_page() -> None:
-    copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.FROM_HOST, 0, 1, 4))
+    copies = (PageCopy(0, 0, 0, 1, 3), PageCopy(1, 0, 0, 1, 4))
     bare, copying = step((9, 1)), step((9, 1), copies=copies)
     for layers, layer_bytes in ((1, 64), (2, 128)):
         cost = RooflineCost(MODEL, READER, layers_per_page=layers)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, WorkItem
 from aioserve.testing import FakeDevice, expected_tokens
 from tests.placed import placed_item, placed_plan
@@ -109,7 +109,7 @@ def test_rows_of_one_token_have_seeds_and_slots_of_their_own():
     tokens = step(it, item(0, PROMPT, [5, 3, 8], slots=[2, 3])).token_ids
     assert list(tokens) == [expected_tokens(PROMPT, 1, seed)[0] for seed in seeds.values()]
     # The last page is copied on the first write of all but one.
-    copies = [PageCopy(CopyKind.DEVICE, 8, 9, 2), PageCopy(CopyKind.DEVICE, 9, 10, 2)]
+    copies = [PageCopy(0, 8, 0, 9, 2), PageCopy(0, 9, 0, 10, 2)]
     tables = {1: [5, 3, 9], 2: [5, 3, 10], 3: [5, 3, 8]}
     work = [item(10, [PENDING_TOKEN], tables[i], sequence_id=i) for i in seeds]
     tokens = step(it, *work, copies=copies).token_ids
@@ -120,11 +120,11 @@ def test_pages_go_to_the_host_and_back_in_the_order_of_the_copies():
     it = device(num_host_pages=3)
     assert step(it, item(0, PROMPT, [5, 3, 8])).token_ids == (TOKENS[0],)
     copies = [
-        PageCopy(CopyKind.TO_HOST, 5, 2, 4),
-        PageCopy(CopyKind.TO_HOST, 3, 0, 4),
-        PageCopy(CopyKind.FROM_HOST, 0, 5, 4),
-        PageCopy(CopyKind.FROM_HOST, 2, 3, 4),
-        PageCopy(CopyKind.DEVICE, 8, 1, 2),
+        PageCopy(0, 5, 1, 2, 4),
+        PageCopy(0, 3, 1, 0, 4),
+        PageCopy(1, 0, 0, 5, 4),
+        PageCopy(1, 2, 0, 3, 4),
+        PageCopy(0, 8, 0, 1, 2),
     ]
     work = item(10, [PENDING_TOKEN], [3, 5, 1])
     assert step(it, work, copies=copies).token_ids == (TOKENS[1],)
@@ -150,15 +150,15 @@ def faulty_tokens(fault: str) -> list[int]:
         case "missing copy":
             pages = [5, 3, 9]
         case "copy of too few tokens":
-            step(it, copies=[PageCopy(CopyKind.DEVICE, 8, 9, 1)])
+            step(it, copies=[PageCopy(0, 8, 0, 9, 1)])
             pages = [5, 3, 9]
         case "copy of another page":
-            step(it, copies=[PageCopy(CopyKind.DEVICE, 3, 9, 2)])
+            step(it, copies=[PageCopy(0, 3, 0, 9, 2)])
             pages = [5, 3, 9]
         case "copies out of order":
             back, out = (
-                PageCopy(CopyKind.FROM_HOST, 1, 9, 4),
-                PageCopy(CopyKind.TO_HOST, 3, 1, 4),
+                PageCopy(1, 1, 0, 9, 4),
+                PageCopy(0, 3, 1, 1, 4),
             )
             step(it, copies=[back, out])
             pages = [5, 9, 8]
@@ -211,9 +211,9 @@ def test_a_slot_that_starts_again_has_forgotten_its_last_token():
 def test_junk_on_the_host_is_junk_on_the_device():
     it = device(num_host_pages=2)
     step(it, item(0, PROMPT, [5, 3, 8]), copies=[])
-    step(it, copies=[PageCopy(CopyKind.TO_HOST, 3, 1, 4)])
+    step(it, copies=[PageCopy(0, 3, 1, 1, 4)])
     it.scribble(np.array([3]), np.array([1]))
-    step(it, copies=[PageCopy(CopyKind.FROM_HOST, 1, 3, 4)])
+    step(it, copies=[PageCopy(1, 1, 0, 3, 4)])
     assert decode(it, [5, 3, 8]) != TOKENS[1:4]
 
 
@@ -221,7 +221,7 @@ def test_a_step_that_fails_leaves_what_it_had_done():
     it = device()
     first = item(0, PROMPT[:4], [5], sample=False)
     second = item(0, PROMPT, [1, 2, 4], sequence_id=2)
-    copy = PageCopy(CopyKind.DEVICE, 0, 3, 1)
+    copy = PageCopy(0, 0, 0, 3, 1)
     it.execute_in_part(placed_plan(step=0, items=(first, second), copies=(copy,)), 2)
     assert step(it, item(4, PROMPT[4:], [5, 3, 8])).token_ids == (TOKENS[0],)
     assert decode(it, [1, 2, 4]) != TOKENS[1:4]
@@ -250,11 +250,11 @@ def past_its_end() -> WorkItem:
         ([item(1, [], [5], sample=False)], (), "0 tokens\\) computes"),
         ([item(1, [], [5])], (), "0 tokens\\) computes"),
         ([past_its_end()], (), "a row of its own alone"),
-        ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
-        ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
-        ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),
-        ([], [PageCopy(CopyKind.DEVICE, 0, 1, 0)], "num_tokens=0"),
-        ([], [PageCopy(CopyKind.TO_HOST, 0, 0, 1)], "0 on the host"),
+        ([], [PageCopy(0, 0, 0, 12, 1)], r"target=12.* \[12, 0\] pages"),
+        ([], [PageCopy(0, -1, 0, 1, 1)], "source=-1"),
+        ([], [PageCopy(0, 0, 0, 1, 5)], "num_tokens=5"),
+        ([], [PageCopy(0, 0, 0, 1, 0)], "num_tokens=0"),
+        ([], [PageCopy(0, 0, 1, 0, 1)], r"\[12, 0\] pages in each tier"),
     ],
 )
 def test_a_plan_that_no_runner_could_compute_is_refused(items, copies, message):

@@ -14,7 +14,6 @@ from hypothesis.errors import InvalidArgument
 from aioserve import SchedulingPolicy, Verdict
 from aioserve.scheduling.policy_calls import WAYS_TO_PREEMPT
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import check_policy, policy_check
 from aioserve.testing.fake_device import FakeDevice
@@ -268,12 +267,12 @@ class Legal(SchedulingPolicy):
 
 
 def test_pages_go_to_the_host_and_back_in_some_workloads(monkeypatch: pytest.MonkeyPatch):
-    kinds: set[CopyKind] = set()
+    kinds: set[tuple[int, int]] = set()
     execute = FakeDevice.execute
 
     def noted(device: FakeDevice, plan: StepPlan) -> StepOutcome:
-        kinds.update(copy.kind for copy in plan.copies)
-        assert kinds < set(CopyKind), "all kinds were there"
+        kinds.update((copy.from_tier, copy.to_tier) for copy in plan.copies)
+        assert kinds < {(0, 0), (0, 1), (1, 0)}, "all kinds were there"
         return execute(device, plan)
 
     monkeypatch.setattr(FakeDevice, "execute", noted)

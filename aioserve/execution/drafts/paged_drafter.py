@@ -26,7 +26,6 @@ from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOpt
 from aioserve.execution.drafts.draft_pages import DraftPages
 from aioserve.kv.pages import pages_for
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
-from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["PagedDrafter"]
@@ -142,12 +141,12 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def _copy(self, plan: StepPlan) -> None:
         within: list[tuple[int, int, int, int, int]] = []
         for copy in plan.copies:
-            if copy.kind is CopyKind.DEVICE:
+            if copy.from_tier == copy.to_tier == 0:
                 # The last of them may have been taken in with a token that isn't copied.
                 alike = max(0, copy.num_tokens - self.lag)
                 self._pages.copied(copy.source, copy.target, alike)
                 within.append((0, copy.source, 0, copy.target, copy.num_tokens))
-            elif copy.kind is CopyKind.FROM_HOST:
+            elif copy.to_tier == 0:
                 self._pages.copied(copy.target, copy.target, 0)
         if within:
             self._backend.copy_pages((self._cache,), np.array(within, np.int32))

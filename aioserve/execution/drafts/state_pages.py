@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from aioserve.sampling.uploads import upload
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 
 __all__ = ["StatePages"]
 
@@ -43,14 +43,9 @@ class StatePages:
         """Copy pages as the target's were, one after the other."""
         if not copies:
             return
-        here, host = self._pages, self._host_pages
-        kinds = {
-            CopyKind.DEVICE: (here, here),
-            CopyKind.TO_HOST: (here, host),
-            CopyKind.FROM_HOST: (host, here),
-        }
+        tiers = (self._pages, self._host_pages)
         for copy in copies:
-            source, target = kinds[copy.kind]
+            source, target = tiers[copy.from_tier], tiers[copy.to_tier]
             if source is not None and target is not None:
                 count = copy.num_tokens
                 # What comes next on the stream waits for it, and nobody else reads it.

@@ -16,7 +16,7 @@ import pytest
 from aioserve.errors import InvariantError
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.testing import expected_tokens, run_simulated
 from tests.doubles.fake_gpu import FakeGpu
 from tests.execution.gpu.plans import (
@@ -66,10 +66,10 @@ def test_copies_come_after_what_they_read_and_before_what_reads_them(seed):
         prompt = plan(0, item(1, 0, PROMPT, rows=(1, 2, 3)), started=(1, 2, 3))
         first, last = pages_of(1)[:2].tolist()
         copies = (
-            PageCopy(CopyKind.DEVICE, last, 20, 2),
-            PageCopy(CopyKind.DEVICE, 20, 21, 2),
-            PageCopy(CopyKind.TO_HOST, last, 3, 2),
-            PageCopy(CopyKind.FROM_HOST, 3, 22, 2),
+            PageCopy(0, last, 0, 20, 2),
+            PageCopy(0, 20, 0, 21, 2),
+            PageCopy(0, last, 1, 3, 2),
+            PageCopy(1, 3, 0, 22, 2),
         )
         forks = [decode(slot, 6, pages=[first, page]) for slot, page in ((1, 20), (2, 21), (3, 22))]
         handles = [runner.launch(prompt), runner.launch(plan(1, *forks, copies=copies))]
@@ -93,9 +93,9 @@ def test_copies_run_beside_a_step_that_writes_none_of_their_sources():
         gpu = FakeGpu(op_seconds=seconds)
         runner = simulated_runner(gpu)
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1, 2)))
-        await runner.launch(plan(1, copies=[PageCopy(CopyKind.TO_HOST, 4, 0, 4)]))
+        await runner.launch(plan(1, copies=[PageCopy(0, 4, 1, 0, 4)]))
         gpu.history.clear()
-        back = PageCopy(CopyKind.FROM_HOST, 0, 30, 4)
+        back = PageCopy(1, 0, 0, 30, 4)
         long = runner.launch(plan(2, item(2, 0, [3] * 12)))
         beside = runner.launch(plan(3, decode(1, 6), copies=[back]))
         await asyncio.gather(long, beside)
@@ -105,7 +105,7 @@ def test_copies_run_beside_a_step_that_writes_none_of_their_sources():
         gpu.history.clear()
         source = int(pages_of(2)[0])
         long = runner.launch(plan(4, item(2, 0, [3] * 12)))
-        behind = plan(5, decode(1, 7), copies=[PageCopy(CopyKind.DEVICE, source, 31, 4)])
+        behind = plan(5, decode(1, 7), copies=[PageCopy(0, source, 0, 31, 4)])
         await asyncio.gather(long, runner.launch(behind))
         done = list(gpu.history)
         assert done.index("page copies") > done.index("samples")
@@ -176,7 +176,7 @@ def test_steps_without_rows_or_without_items_end_too():
         runner = simulated_runner(gpu)
         chunk = item(1, 0, PROMPT[:3], rows=())
         rest = item(1, 3, PROMPT[3:])
-        copy = PageCopy(CopyKind.DEVICE, 4, 30, 4)
+        copy = PageCopy(0, 4, 0, 30, 4)
         plans = (plan(0, chunk, started=(1,)), plan(1, copies=[copy]), plan(2, rest), plan(3))
         outcomes = [await handle for handle in [runner.launch(each) for each in plans]]
         assert [outcome.token_ids for outcome in outcomes] == [
@@ -198,8 +198,7 @@ def test_a_step_with_more_copies_than_a_block_has_room_for():
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         first, last = pages_of(1)[:2].tolist()
         copies = [
-            PageCopy(CopyKind.DEVICE, last + step % 2 * 9, last + 9 - step % 2 * 9, 2)
-            for step in range(801)
+            PageCopy(0, last + step % 2 * 9, 0, last + 9 - step % 2 * 9, 2) for step in range(801)
         ]
         forked = decode(1, 6, pages=[first, last + 9])
         outcome = await runner.launch(plan(1, forked, copies=copies))

@@ -18,7 +18,7 @@ from aioserve.models.loader import load_model
 from aioserve.ops import Backend, KVShape, Linear
 from aioserve.ops.gpu.backend import CudaBackend, GpuLinear
 from aioserve.ops.native_types import NativeLinear
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, WorkItem
 from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
@@ -195,14 +195,11 @@ def test_a_runner_decodes_what_it_sampled_through_slots_and_copied_pages(
             ids = [page + 64 * group for page in pages for group in groups]
             return item(slot, start, token_ids, ids)
 
-        def copies(kind: CopyKind, source: int, target: int, num_tokens: int) -> list[PageCopy]:
+        def copies(
+            from_tier: int, source: int, to_tier: int, target: int, num_tokens: int
+        ) -> list[PageCopy]:
             return [
-                PageCopy(
-                    kind=kind,
-                    source=source + 64 * group,
-                    target=target + 64 * group,
-                    num_tokens=num_tokens,
-                )
+                PageCopy(from_tier, source + 64 * group, to_tier, target + 64 * group, num_tokens)
                 for group in groups
             ]
 
@@ -217,9 +214,9 @@ def test_a_runner_decodes_what_it_sampled_through_slots_and_copied_pages(
                 ]
                 found.append(await planned.step(decodes))
             # Position 11 of the fork is in page 20, which begins as a copy of page 1.
-            fork = copies(CopyKind.DEVICE, 1, 20, 3)
-            out = copies(CopyKind.TO_HOST, 4, 0, 4)
-            back = copies(CopyKind.FROM_HOST, 0, 30, 4)
+            fork = copies(0, 1, 0, 20, 3)
+            out = copies(0, 4, 1, 0, 4)
+            back = copies(1, 0, 0, 30, 4)
             items = [
                 placed(0, 11, [PENDING_TOKEN], pages_a),
                 placed(2, 11, [11], [3, 7, 20, 21]),

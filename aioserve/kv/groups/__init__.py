@@ -1,0 +1,13 @@
+"""Groups of layers whose KV is kept alike: what each kind needs of pages, and when it gives them
+back.
+
+    base.py     `Group`: the verbs that a lease needs of one kind of KV
+    full.py     all positions are kept
+    window.py   the last positions are kept
+    making.py   the groups of a layout
+
+`KVMemory` loops over a list of groups, and names no kind. Group 0 has a page for each position, and
+the prefix tree is made of these pages; pages of other groups lie beside them, as companions.
+"""
+
+from __future__ import annotations

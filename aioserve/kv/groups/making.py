@@ -1,0 +1,28 @@
+"""The groups of a layout: a class for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve.kv.groups.base import Group
+from aioserve.kv.groups.full import FullGroup
+from aioserve.kv.groups.window import WindowGroup
+from aioserve.kv.layout import GroupSpec
+from aioserve.kv.tiers.tier import Tier
+
+__all__ = ["groups_of"]
+
+KINDS: dict[str, type[Group]] = {"full": FullGroup, "window": WindowGroup}
+
+
+def groups_of(specs: Sequence[GroupSpec], tiers: Sequence[Tier]) -> tuple[Group, ...]:
+    """Groups as `specs` say, of pages in `tiers`. Raises `ValueError` for pools whose pages have
+    other companions than groups behind the first take."""
+    num_companions = sum([spec.width for spec in specs[1:]])
+    for tier in tiers:
+        if tier.pool.num_companions != num_companions:
+            raise ValueError(
+                f"pools must have {num_companions} companions for groups {list(specs)}, "
+                f"got {tier.pool.num_companions} in tier {tier.name}"
+            )
+    return tuple([KINDS[spec.kind](tiers, spec) for spec in specs])

@@ -1,0 +1,108 @@
+"""Layers that see the last tokens alone: pages are held for these, and given back behind them.
+
+Groups of as many layers each have a page at each position, all for the same time: one `WindowGroup`
+stands for all of them. In the prefix tree its pages are companions of the pages of group 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.kv.groups.base import Group, GroupClaim
+from aioserve.kv.layout import GroupSpec, first_seen
+from aioserve.kv.lease import KVLease, SwappedRun
+from aioserve.kv.page_pool import NO_STEP
+from aioserve.kv.page_table import NO_PAGES, PageTable
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, window_pages
+from aioserve.kv.prefix_tree import Match
+from aioserve.kv.tiers.tier import Tier
+
+__all__ = ["WindowGroup"]
+
+PageIds = npt.NDArray[np.int32]
+
+
+class WindowGroup(Group):
+    """Groups of layers with one window: a token sees the last `window` tokens, itself included.
+
+    The tree gives up pages of a window while nobody refers to them, though receipts cover the page
+    that they lie beside. So a claim refers to those that it finds.
+    """
+
+    keeps_all = False
+    grows_with_chunks = True
+
+    def __init__(self, tiers: Sequence[Tier], spec: GroupSpec) -> None:
+        super().__init__(tiers, spec)
+        self.needed_tokens = spec.window
+        self._most_positions = window_pages(spec.window, self.page_size)
+
+    def need(self, num_positions: int) -> int:
+        return self.width * min(num_positions, self._most_positions)
+
+    def first_needed(self, position: int) -> int:
+        return full_pages(first_seen(position, self.needed_tokens), self.page_size)
+
+    def least_position(self, first: int) -> int:
+        return capacity_tokens(first, self.page_size) + self.needed_tokens - 1 if first else 0
+
+    def pages_of(self, tier: int, page_ids: PageIds) -> PageIds:
+        return self._pools[tier].companions(page_ids).ravel()
+
+    def match(
+        self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
+    ) -> GroupClaim:
+        size, found, tail = self.page_size, [NO_PAGES] * len(match.tiers), NO_PAGES
+        if swapped is not None:
+            first = swapped.first
+        else:
+            first, before = self.first_needed(num_cached), 0
+            for tier, page_ids in enumerate(match.tiers):
+                found[tier] = self.pages_of(tier, page_ids[max(0, first - before) :])
+                self._pools[tier].retain(found[tier])
+                before += len(page_ids)
+            if match.tail_tokens:
+                tail = self.pages_of(0, np.array([match.tail_page], np.int32))
+                self._pool.retain(tail)
+        num_first = (pages_for(num_cached + 1, size) - first) * self.width - len(found[0])
+        # Others may have the pages found, so that none comes back when these leave the window.
+        num_later = self.need(pages_for(num_known, size) - max(len(match.page_ids), first))
+        return GroupClaim(first, tuple(found), tail, num_first, max(num_first, num_later))
+
+    def drop(self, claim: GroupClaim) -> None:
+        for pool, page_ids in zip(self._pools, claim.found, strict=True):
+            pool.unretain(page_ids)
+        self._pool.unretain(claim.tail)
+
+    def pin(self, match: Match) -> PageTable:
+        first = self.first_needed(capacity_tokens(match.num_pages, self.page_size))
+        first = min(first, len(match.page_ids))
+        held = self.pages_of(0, match.page_ids[first:])
+        self._pool.retain(held)
+        return PageTable(self.width, first, held)
+
+    def begin(self, claim: GroupClaim, page_ids: PageIds) -> PageTable:
+        return PageTable(self.width, claim.first, claim.found[0], page_ids)
+
+    def end_claim(self, claim: GroupClaim, step: int) -> None:
+        for pool, page_ids in zip(self._pools[1:], claim.found[1:], strict=True):
+            pool.release(page_ids, step)
+        self._pool.release(claim.tail, NO_STEP)
+
+    def first_swapped(self, lease: KVLease, position: int) -> int:
+        return self.first_needed(position)
+
+    def num_own(self, lease: KVLease, table: PageTable) -> int:
+        return self._pool.num_unshared(table.held)
+
+    def leave(self, lease: KVLease, table: PageTable) -> None:
+        """What goes on behind the last page that is published sees some more than the last token
+        did, which have gone by now: as far as the tree has these, they count as used, too."""
+        first = self.first_needed(capacity_tokens(lease.published, self.page_size))
+        seen = self.pages_of(0, lease.page_ids[first : table.first])
+        seen = seen[seen >= 0]
+        self._pool.retain(seen)
+        self._pool.release(np.concatenate((seen, table.held)), lease.last_step)

@@ -1,0 +1,49 @@
+"""One tier of pages, and the list of them that a memory has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve.kv.page_pool import PagePool
+
+__all__ = ["DEVICE", "HOST", "Tier", "tiers_of"]
+
+DEVICE = "device"
+HOST = "host"
+NAMES = (DEVICE, HOST)
+"""Names of tiers, nearest first."""
+
+
+class Tier:
+    """The pages of one storage, and totals of the pages copied since it was made."""
+
+    __slots__ = ("name", "num_copied", "num_returned", "num_taken", "pool")
+
+    def __init__(self, name: str, pool: PagePool) -> None:
+        self.name: str = name
+        self.pool: PagePool = pool
+        self.num_copied: int = 0
+        """Pages copied within it: shared ones before a write, and cached ones in part."""
+        self.num_taken: int = 0
+        """Pages copied to it from a nearer tier."""
+        self.num_returned: int = 0
+        """Pages copied from it to a nearer tier."""
+
+    def __repr__(self) -> str:
+        return f"Tier({self.name!r}, {self.pool!r})"
+
+
+def tiers_of(num_pages: Sequence[int], page_size: int, num_companions: int = 0) -> tuple[Tier, ...]:
+    """Tiers with new pools of so many pages, nearest first. A tier without pages is left out.
+
+    Raises `ValueError` for more tiers than there are.
+    """
+    if len(num_pages) > len(NAMES):
+        raise ValueError(f"num_pages must be of at most {len(NAMES)} tiers, got {list(num_pages)}")
+    return tuple(
+        [
+            Tier(name, PagePool(count, page_size, num_companions))
+            for tier, (name, count) in enumerate(zip(NAMES, num_pages, strict=False))
+            if count or not tier
+        ]
+    )
