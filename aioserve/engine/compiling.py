@@ -22,8 +22,8 @@ from typing import Any
 
 from aioserve.arguments import counted
 from aioserve.errors import InvalidSamplingError, QueueFullError
+from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.runner import LoadedModel
-from aioserve.execution.worker_thread import WorkerThread
 from aioserve.grammars.calls import CallsOutput
 from aioserve.grammars.channels import ChannelOutput
 from aioserve.grammars.grammar import CompiledGrammar, argument_of, compile_grammar
@@ -48,7 +48,7 @@ EXIT_SECONDS = 0.5
 """How long an interpreter that exits waits for a compile."""
 
 Compiled = CompiledGrammar | BaseException
-Worker = WorkerThread[Any]
+Worker = HandlerThread[Any]
 
 
 class Compiling:
@@ -194,7 +194,7 @@ class GrammarCompiler:
                 if working >= MAX_THREADS or len(self._workers) >= MAX_THREADS + MAX_STUCK:
                     return
                 name = f"aioserve-compile-{self._model.name}"
-                worker: Worker = WorkerThread(name, _compile, exit_seconds=EXIT_SECONDS)
+                worker: Worker = HandlerThread(name, _compile, exit_seconds=EXIT_SECONDS)
                 self._workers.append(worker)
                 self._free.append(worker)
             worker, job = self._free.pop(), self._waiting.popleft()

@@ -33,8 +33,8 @@ from aioserve.errors import (
     PromptTooLongError,
     QueueFullError,
 )
+from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.runner import LoadedModel
-from aioserve.execution.worker_thread import WorkerThread
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.conversation import Conversation
 from aioserve.text.tokenizer import Tokenizer
@@ -306,7 +306,7 @@ class _Lane(Executor):
     def __init__(self, name: str, queues: Sequence[deque[Encoding]]) -> None:
         self.future: asyncio.Future[Encoded] | None = None
         """The encoding that has the thread."""
-        self.worker: WorkerThread[Any] | None = None
+        self.worker: HandlerThread[Any] | None = None
         self._name = name
         self._queues = queues
 
@@ -320,7 +320,7 @@ class _Lane(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.worker is None:
-            self.worker = WorkerThread(self._name, _call, exit_seconds=EXIT_SECONDS)
+            self.worker = HandlerThread(self._name, _call, exit_seconds=EXIT_SECONDS)
         future: Future[Any] = Future()
         self.worker.put((future, fn, args))
         return future

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
+from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
-from aioserve.execution.worker_thread import WorkerThread
 
 __all__ = ["StepThread"]
 
@@ -41,11 +41,11 @@ class StepThread(Generic[Result]):
         idle: Callable[[], bool] | None = None,
     ) -> None:
         """All calls are made inside one `within()`, which is entered on the thread; `idle` is as in
-        `WorkerThread`."""
+        `HandlerThread`."""
         self._callbacks = LoopCallbacks()
         calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
-            self._calls: WorkerThread[Call] = WorkerThread(
+            self._calls: HandlerThread[Call] = HandlerThread(
                 name,
                 functools.partial(_compute, calls, self._callbacks),
                 within=within,

@@ -22,17 +22,17 @@ class SimulatedHost:
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
 
-    def start_worker(self, name: str, within: Within) -> SimulatedWorker:
-        return SimulatedWorker(self._gpu, within, self.max_seconds)
+    def start_launching(self, name: str, within: Within) -> SimulatedHandler:
+        return SimulatedHandler(self._gpu, within, self.max_seconds)
 
     def start_waiting(
         self, name: str, stream: object, callbacks: LoopCallbacks, within: Within
     ) -> SimulatedWaiting:
-        worker = SimulatedWorker(self._gpu, within, self.max_seconds)
-        return SimulatedWaiting(self._gpu, callbacks, worker)
+        handler = SimulatedHandler(self._gpu, within, self.max_seconds)
+        return SimulatedWaiting(self._gpu, callbacks, handler)
 
 
-class SimulatedWorker:
+class SimulatedHandler:
     def __init__(self, gpu: FakeGpu, within: Within, max_seconds: float) -> None:
         self._gpu = gpu
         self._within = within
@@ -69,10 +69,10 @@ class SimulatedWorker:
 class SimulatedWaiting:
     """Hears of events, where a thread would sleep in them."""
 
-    def __init__(self, gpu: FakeGpu, callbacks: LoopCallbacks, worker: SimulatedWorker) -> None:
+    def __init__(self, gpu: FakeGpu, callbacks: LoopCallbacks, handler: SimulatedHandler) -> None:
         self._gpu = gpu
         self._callbacks = callbacks
-        self._worker = worker
+        self._handler = handler
         self._steps: deque[Expected] = deque()
         self._waits = False
         gpu.on_failure.append(self._wake)
@@ -83,12 +83,12 @@ class SimulatedWaiting:
             self._watch()
 
     def end(self) -> None:
-        self._worker.end()
+        self._handler.end()
 
     async def aclose(self) -> None:
         while self._steps:  # noqa: ASYNC110  (in virtual time)
             await asyncio.sleep(0.001)
-        await self._worker.aclose()
+        await self._handler.aclose()
 
     def _watch(self) -> None:
         event: Any = self._steps[0].event
@@ -101,7 +101,7 @@ class SimulatedWaiting:
     def _wake(self) -> None:
         if self._waits:
             self._waits = False
-            self._worker.put(self._end)
+            self._handler.put(self._end)
 
     def _end(self) -> None:
         step, error = self._steps[0], None

@@ -340,7 +340,7 @@ async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
         ]
         waits = engine.stream("Hi", regex("c"))
         with monkeypatch.context() as patch:
-            patch.setattr(compiling, "WorkerThread", no_thread)
+            patch.setattr(compiling, "HandlerThread", no_thread)
             for stream in streams:
                 with pytest.raises(InvalidSamplingError, match="compiled within"):
                     await anext(stream)

@@ -31,7 +31,7 @@ from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemory
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTimer
-from aioserve.execution.gpu.waiting import Expected, Worker
+from aioserve.execution.gpu.waiting import Expected, Handler
 from aioserve.execution.guessing import StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.kv.pages import full_pages
@@ -182,7 +182,7 @@ class Launcher:
         with contextlib.suppress(Exception):  # it has failed for another reason
             self.follow(plan)
 
-    def launch(self, flight: StepInFlight, waiting: Worker[Expected]) -> None:
+    def launch(self, flight: StepInFlight, waiting: Handler[Expected]) -> None:
         """Enqueue a step, and have its end waited for."""
         for enqueue in (self._enqueue, self._record_done):
             try:

@@ -140,8 +140,8 @@ class CudaRunner:
         self._waiting = host_side.start_waiting(
             f"{name}-waits", self._launcher.main, self._callbacks, self._device.within
         )
-        self._worker = host_side.start_worker(name, self._launcher.within)
-        self._worker.put(self._launcher.begin)
+        self._launching = host_side.start_launching(name, self._launcher.within)
+        self._launching.put(self._launcher.begin)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
@@ -167,7 +167,7 @@ class CudaRunner:
             apart = DrafterApart(
                 drafter,
                 self._follower,
-                self._worker.put,
+                self._launching.put,
                 self._callbacks,
                 self._device.meaning_of,
             )
@@ -189,7 +189,7 @@ class CudaRunner:
             nothing = HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
             self._launch(_Queued(nothing, future, padding=key))
             await future
-        await self._passed_by_worker()
+        await self._launched_all()
         progress(len(keys), len(keys))
 
     def time_steps(self) -> list[StepTime]:
@@ -208,10 +208,10 @@ class CudaRunner:
         self._watchdog.stop()
         if isinstance(self._failure, HungDeviceError):
             # They may never return from the driver.
-            self._worker.end()
+            self._launching.end()
             self._waiting.end()
         else:
-            await self._worker.aclose()
+            await self._launching.aclose()
             await self._waiting.aclose()
         self._callbacks.close()
 
@@ -229,7 +229,7 @@ class CudaRunner:
 
     def _pass_by(self, plan: StepPlan) -> None:
         if self._follower is not None:
-            self._worker.put(functools.partial(self._launcher.pass_by, plan))
+            self._launching.put(functools.partial(self._launcher.pass_by, plan))
 
     def _have_guessed(
         self, drafter: DrafterApart, asked: Asked, told: Callable[[Exception | None], None]
@@ -273,7 +273,7 @@ class CudaRunner:
             self._futures[flight] = queued.future
             if len(self._in_flight) == 1:
                 self._watchdog.progress()
-            self._worker.put(functools.partial(self._launcher.launch, flight, self._waiting))
+            self._launching.put(functools.partial(self._launcher.launch, flight, self._waiting))
 
     def _locations_in_flight(self) -> list[np.ndarray]:
         batches = [flight.step.batch for flight in self._in_flight]
@@ -338,7 +338,7 @@ class CudaRunner:
             _fail(future, failure)
         self._at_rest.set()
 
-    async def _passed_by_worker(self) -> None:
+    async def _launched_all(self) -> None:
         """Until the step thread has done all that was put until now."""
         passed = self._callbacks.loop.create_future()
         callbacks = self._callbacks
@@ -347,7 +347,7 @@ class CudaRunner:
             callbacks.put(functools.partial(settle, passed, None))
             callbacks.wake()
 
-        self._worker.put(tell)
+        self._launching.put(tell)
         await passed
 
 

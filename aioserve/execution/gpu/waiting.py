@@ -5,7 +5,7 @@
     callback   no thread: the driver calls a C function behind the step, which writes to a file that
                the event loop watches
 
-All are behind `Worker`, and all wait for steps in the order in which they were launched. Python in
+All are behind `Handler`, and all wait for steps in the order in which they were launched. Python in
 a callback of the driver would deadlock: it waits for the interpreter's lock with a lock of the
 driver held, which whoever has the interpreter's waits for.
 """
@@ -21,10 +21,10 @@ from typing import Literal, Protocol, TypeVar
 
 from aioserve import _native
 from aioserve.execution.gpu.device import Event, Stream
+from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.loop_callbacks import LoopCallbacks
-from aioserve.execution.worker_thread import WorkerThread
 
-__all__ = ["Expected", "HostSide", "Threads", "Way", "Worker"]
+__all__ = ["Expected", "Handler", "HostSide", "Threads", "Way"]
 
 Way = Literal["block", "spin", "callback"]
 Item = TypeVar("Item", contravariant=True)
@@ -48,7 +48,7 @@ class Expected(Protocol):
         ...
 
 
-class Worker(Protocol[Item]):
+class Handler(Protocol[Item]):
     """Takes items in the order in which they were put: makes calls, or ends steps when their events
     are done."""
 
@@ -68,13 +68,13 @@ class Worker(Protocol[Item]):
 class HostSide(Protocol):
     """What does the host's part of steps."""
 
-    def start_worker(self, name: str, within: Within) -> Worker[Callable[[], None]]:
+    def start_launching(self, name: str, within: Within) -> Handler[Callable[[], None]]:
         """One that makes its calls inside `within()`."""
         ...
 
     def start_waiting(
         self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
-    ) -> Worker[Expected]:
+    ) -> Handler[Expected]:
         """For steps that end on `stream`. Called on the event loop of `callbacks`, which hears of
         each end."""
         ...
@@ -86,17 +86,17 @@ class Threads:
     def __init__(self, way: Way = "block") -> None:
         self._way: Way = way
 
-    def start_worker(self, name: str, within: Within) -> Worker[Callable[[], None]]:
-        return WorkerThread(name, _call, within=within)
+    def start_launching(self, name: str, within: Within) -> Handler[Callable[[], None]]:
+        return HandlerThread(name, _call, within=within)
 
     def start_waiting(
         self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
-    ) -> Worker[Expected]:
+    ) -> Handler[Expected]:
         if self._way == "callback":
             return HostCallback(stream, callbacks)
         spin_seconds = SPIN_SECONDS if self._way == "spin" else 0.0
         wait = functools.partial(_wait, callbacks, spin_seconds)
-        return WorkerThread(name, wait, within=within, at_end=callbacks.close_soon)
+        return HandlerThread(name, wait, within=within, at_end=callbacks.close_soon)
 
 
 def _call(call: Callable[[], None]) -> None:

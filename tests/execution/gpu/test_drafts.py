@@ -37,7 +37,7 @@ from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.fake_gpu_model import FakeGpuModel, FakeStepModel
 from tests.doubles.gpu_drafts import ModelPlugin, head_beside, model_beside
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
-from tests.doubles.simulated_host import SimulatedWorker
+from tests.doubles.simulated_host import SimulatedHandler
 from tests.execution.gpu.engines import (
     MAX_MODEL_LEN,
     STEPS_FAIL,
@@ -319,13 +319,13 @@ def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them(
 def test_guesses_that_never_come_are_a_device_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = SimulatedWorker.put
+    put = SimulatedHandler.put
 
-    def put_some(self: SimulatedWorker, call: Callable[[], None]) -> None:
+    def put_some(self: SimulatedHandler, call: Callable[[], None]) -> None:
         if "DrafterApart._guess" not in repr(call):
             put(self, call)
 
-    monkeypatch.setattr(SimulatedWorker, "put", put_some)
+    monkeypatch.setattr(SimulatedHandler, "put", put_some)
 
     async def main() -> None:
         gpu = FakeGpu()

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from aioserve.execution.exit_joined_thread import start_exit_joined_thread
 
-__all__ = ["WorkerThread"]
+__all__ = ["HandlerThread"]
 
 Item = TypeVar("Item")
 
@@ -22,7 +22,7 @@ EXIT_SECONDS = 30.0
 thread says otherwise."""
 
 
-class WorkerThread(Generic[Item]):
+class HandlerThread(Generic[Item]):
     """`handle(item)` for each item, in the order of `put`, all inside one `within()`, which is
     entered on the thread; then `at_end()`, at the end of the thread.
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
-from aioserve.execution.worker_thread import WorkerThread
 from tests.waits import LIMIT_SECONDS, until
 
 
@@ -30,19 +30,19 @@ def test_items_are_handled_in_order_inside_one_context_on_one_thread():
     def at_end() -> None:
         happened.append(("end", threading.get_ident()))
 
-    worker: WorkerThread[int] = WorkerThread("test", handle, within=within, at_end=at_end)
+    thread: HandlerThread[int] = HandlerThread("test", handle, within=within, at_end=at_end)
     for item in range(5):
-        worker.put(item)
-    asyncio.run(worker.aclose())
+        thread.put(item)
+    asyncio.run(thread.aclose())
     assert [what for what, _ in happened] == ["enter", 0, 1, 2, 3, 4, "exit", "end"]
     assert len({ident for _, ident in happened} | {threading.get_ident()}) == 2
 
 
 def test_a_thread_that_nobody_holds_ends():
     ended = threading.Event()
-    worker: WorkerThread[int] = WorkerThread("test", lambda item: None, at_end=ended.set)
-    worker.put(1)
-    del worker
+    thread: HandlerThread[int] = HandlerThread("test", lambda item: None, at_end=ended.set)
+    thread.put(1)
+    del thread
     gc.collect()
     assert ended.wait(LIMIT_SECONDS)
 
@@ -55,13 +55,13 @@ def test_end_waits_for_nobody():
         assert goes_on.wait(LIMIT_SECONDS)
         handled.append(item)
 
-    worker: WorkerThread[int] = WorkerThread("test", handle)
-    worker.put(1)
-    worker.end()
+    thread: HandlerThread[int] = HandlerThread("test", handle)
+    thread.put(1)
+    thread.end()
     assert not handled
-    assert not worker.join(0.01)
+    assert not thread.join(0.01)
     goes_on.set()
-    assert worker.join(LIMIT_SECONDS)
+    assert thread.join(LIMIT_SECONDS)
     assert handled == [1]
 
 
@@ -81,15 +81,15 @@ def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
 
     items: queue.SimpleQueue[str] = queue.SimpleQueue()
     items.put("at once")
-    worker: WorkerThread[str] = WorkerThread("test", happened.append, items=items, idle=idle)
+    thread: HandlerThread[str] = HandlerThread("test", happened.append, items=items, idle=idle)
     assert in_piece.wait(LIMIT_SECONDS)
-    worker.put("first")
-    worker.put("second")
+    thread.put("first")
+    thread.put("second")
     goes_on.set()
     assert idle_again.wait(LIMIT_SECONDS)
-    worker.put("last")
-    worker.end()
-    assert worker.join(LIMIT_SECONDS)
+    thread.put("last")
+    thread.end()
+    assert thread.join(LIMIT_SECONDS)
     pieces = ["piece"] * 3
     assert happened == ["at once", "piece", "first", "second", *pieces, "last"]
 
@@ -101,10 +101,10 @@ def test_what_can_wait_keeps_no_thread_from_its_end():
         idle_for_ever.set()
         return True
 
-    worker: WorkerThread[str] = WorkerThread("test", lambda item: None, idle=idle)
+    thread: HandlerThread[str] = HandlerThread("test", lambda item: None, idle=idle)
     assert idle_for_ever.wait(LIMIT_SECONDS)
-    worker.end()
-    assert worker.join(LIMIT_SECONDS)
+    thread.end()
+    assert thread.join(LIMIT_SECONDS)
 
 
 @pytest.mark.asyncio
