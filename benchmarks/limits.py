@@ -37,7 +37,8 @@ from machine_limits import PRODUCT_SECONDS, READ_MIB, cost_of, measure_limits
 
 from aioserve import Engine, SamplingParams, _native
 from aioserve.config import EngineConfig
-from aioserve.execution.assembling import loaded_model
+from aioserve.execution.loading.cpu import CpuPlacement
+from aioserve.execution.loading.place import place_model
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.execution.timed_runner import TimedRunner, TimedStep
 from aioserve.models.loader import load_model
@@ -103,8 +104,8 @@ class NotedModel:
             raise TypeError(f"the program must be the native backend's, got {decoder.program}")
         self._program = decoder.program
         text = Text(None, None, "token ids are all it takes")
-        loaded = await loaded_model(
-            self._model, decoder, text, config, num_slots=num_slots, seconds={}
+        loaded = await place_model(
+            self._model, decoder, text, config, CpuPlacement(), num_slots=num_slots, seconds={}
         )
         return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self.steps.append))
 

@@ -14,7 +14,7 @@ def endless(*_: object) -> None:
 
 if __name__ == "__main__":
     from aioserve.cli import main
-    from aioserve.execution.loading import _Loader
+    from aioserve.execution.loading.read import ModelReader
 
-    with patch.object(_Loader, "_read_weights", endless):
+    with patch.object(ModelReader, "read_weights", endless):
         main()

@@ -16,5 +16,5 @@ if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         cuda_is_the_host(patch)
         # The largest step of the default options would be interpreted for minutes.
-        patch.setattr("aioserve.execution.gpu.assembling.measure_step", lambda *_, **__: 1 << 20)
+        patch.setattr("aioserve.execution.loading.cuda.measure_step", lambda *_, **__: 1 << 20)
         main()

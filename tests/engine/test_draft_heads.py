@@ -260,9 +260,9 @@ async def test_the_reference_backend_has_heads_as_well(models: Path) -> None:
 async def test_states_are_what_memory_is_taken_for(
     models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aioserve.execution import assembling
+    from aioserve.execution.loading import cpu
 
-    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 2**22)
+    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 2**22)
     async with Engine(str(models / "target")) as engine:
         alone = engine.stats().pages_total
     speculation = speculation_of(models, kind)

@@ -176,9 +176,9 @@ async def test_a_draft_that_cannot_be_rounded_is_refused(models: Path, tmp_path:
 async def test_pages_of_both_models_are_what_memory_is_taken_for(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aioserve.execution import assembling
+    from aioserve.execution.loading import cpu
 
-    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 2**22)
+    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 2**22)
     found: list[tuple[int, int]] = []
     for draft in (None, models / "small"):
         speculation = Speculation(drafter=f"model:path={draft}") if draft else None

@@ -9,8 +9,9 @@ import pytest
 from aioserve import Engine, Speculation, _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
-from aioserve.execution import assembling, loading
+from aioserve.execution import loading
 from aioserve.execution.branches import scratch_pages
+from aioserve.execution.loading import cpu
 
 TOO_MANY = 2**31 - 1
 
@@ -35,7 +36,7 @@ async def test_host_pages_are_taken_from_the_memory_that_the_device_pages_may_ha
     loaded = await loading.load("pyhelp", EngineConfig(num_pages=100), num_slots=4)
     await loaded.runner.aclose()
     page_bytes = loaded.description["kv_cache_bytes"] // 100
-    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 200 * page_bytes)
+    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 200 * page_bytes)
 
     assert await num_pages() == 100
     assert await num_pages(num_host_pages=70) == 30
@@ -73,7 +74,7 @@ async def test_pages_of_branches_are_told_beside_those_of_requests(monkeypatch):
     beside = f"and {scratch} pages for max_branches=2"
     with pytest.raises(ConfigError, match=f"{TOO_MANY} pages of KV cache {beside} can't be"):
         await facts(num_pages=TOO_MANY, page_size=16, **options)
-    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 10 * page_bytes)
+    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 10 * page_bytes)
     with pytest.raises(ConfigError, match=f"num_host_pages=0 {beside} leave 0 bytes"):
         await facts(**options)
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.config import EngineConfig
-from aioserve.execution import assembling, loading, prefault
+from aioserve.execution import loading, prefault
+from aioserve.execution.loading import cpu
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.warm_up import PROMPT_TOKENS
 from aioserve.kv.pages import pages_for
@@ -247,7 +248,7 @@ async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_d
         asked.append(piece)
 
     monkeypatch.setattr(NativeKVCache, "prefault", note)
-    monkeypatch.setattr(assembling, "PREFAULT_BYTES", most_bytes)
+    monkeypatch.setattr(cpu, "PREFAULT_BYTES", most_bytes)
     monkeypatch.setattr(prefault, "PIECE_BYTES", 1)  # a page at a time
     config = EngineConfig(num_pages=100_000, page_size=16, max_num_batched_tokens=32768)
     loaded = await loading.load("pyhelp", config, num_slots=4)

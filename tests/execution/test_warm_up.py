@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, SamplingParams
 from aioserve.config import EngineConfig
-from aioserve.execution import assembling, loading
+from aioserve.execution import loading
+from aioserve.execution.loading import place
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import PROMPT_TOKENS, warm_up
 from aioserve.kv.pages import capacity_tokens
@@ -116,7 +117,7 @@ async def test_a_step_that_fails_ends_the_loading_and_its_thread(monkeypatch):
         closed.append(self)
         await aclose(self)
 
-    monkeypatch.setattr(assembling, "warm_up", fail)
+    monkeypatch.setattr(place, "warm_up", fail)
     monkeypatch.setattr(StepThreadRunner, "aclose", note)
     with pytest.raises(RuntimeError, match="the first step fails"):
         await loading.load("pyhelp", EngineConfig(num_pages=8), num_slots=2)

@@ -22,7 +22,14 @@ from aioserve.config import EngineConfig
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import Device, Graph
 
-__all__ = ["DecodeGraphs", "GraphKey", "default_graph_sizes", "is_decode", "max_sequences"]
+__all__ = [
+    "DecodeGraphs",
+    "GraphKey",
+    "default_graph_sizes",
+    "graph_sizes",
+    "is_decode",
+    "max_sequences",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -45,6 +52,13 @@ def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:
         first = sizes[-1] // stride * stride + stride
         sizes += range(first, end + 1, stride)
     return (*[size for size in sizes if size < max_sequences], max_sequences)
+
+
+def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of sequences at which decodes are captured."""
+    if config.graph_sizes is None:
+        return default_graph_sizes(max_sequences(config))
+    return tuple(config.graph_sizes)
 
 
 def is_decode(step: HostStep) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.config import EngineConfig
-from aioserve.execution.gpu.assembling import GpuAssembling
 from aioserve.execution.gpu.memory import MemoryCounts
 from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.loading.cuda import CudaPlacement
+from aioserve.execution.loading.place import place_model
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.files import model_files
 from aioserve.models.reading import WeightReading
@@ -40,7 +41,7 @@ class Assembled:
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         self.num_slots = num_slots
-        assembling = GpuAssembling(self.device, self.backend, self.memory, self.host_side)
+        placement = CudaPlacement(self.device, self.backend, self.memory, self.host_side)
         with WeightReading(
             model_files(self.path),
             dtype=config.dtype,
@@ -48,14 +49,15 @@ class Assembled:
             quantization=config.quantization,
         ) as reading:
             weights = reading.read()
-        return await assembling.loaded_model(
+        return await place_model(
             "tiny",
-            assembling.decoder_of(weights, config),
+            placement.load(weights, config),
             Text(None, None, "ids are enough"),
             config,
+            placement,
             num_slots=num_slots,
             seconds={},
-            captured=lambda done, total: self.captures.append((done, total)),
+            progress=lambda done, total: self.captures.append((done, total)),
         )
 
 

@@ -132,14 +132,14 @@ class HostCounts:
 def cuda_is_the_host(patch: pytest.MonkeyPatch) -> HostDevice:
     """From now on an engine with any `device` loads as on a card, and runs on this one."""
     # Here alone: a machine without Triton has the rest of this file.
-    from aioserve.execution import loading
-    from aioserve.execution.gpu.assembling import GpuAssembling
+    from aioserve.execution.loading import target
+    from aioserve.execution.loading.cuda import CudaPlacement
     from aioserve.ops.gpu.backend import CudaBackend
 
     device = HostDevice()
     memory = HostCounts(1 << 30, 1 << 20, 1 << 20)
-    patch.setattr(loading, "chosen_device", lambda config: "cuda:0")
+    patch.setattr(target, "chosen_device", lambda config: "cuda:0")
     patch.setattr(
-        GpuAssembling, "open", lambda name: GpuAssembling(device, CudaBackend("cpu"), memory)
+        CudaPlacement, "open", lambda name: CudaPlacement(device, CudaBackend("cpu"), memory)
     )
     return device

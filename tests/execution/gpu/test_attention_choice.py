@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from aioserve import ConfigError, Engine
 from aioserve.config import EngineConfig
-from aioserve.execution.gpu import assembling, attention_choice
+from aioserve.execution.gpu import attention_choice
 from aioserve.execution.gpu.attention_choice import (
     AttentionChoice,
     choose_attention,
     trial_prompts,
 )
 from aioserve.execution.gpu.failures import DeviceFailedError
+from aioserve.execution.loading import cuda
 from aioserve.formats.weights import PLAIN_FLOATS
 from aioserve.models.decoder import Decoder
 from aioserve.models.files import model_files
@@ -266,7 +267,7 @@ async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
     reference = Engine(path, backend="reference", dtype="float32", **OPTIONS)
     async with reference:
         expected = await answers(reference, drawn=False)
-    monkeypatch.setattr(assembling, "choose_attention", chosen)
+    monkeypatch.setattr(cuda, "choose_attention", chosen)
     engine = Engine(on_host(path), dtype="float32", graph_sizes=(2,), **OPTIONS)
     async with engine:
         plans.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from aioserve import Completion, ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
-from aioserve.execution.gpu.assembling import graph_sizes
+from aioserve.execution.gpu.graphs import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 from tests.execution.gpu.assembled import on_host

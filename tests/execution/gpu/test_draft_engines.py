@@ -15,8 +15,9 @@ from aioserve.config import EngineConfig
 from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter
 from aioserve.drafting.model import ModelDrafter
 from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
-from aioserve.execution.gpu.assembling import GpuAssembling
 from aioserve.execution.gpu.memory import MemoryUse
+from aioserve.execution.loading.cuda import CudaPlacement
+from aioserve.execution.loading.place import allocated
 from aioserve.models.decoder import Decoder
 from aioserve.models.files import model_files
 from aioserve.models.heads.read import ReadHead
@@ -196,26 +197,29 @@ async def test_memory_is_counted_of_what_guesses(
         found = ReadDraftHead(named(path=str(path)), ReadHead.of(path))
 
     def placed(memory: HostCounts) -> Any:
-        assembling = GpuAssembling(HostDevice(), backend, memory)
+        placement = CudaPlacement(HostDevice(), backend, memory)
         weights = read(models / "target")
         kept = found.kept_layers(weights.config)
-        decoder = assembling.decoder_of(weights, config, kept)
-        draft = assembling.draft_of(found, decoder, config)
+        decoder = placement.load(weights, config, kept)
+        draft = placement.load_draft(found, decoder, config)
         one = decoder.kv_shape(1, config.page_size).bytes_per_page + draft.bytes_per_page
-        return assembling, decoder, draft, one
+        return placement, decoder, draft, one
 
     *_, one = placed(HostCounts(1, 0, 0))
     if kind == "model":
         found = ReadDraft(drafter, path, read(path), None)  # the weights are used up
     memory = Peaks(2 * (taken + max(peaks) + (pages + 1) * one), taken, peaks)
-    assembling, decoder, draft, _ = placed(memory)
+    placement, decoder, draft, _ = placed(memory)
     memory.decoder = decoder
-    _, storage, _, follower = assembling._place(decoder, config, 3, draft)
+    with placement.within():
+        model = allocated(placement, decoder, config, 3, draft)
+    follower = model.drafter
+    assert follower is not None
     assert memory.resets == 2
-    assert storage.num_pages == pages
+    assert model.num_pages == pages
     facts = follower.facts
     beside = facts.get("kv_cache_bytes", 0) + facts.get("state_bytes", 0)
-    assert storage.cache.storage.nbytes + beside == (pages + 1) * one
+    assert model.cache.storage.nbytes + beside == (pages + 1) * one
     if follower.states is not None:
         assert facts["host_state_bytes"] == 3 * draft.bytes_per_host_page > 0
 

@@ -1,0 +1,105 @@
+"""Models on the CPU: memory of the host, and one thread for steps.
+
+Imports torch: `imports` does that off the event loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from aioserve.config import EngineConfig
+from aioserve.execution.branches import scratch_pages
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.placing import Draft, draft_of, rejects
+from aioserve.execution.drafts.read import AnyReadDraft
+from aioserve.execution.loading.place import Allocated, Placement, RunnerOptions, SparePages
+from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.execution.reserve import reserve
+from aioserve.execution.step_thread_runner import StepThreadRunner
+from aioserve.execution.verification import RejectionSampling
+from aioserve.kv.pages import pages_for
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import make_decoder
+from aioserve.models.reading import ReadWeights
+from aioserve.ops import KVCache, backend_named
+
+__all__ = ["CpuPlacement"]
+
+PREFAULT_STEPS = 4
+"""Steps of the most tokens whose KV memory is there before they come, ..."""
+PREFAULT_BYTES = 2**30
+"""... as far as it takes no more than this; the last piece is a whole one."""
+
+
+class CpuPlacement(Placement[StepThreadRunner]):
+    """On the backend that options name."""
+
+    def load(
+        self, weights: ReadWeights, config: EngineConfig, kept_layers: Sequence[int] = ()
+    ) -> Decoder:
+        backend, program = backend_named(config.backend), config.step_program
+        return make_decoder(weights, backend, use_program=program, kept_layers=kept_layers)
+
+    def load_draft(self, read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
+        return draft_of(read, target, config)
+
+    def spare_pages(self, decoder: Decoder, config: EngineConfig) -> SparePages:
+        """Pages that branches are computed in."""
+        if (speculation := config.speculation) is None:
+            return SparePages(0)
+        max_branches = speculation.max_branches
+        count = scratch_pages(
+            max_branches,
+            speculation.max_tokens,
+            config.max_num_seqs,
+            config.page_size,
+            decoder.layout.num_groups,
+        )
+        return SparePages(count, max_branches)
+
+    def measure(
+        self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
+    ) -> int:
+        """Host pages are memory of this machine as well."""
+        budget = int(available_memory_bytes() * config.memory_utilization)
+        one = decoder.kv_shape(1, config.page_size).bytes_per_page
+        budget -= self.spare_pages(decoder, config).count * one
+        return budget - config.num_host_pages * (one + (draft.bytes_per_host_page if draft else 0))
+
+    def new_cache(self, decoder: Decoder, config: EngineConfig, num_pages: int) -> KVCache:
+        spare = self.spare_pages(decoder, config)
+        size, count = config.page_size, num_pages + spare.count
+        allocate = functools.partial(decoder.new_cache, count, size)
+        return reserve("num_pages", num_pages, allocate, beside=str(spare))
+
+    def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
+        drafter = draft.placed(num_pages, num_slots=num_slots)
+        draft.guess_by(drafter)
+        return drafter
+
+    def start_of(
+        self, model: Allocated, config: EngineConfig, options: RunnerOptions
+    ) -> Callable[[], StepThreadRunner]:
+        drafter, verification = model.drafter, None
+        if drafter is not None and rejects(config):
+            verification = RejectionSampling(model.decoder.backend, drafter)
+        return functools.partial(
+            StepThreadRunner,
+            model.decoder,
+            model.cache,
+            host_cache=model.host_cache,
+            num_slots=options.num_slots,
+            name=options.name,
+            prefault_pages=_prefault_pages(model.cache, config),
+            processors=options.processors,
+            follower=drafter,
+            verification=verification,
+            max_branches=model.spare.max_branches,
+            scratch_pages=model.spare.scratch,
+        )
+
+
+def _prefault_pages(cache: KVCache, config: EngineConfig) -> int:
+    steps = pages_for(PREFAULT_STEPS * config.max_num_batched_tokens, config.page_size)
+    return min(steps, PREFAULT_BYTES // cache.bytes_per_page)

@@ -1,0 +1,364 @@
+"""What was read becomes a `LoadedModel`: decoder, KV pages, drafter and runner, on any device.
+
+Imports torch: `imports` does that off the event loop. Knows no device: a `Placement` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from msgspec.structs import asdict
+
+from aioserve.arguments import counted
+from aioserve.config import EngineConfig
+from aioserve.drafting.drafter import Drafter
+from aioserve.errors import ConfigError
+from aioserve.execution.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.drafts.placing import Draft
+from aioserve.execution.drafts.read import AnyReadDraft
+from aioserve.execution.reserve import reserve
+from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
+from aioserve.execution.warm_up import warm_up
+from aioserve.kv.pages import pages_of_engine, pages_of_sequence, tokens_of_sequence
+from aioserve.models.decoder import Decoder
+from aioserve.models.reading import ReadWeights
+from aioserve.ops import KVCache
+
+__all__ = [
+    "Allocated",
+    "Placement",
+    "RunnerOptions",
+    "SparePages",
+    "allocated",
+    "place_model",
+    "wanted_model_len",
+]
+
+
+class PlacedRunner(Runner, Protocol):
+    """A runner that a drafter can be given to."""
+
+    def take_drafter(self, drafter: Drafter) -> None:
+        """Let a drafter make the draft tokens that plans ask for. To be called before the first."""
+        ...
+
+
+AnyRunner = TypeVar("AnyRunner", bound=PlacedRunner)
+
+
+class SparePages(NamedTuple):
+    """KV pages that no request has."""
+
+    count: int
+    max_branches: int = 0
+    """Most paths of draft tokens beside the first one of a sequence, which are computed in them."""
+
+    @property
+    def scratch(self) -> int:
+        """Pages of branches."""
+        return self.count if self.max_branches else 0
+
+    def __str__(self) -> str:
+        """What options ask for them, as messages have it; "" where none does."""
+        if not self.scratch:
+            return ""
+        return f"and {counted(self.scratch, 'page')} for max_branches={self.max_branches}"
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """A model with its memory."""
+
+    decoder: Decoder
+    max_model_len: int
+    """Longest context that fits, in tokens."""
+    num_pages: int
+    """KV pages that requests may have."""
+    spare: SparePages
+    """Pages of `cache` behind those."""
+    cache: KVCache
+    host_cache: KVCache | None
+    drafter: ComputedDrafter | None
+    """Model or head that drafts for it, with its pages."""
+
+
+class RunnerOptions(NamedTuple):
+    """Options of every runner."""
+
+    num_slots: int
+    name: str
+    """Name of its threads."""
+    processors: list[Callable[[str], Any]]
+    """`LoadedModel.processors`, which the engine fills."""
+
+
+class Placement(ABC, Generic[AnyRunner]):
+    """One device, with what differs by device where a model is placed.
+
+    All but `start` and `begin` are called in a thread, one after the other.
+    """
+
+    def within(self) -> AbstractContextManager[object]:
+        """Entered around `choose_kernels`, `measure` and what allocates."""
+        return nullcontext()
+
+    @abstractmethod
+    def load(
+        self, weights: ReadWeights, config: EngineConfig, kept_layers: Sequence[int] = ()
+    ) -> Decoder:
+        """The decoder, with its weights on the device. Uses up what was read. `kept_layers` are as
+        `Decoder` has them. Raises `ConfigError` for weights without room."""
+
+    @abstractmethod
+    def load_draft(self, read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
+        """The draft of `target`, with its weights on the device; otherwise as `load`."""
+
+    def choose_kernels(
+        self, decoder: Decoder, config: EngineConfig, seconds: dict[str, float]
+    ) -> Mapping[str, Any]:
+        """Choose what depends on the model, before memory is measured. Returns facts of that for
+        `Engine.dump()`."""
+        return {}
+
+    @abstractmethod
+    def spare_pages(self, decoder: Decoder, config: EngineConfig) -> SparePages: ...
+
+    @abstractmethod
+    def measure(
+        self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
+    ) -> int:
+        """Bytes that KV pages of requests may take, with what the draft takes beside them."""
+
+    @abstractmethod
+    def new_cache(self, decoder: Decoder, config: EngineConfig, num_pages: int) -> KVCache:
+        """New KV pages: so many, and the spare ones. Raises `ConfigError` for more than fit."""
+
+    @abstractmethod
+    def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
+        """Give the draft memory beside so many pages of requests, and its drafter what was made.
+        Raises `ConfigError` for more than fit."""
+
+    @abstractmethod
+    def start_of(
+        self, model: Allocated, config: EngineConfig, options: RunnerOptions
+    ) -> Callable[[], AnyRunner]:
+        """Return a call that makes the runner, on the event loop, and starts its threads."""
+
+    async def begin(
+        self,
+        runner: AnyRunner,
+        config: EngineConfig,
+        seconds: dict[str, float],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """Let the runner make what its steps need, before the first; on the event loop. `progress`
+        is called there with how much is done, and how much there is."""
+        return
+
+
+async def place_model(
+    name: str,
+    decoder: Decoder,
+    text: Text,
+    config: EngineConfig,
+    placement: Placement[Any],
+    *,
+    num_slots: int,
+    seconds: dict[str, float],
+    draft: Draft | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """A model that is ready to serve; made on the event loop that will. `seconds` gets the time of
+    each part. `draft` is what its drafter drafts by; `progress` is as `Placement.begin` has it.
+
+    Raises `ConfigError` for options that the model, or this machine, can't meet.
+    """
+    last_name = name.rstrip("/").rsplit("/", 1)[-1]
+    options = RunnerOptions(num_slots, last_name, processors=[])
+
+    def prepared() -> tuple[Allocated, dict[str, Any], Callable[[], PlacedRunner]]:
+        with placement.within():
+            facts = dict(placement.choose_kernels(decoder, config, seconds))
+            began = time.perf_counter()
+            model = allocated(placement, decoder, config, num_slots, draft)
+            start = placement.start_of(model, config, options)
+            seconds["kv_cache"] = time.perf_counter() - began
+        return model, facts, start
+
+    model, facts, start = await asyncio.to_thread(prepared)
+    if model.drafter is not None:
+        facts["draft"] = model.drafter.facts
+    runner = start()
+    try:
+        await placement.begin(runner, config, seconds, progress)
+        await _take_first_steps(runner, model, config, seconds)
+        return _described(name, model, runner, text, options.processors, seconds, facts)
+    except BaseException:
+        await runner.aclose()
+        raise
+
+
+def allocated(
+    placement: Placement[Any],
+    decoder: Decoder,
+    config: EngineConfig,
+    num_slots: int,
+    draft: Draft | None,
+) -> Allocated:
+    """Memory for pages of the model and of its draft. Raises `ConfigError` for more than there
+    is room."""
+    spare = placement.spare_pages(decoder, config)
+    max_model_len, num_pages = _sizes(
+        decoder,
+        config,
+        lambda: placement.measure(decoder, config, draft, num_slots),
+        beside_bytes=0 if draft is None else draft.bytes_per_page,
+        taken=str(spare),
+    )
+    cache = placement.new_cache(decoder, config, num_pages)
+    host_cache = _host_cache(decoder, config)
+    drafter = None
+    if draft is not None:
+        drafter = placement.place_draft(draft, num_pages, num_slots)
+    return Allocated(decoder, max_model_len, num_pages, spare, cache, host_cache, drafter)
+
+
+async def _take_first_steps(
+    runner: Runner, model: Allocated, config: EngineConfig, seconds: dict[str, float]
+) -> None:
+    """`warm_up`, timed. Raises what a step raises."""
+    began = time.perf_counter()
+    await warm_up(
+        runner,
+        num_pages=model.num_pages,
+        page_size=model.cache.page_size,
+        num_groups=model.cache.layout.num_groups,
+        max_model_len=model.max_model_len,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
+    seconds["warm_up"] = time.perf_counter() - began
+
+
+def _described(
+    name: str,
+    model: Allocated,
+    runner: PlacedRunner,
+    text: Text,
+    processors: list[Callable[[str], Any]],
+    seconds: Mapping[str, float],
+    facts: Mapping[str, Any],
+) -> LoadedModel:
+    """The model as the engine knows it. `facts` are more of them for `Engine.dump()`."""
+    decoder, host_cache = model.decoder, model.host_cache
+    scratch_bytes = model.spare.scratch * model.cache.bytes_per_page
+    return LoadedModel(
+        name=name,
+        runner=runner,
+        limits=ModelLimits(
+            vocab_size=decoder.config.vocab_size,
+            max_model_len=model.max_model_len,
+            num_pages=model.num_pages,
+            eos_token_ids=frozenset(decoder.config.eos_token_ids),
+            num_window_groups=decoder.layout.num_window_groups,
+            window=decoder.layout.window,
+        ),
+        defaults=decoder.config.generation.sampling_params(),
+        says_sampling=decoder.config.generation.is_said,
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        description={
+            "architecture": decoder.config.architecture,
+            "backend": decoder.backend.name,
+            "device": str(decoder.backend.device),
+            "step_program": decoder.program is not None,
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "kv_dtype": str(decoder.kv_dtype).removeprefix("torch."),
+            "weight_bytes": decoder.weight_memory.by_format(),
+            "weights": [asdict(one) for one in decoder.weight_memory.formats],
+            "kv_cache_bytes": model.cache.storage.nbytes - scratch_bytes,
+            "scratch_kv_cache_bytes": scratch_bytes,
+            "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
+            "loading_seconds": dict(seconds),
+            **facts,
+        },
+        why_no_tokenizer=text.why_no_tokenizer,
+        processors=processors,
+        take_drafter=runner.take_drafter,
+        max_branches=model.spare.max_branches,
+        generates=decoder.config.has_head,
+        retrieval=text.retrieval,
+        reranker=text.reranker,
+    )
+
+
+def _host_cache(decoder: Decoder, config: EngineConfig) -> KVCache | None:
+    """KV pages of the host, if any are wanted."""
+    if not config.num_host_pages:
+        return None
+    num_pages, size = config.num_host_pages, config.page_size
+    return reserve(
+        "num_host_pages", num_pages, lambda: decoder.new_cache(num_pages, size, on_host=True)
+    )
+
+
+def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
+    """The length asked for, or all that the model has. Raises `ConfigError` for more than that."""
+    limit = decoder.config.max_position_embeddings
+    wanted = config.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(f"max_model_len must be at most the model's {limit}, got {wanted}")
+    return wanted
+
+
+def _sizes(
+    decoder: Decoder,
+    config: EngineConfig,
+    room_bytes: Callable[[], int],
+    *,
+    beside_bytes: int = 0,
+    taken: str = "",
+) -> tuple[int, int]:
+    """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
+    may take, where the number of its pages isn't given, and `taken` what else was taken from that;
+    beside each page something else takes `beside_bytes`."""
+    page_size, layout = config.page_size, decoder.layout
+    wanted_len = wanted_model_len(decoder, config)
+    num_pages = config.num_pages
+    if num_pages is None:
+        one = decoder.kv_shape(1, page_size).bytes_per_page + beside_bytes
+        room = room_bytes()
+        most = pages_of_engine(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            wanted_len,
+            page_size,
+            layout.num_window_groups,
+            layout.window,
+        )
+        num_pages = min(most, room // one)
+        if num_pages < 1:
+            raise ConfigError(
+                f"memory_utilization={config.memory_utilization} and "
+                f"num_host_pages={config.num_host_pages}{taken and f' {taken}'} leave "
+                f"{max(room, 0)} bytes for the KV cache, and one page takes {one}"
+            )
+    holds = tokens_of_sequence(num_pages, page_size, layout.num_window_groups, layout.window)
+    if min(holds, wanted_len) < 2 <= wanted_len:
+        least = pages_of_sequence(2, page_size, layout.num_window_groups, layout.window)
+        raise ConfigError(
+            f"num_pages must be at least {least} with page_size={page_size} and "
+            f"{counted(layout.num_groups, 'group')} of layers, got {num_pages}: a request has two "
+            "tokens"
+        )
+    if config.max_model_len is not None and holds < wanted_len:
+        raise ConfigError(
+            f"max_model_len={wanted_len} doesn't fit the KV cache: "
+            f"{counted(num_pages, 'page')} of {counted(page_size, 'token')} hold {holds}"
+        )
+    return min(wanted_len, holds), num_pages
