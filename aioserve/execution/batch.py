@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.verified_rows import DrawnRows, VerifiedRows
+from aioserve.execution.speculation.verified_rows import DrawnRows, VerifiedRows
 from aioserve.kv.pages import token_locations
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.ops.batch import NOTHING_LEFT
@@ -35,7 +35,7 @@ from aioserve.steps.plan import (
     WorkItem,
 )
 
-__all__ = ["NO_COPIES", "HostStep", "OpenStep", "PlanReader", "largest_counts"]
+__all__ = ["NO_COPIES", "PlanReader", "StepArrays", "UnresolvedStep", "largest_counts"]
 
 NO_COPIES = np.empty((0, 5), np.int32)
 
@@ -51,7 +51,7 @@ def largest_counts(
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStep:
+class UnresolvedStep:
     """A step of which it isn't known yet where its items begin that verify guesses, nor what they
     guess: what can be said of it before. Arrays have a row for each item, in the plan's order."""
 
@@ -66,10 +66,10 @@ class OpenStep:
     spare_slot: int
     """A slot that no sequence has."""
     branch_of: tuple[int, ...] = ()
-    """The last rows are branches: of which rows each (`aioserve.execution.branches`)."""
+    """The last rows are branches: of which rows each (`speculation.branches`)."""
 
-    def settled(self, plan: StepPlan, *, one_by_one: bool = False) -> HostStep:
-        """The step as `Guessing.settled` has left its plan. `one_by_one`: what is verified is in
+    def resolved(self, plan: StepPlan, *, one_by_one: bool = False) -> StepArrays:
+        """The step as `Resolver.resolved` has left its plan. `one_by_one`: what is verified is in
         the batch as so many sequences of one token each, which have the same pages."""
         items: Sequence[WorkItem] = plan.items
         page_table = self.page_table
@@ -96,11 +96,11 @@ class OpenStep:
             slots = np.full(len(samples.slots), self.spare_slot, np.int64)
             slots[ends] = samples.slots[ends]
             samples = replace(samples, slots=slots)
-        return HostStep(plan.step, self.copies, batch, samples, extras, self.pooled, verified)
+        return StepArrays(plan.step, self.copies, batch, samples, extras, self.pooled, verified)
 
 
 @dataclass(frozen=True, slots=True)
-class HostStep:
+class StepArrays:
     """Everything that a runner does for one plan."""
 
     step: int
@@ -191,19 +191,21 @@ class PlanReader:
         self._rows = np.arange(0)
         self._query_start = np.arange(1, dtype=np.int32)
 
-    def read(self, plan: StepPlan, masks: LateMasks | None = None) -> HostStep:
+    def read(self, plan: StepPlan, masks: LateMasks | None = None) -> StepArrays:
         """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
         without pages for its tokens, and for one that no such runner can compute. Slots have ended,
         started and changed all the same."""
         step = self.read_open(plan, masks)
-        if isinstance(step, OpenStep):
+        if isinstance(step, UnresolvedStep):
             raise InvariantError(
                 f"step {plan.step} verifies guesses, which this runner can't compute"
             )
         return step
 
-    def read_open(self, plan: StepPlan, masks: LateMasks | None = None) -> HostStep | OpenStep:
-        """An open step where items verify guesses; raises as `read` does."""
+    def read_open(
+        self, plan: StepPlan, masks: LateMasks | None = None
+    ) -> StepArrays | UnresolvedStep:
+        """A step, unresolved where items verify draft tokens; raises as `read` does."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
@@ -212,7 +214,7 @@ class PlanReader:
         copies = _copies(plan.copies) if plan.copies else NO_COPIES
         items = plan.items
         if not items:
-            return HostStep(plan.step, copies, None, self._slots.rows([], []))
+            return StepArrays(plan.step, copies, None, self._slots.rows([], []))
         item_slots = slots = [item.slot for item in items]
         if plan.num_decodes == len(items):  # as in most steps
             positions = [item.start + 1 for item in items]
@@ -233,7 +235,7 @@ class PlanReader:
             ends = np.array([item.end for item in items], np.int64)
             page_table = self._tables.rows(places, ends, self._page_size)
             asks = self._slots.asks(slots)
-            return OpenStep(
+            return UnresolvedStep(
                 copies,
                 page_table,
                 self._page_size,
@@ -246,7 +248,7 @@ class PlanReader:
             )
         batch = self._batch(plan, places)
         extras = self._slots.extras(slots, positions, scored, masks)
-        return HostStep(plan.step, copies, batch, samples, extras, pooled)
+        return StepArrays(plan.step, copies, batch, samples, extras, pooled)
 
     def _start(self, start: SlotStart) -> None:
         params, edits = start.params, None

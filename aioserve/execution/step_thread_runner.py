@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import torch
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.batch import HostStep, OpenStep, PlanReader
-from aioserve.execution.branches import BranchedStep, ScratchPages
-from aioserve.execution.guessing import Guessing, StepFollower
+from aioserve.execution.batch import PlanReader, StepArrays, UnresolvedStep
 from aioserve.execution.prefault import Prefault
+from aioserve.execution.speculation.branches import BranchedStep, ScratchPages
+from aioserve.execution.speculation.resolver import Resolver, StepFollower
+from aioserve.execution.speculation.verification import SamplerMatch, Verification
 from aioserve.execution.step_thread import StepThread
-from aioserve.execution.verification import SamplerMatch, Verification
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
 from aioserve.sampling.masks import LateMasks
@@ -63,7 +63,7 @@ class StepThreadRunner:
         pool = cache.num_pages - scratch_pages
         self._prefault = Prefault(cache, prefault_pages, num_pages=pool)
         self._follower = follower
-        self._guessing = Guessing(None, follower)
+        self._resolver = Resolver(None, follower)
         self._max_branches = max_branches
         self._scratch = ScratchPages(pool, cache.num_pages)
         self._verification = verification or SamplerMatch(model.backend)
@@ -85,7 +85,7 @@ class StepThreadRunner:
 
     def take_drafter(self, drafter: Drafter) -> None:
         """Let a drafter make the guesses that plans ask for. To be called before the first."""
-        self._guessing = Guessing(
+        self._resolver = Resolver(
             drafter, self._follower, time.perf_counter, max_branches=self._max_branches
         )
 
@@ -93,41 +93,41 @@ class StepThreadRunner:
         await self._thread.aclose()
 
     def _fail(self, plan: StepPlan, error: Exception) -> NoReturn:
-        self._guessing.take(plan)
+        self._resolver.take(plan)
         raise error
 
-    def _step(self, plan: StepPlan, read: HostStep | OpenStep) -> StepOutcome:
-        self._guessing.take(plan)
+    def _step(self, plan: StepPlan, read: StepArrays | UnresolvedStep) -> StepOutcome:
+        self._resolver.take(plan)
         if len(read.copies):
             self._thread.tell_loop()
             self._model.backend.copy_pages(self._caches, read.copies)
-        plan = self._guessing.settled(plan)
+        plan = self._resolver.resolved(plan)
         if not plan.items:
             return StepOutcome(step=plan.step, token_ids=())
-        if not isinstance(read, OpenStep):
+        if not isinstance(read, UnresolvedStep):
             return self._noted(plan, read)
-        if self._guessing.branches:
-            branched = self._scratch.branched(plan, read, self._guessing.branches)
+        if self._resolver.branches:
+            branched = self._scratch.branched(plan, read, self._resolver.branches)
             if branched is not None:
                 return self._branched(branched)
-        return self._noted(plan, read.settled(plan))
+        return self._noted(plan, read.resolved(plan))
 
-    def _noted(self, plan: StepPlan, step: HostStep) -> StepOutcome:
+    def _noted(self, plan: StepPlan, step: StepArrays) -> StepOutcome:
         outcome, batch = self._computed(step), step.batch
         locations = None if batch is None else batch.token_locations[0]
-        return self._guessing.noted(plan, outcome, locations=locations)
+        return self._resolver.noted(plan, outcome, locations=locations)
 
     def _branched(self, branched: BranchedStep) -> StepOutcome:
         copy_pages = self._model.backend.copy_pages
         if len(branched.copies):
             copy_pages(self._caches, branched.copies)
-        outcome = self._computed(branched.read.settled(branched.plan))
+        outcome = self._computed(branched.read.resolved(branched.plan))
         plan, rows, copies = branched.drawn(outcome)
         if len(copies):
             copy_pages(self._caches, copies)
-        return self._guessing.noted(plan, outcome, rows)
+        return self._resolver.noted(plan, outcome, rows)
 
-    def _computed(self, step: HostStep) -> StepOutcome:
+    def _computed(self, step: StepArrays) -> StepOutcome:
         backend = self._model.backend
         if step.batch is None:
             return StepOutcome(step=step.step, token_ids=())

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.guessing import Guessing
-from aioserve.execution.verified_rows import VerifiedRows
+from aioserve.execution.speculation.resolver import Resolver
+from aioserve.execution.speculation.verified_rows import VerifiedRows
 from aioserve.kv.layout import first_seen
 from aioserve.kv.pages import (
     capacity_tokens,
@@ -143,17 +143,17 @@ class FakeDevice:
         self.page_tables: SlotPageTables = SlotPageTables(num_slots, self.num_groups)
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = weights_of(FIRST_WEIGHTS)
-        self._guessing = Guessing(drafter)
+        self._resolver = Resolver(drafter)
 
     def take_drafter(self, drafter: Drafter) -> None:
         """As `LoadedModel.take_drafter`."""
-        self._guessing = Guessing(drafter)
+        self._resolver = Resolver(drafter)
 
     def execute(self, plan: StepPlan, masks: LateMasks | None = None) -> StepOutcome:
         """End and start slots, do the copies in order, write the KV of every item, then sample
         from what the pages hold: an item may read what an earlier item of the same step writes."""
         self._change_slots(plan)
-        plan = self._guessing.settled(plan)
+        plan = self._resolver.resolved(plan)
         self._check(plan)
         for copy in plan.copies:
             self._copy(copy)
@@ -197,7 +197,7 @@ class FakeDevice:
             scored=tuple([score for item in plan.items for score in self._scored(item)]),
             pooled=tuple([self._pooled(i) for i in plan.items if i.pooled is not None]),
         )
-        return self._guessing.noted(plan, outcome)
+        return self._resolver.noted(plan, outcome)
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
         """Do the first `parts` of the copies and writes of a step, as if it failed then."""
@@ -234,7 +234,7 @@ class FakeDevice:
         return pages_for(item.end, self.page_size) - full_pages(item.start, self.page_size)
 
     def _change_slots(self, plan: StepPlan) -> None:
-        self._guessing.take(plan)
+        self._resolver.take(plan)
         self.page_tables.take(plan)
         for slot in plan.ended_slots:
             self._slots[slot] = None

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.execution.drafts.computed_drafter import DraftOptions
-from aioserve.execution.drafts.draft_head import DraftHead
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
+from aioserve.execution.speculation.drafts.draft_head import DraftHead
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.ops import Drawn, HostBatch, SampleRows
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import FakeDevice, entries_of, token_of, weights_of

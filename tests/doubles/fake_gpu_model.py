@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import EngineConfig
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import HUNG_SECONDS
 from aioserve.execution.gpu.graphs import max_sequences
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
-from aioserve.execution.guessing import StepFollower
 from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.execution.speculation.resolver import StepFollower
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import MAX_SCORED_TOKENS
@@ -98,7 +98,7 @@ class FakeStepModel:
         """Called in each step with the places of its tokens and what is kept of them there."""
         self.weights: npt.NDArray[np.uint64] = weights_of(2 * max_model_len)
 
-    def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _Packed:
+    def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> _Packed:
         batch, samples = step.batch, step.samples
         if batch is None:
             raise ValueError(f"step {step.step} has no batch")
@@ -312,7 +312,7 @@ class _Packed(msgspec.Struct, frozen=True):
         access.write(results, shape.pooled, pooled.view(np.uint8))
 
 
-def _logprobs_wanted(step: HostStep) -> tuple[Words, Words]:
+def _logprobs_wanted(step: StepArrays) -> tuple[Words, Words]:
     """Of which rows of logits, and of which tokens behind the last of these. Raises ValueError for
     a step that would change logits."""
     extras = step.extras

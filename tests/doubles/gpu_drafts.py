@@ -14,10 +14,10 @@ import torch
 from aioserve import DrafterSpec, hookimpl
 from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
-from aioserve.execution.drafts.draft_head import DraftHead
-from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.gpu.drafting import DrafterInMemory
+from aioserve.execution.speculation.drafting import DrafterInMemory
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
+from aioserve.execution.speculation.drafts.draft_head import DraftHead
+from aioserve.execution.speculation.drafts.draft_model import DraftModel
 from aioserve.steps.pages import PageCopy
 from aioserve.testing.fake_device import JUNK
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages

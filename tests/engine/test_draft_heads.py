@@ -24,8 +24,8 @@ from aioserve import (
     Speculation,
 )
 from aioserve.engine.stats import EngineStats
-from aioserve.execution.drafts.draft_head import DraftHead
-from aioserve.execution.drafts.draft_medusa import DraftMedusa
+from aioserve.execution.speculation.drafts.draft_head import DraftHead
+from aioserve.execution.speculation.drafts.draft_medusa import DraftMedusa
 from aioserve.models.heads.loader import make_head
 from aioserve.models.heads.medusa import MedusaHeads
 from aioserve.models.heads.read import ReadHead
@@ -318,7 +318,7 @@ async def test_a_head_of_another_model_is_refused(models: Path, tmp_path: Path) 
 async def test_memory_that_is_not_there_is_told(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aioserve.execution.drafts import placing
+    from aioserve.execution.speculation.drafts import placing
 
     options: dict[str, Any] = {"num_pages": 48, "num_host_pages": 10**9}
     with pytest.raises(ConfigError, match="num_host_pages=1000000000 pages"):

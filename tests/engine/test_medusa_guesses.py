@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aioserve import Engine, SamplingParams
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.drafts.draft_medusa import DraftMedusa
+from aioserve.execution.speculation.drafts.draft_medusa import DraftMedusa
 from aioserve.ops import SampleRows, backend_named
 from aioserve.scheduling.speculation.draft_lengths import DraftLengths, DraftRecord
 from tests.engine.test_draft_heads import Loaded, answers, models, speculation_of

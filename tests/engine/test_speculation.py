@@ -26,7 +26,7 @@ from aioserve import (
     Token,
     Usage,
 )
-from aioserve.execution.guessing import LOOK_STEPS
+from aioserve.execution.speculation.resolver import LOOK_STEPS
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import HostStep, PlanReader
+from aioserve.execution.batch import PlanReader, StepArrays
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import PageCopy
@@ -165,7 +165,7 @@ def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
     return plans, page_size
 
 
-def arrays_of(step: HostStep) -> dict[str, Any]:
+def arrays_of(step: StepArrays) -> dict[str, Any]:
     batch, samples = step.batch, step.samples
     assert batch is not None
     found = {name: getattr(batch, name).tolist() for name in batch.__slots__}

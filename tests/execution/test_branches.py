@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
-from aioserve.execution.branches import scratch_pages
+from aioserve.execution.speculation.branches import scratch_pages
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder

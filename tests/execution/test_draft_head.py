@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.speculation.resolver import Resolver
 from aioserve.testing import expected_tokens
 from tests.doubles.draft_head import EntryHead, HeadOfEntries
 from tests.execution.test_draft_model import (
@@ -28,7 +28,7 @@ def bench_of(
 ) -> Bench:
     bench = Bench(num_pages=num_pages, **options)
     drafter = EntryHead(head, bench.device, num_pages=num_pages, most_tokens=most_tokens)
-    bench.device._guessing = Guessing(drafter, drafter)
+    bench.device._resolver = Resolver(drafter, drafter)
     return bench
 
 

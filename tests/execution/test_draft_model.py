@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError, InvariantError
-from aioserve.execution.drafts.computed_drafter import DraftOptions
-from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
+from aioserve.execution.speculation.drafts.draft_model import DraftModel
+from aioserve.execution.speculation.resolver import Resolver
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import StepPlan
@@ -51,7 +51,7 @@ def bench_of(
             end_ids=draft_end_ids,
         ),
     )
-    bench.device._guessing = Guessing(drafter, drafter)
+    bench.device._resolver = Resolver(drafter, drafter)
     return bench
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from aioserve.execution.drafts.computed_drafter import DraftOptions
-from aioserve.execution.drafts.draft_medusa import DraftMedusa
-from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
+from aioserve.execution.speculation.drafts.draft_medusa import DraftMedusa
+from aioserve.execution.speculation.drafts.draft_model import DraftModel
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.ops import Drawn, HostBatch, SampleRows
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
 

@@ -10,8 +10,8 @@ from aioserve import Engine, Speculation, _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution import loading
-from aioserve.execution.branches import scratch_pages
 from aioserve.execution.loading import cpu
+from aioserve.execution.speculation.branches import scratch_pages
 
 TOO_MANY = 2**31 - 1
 

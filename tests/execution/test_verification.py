@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from aioserve.execution.batch import NO_COPIES, HostStep
-from aioserve.execution.verification import RejectionSampling, SamplerMatch
-from aioserve.execution.verified_rows import VerifiedRows
+from aioserve.execution.batch import NO_COPIES, StepArrays
+from aioserve.execution.speculation.verification import RejectionSampling, SamplerMatch
+from aioserve.execution.speculation.verified_rows import VerifiedRows
 from aioserve.ops import Backend
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
@@ -36,7 +36,7 @@ class Drawn:
         return [self._distribution] * self._guesses.get(slot, 0)
 
 
-def step_of(guesses: Sequence[Sequence[int]], seed: int = 0) -> HostStep:
+def step_of(guesses: Sequence[Sequence[int]], seed: int = 0) -> StepArrays:
     """Slot i draws a token, with these guesses behind it."""
     slots = SlotTable(len(guesses))
     counts = [len(ids) + 1 for ids in guesses]
@@ -47,11 +47,11 @@ def step_of(guesses: Sequence[Sequence[int]], seed: int = 0) -> HostStep:
     positions = [10 + place for count in counts for place in range(count)]
     by_first = {first: ids for first, ids in zip(firsts, guesses, strict=True) if ids}
     verified = VerifiedRows(firsts, counts, by_first)
-    return HostStep(3, NO_COPIES, None, slots.rows(at, positions), verified=verified)
+    return StepArrays(3, NO_COPIES, None, slots.rows(at, positions), verified=verified)
 
 
 def outcome(
-    backend: Backend, step: HostStep, logits: torch.Tensor, drafter: Drawn | None
+    backend: Backend, step: StepArrays, logits: torch.Tensor, drafter: Drawn | None
 ) -> StepOutcome:
     rule = SamplerMatch(backend) if drafter is None else RejectionSampling(backend, drafter)
     drawn = rule.draw(logits, step, backend.allocate_slots(len(step.samples)))
@@ -114,7 +114,7 @@ def test_a_step_without_drawn_guesses_needs_no_logits() -> None:
     assert not SamplerMatch(backend).reads_logits(step)
     assert not RejectionSampling(backend, Drawn({}, [])).reads_logits(step)
     assert RejectionSampling(backend, Drawn({1: 1}, [0.0])).reads_logits(step)
-    plain = HostStep(0, NO_COPIES, None, SlotTable(1).rows([], []))
+    plain = StepArrays(0, NO_COPIES, None, SlotTable(1).rows([], []))
     assert not RejectionSampling(backend, Drawn({0: 1}, [0.0])).reads_logits(plain)
 
 

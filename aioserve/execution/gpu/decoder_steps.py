@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import HostStep
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.step_model import ResultShape
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
@@ -104,7 +104,7 @@ class DecoderSteps:
         from the first such step on."""
         return 4 * self._max_rows * self.decoder.config.vocab_size
 
-    def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _PackedStep:
+    def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> _PackedStep:
         if step.batch is None:
             raise InvariantError(f"step {step.step} has nothing to compute")
         return self._pack(step.batch, step.samples, step.extras, step.pooled, target, padded_to)
@@ -208,7 +208,7 @@ class _PackedStep:
     result_shape: ResultShape
     extras: RowExtras | None
     pooled: tuple[int, ...]
-    """As in `HostStep`. None of these is padded."""
+    """As in `StepArrays`. None of these is padded."""
     is_sampled_apart: bool = False
     """It is sampled by `finish`."""
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aioserve.config import EngineConfig
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import Device, Graph
 
 __all__ = [
@@ -61,7 +61,7 @@ def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     return tuple(config.graph_sizes)
 
 
-def is_decode(step: HostStep) -> bool:
+def is_decode(step: StepArrays) -> bool:
     """Whether each sequence has one token, and one row of logits behind it that is sampled."""
     batch = step.batch
     if batch is None:
@@ -93,7 +93,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, Graph | None] = {}
         """None: it could not be captured."""
 
-    def size_for(self, step: HostStep) -> int | None:
+    def size_for(self, step: StepArrays) -> int | None:
         """Number of sequences that a step is padded to; None where it runs as it is."""
         size = len(step.samples)
         if not self.sizes or size > self.sizes[-1] or not is_decode(step):

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTimer
 from aioserve.execution.gpu.waiting import Expected, Handler
-from aioserve.execution.guessing import StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks
+from aioserve.execution.speculation.resolver import StepFollower
 from aioserve.kv.pages import full_pages
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -65,7 +65,7 @@ class Block:
 class StepInFlight:
     """One step, from its launch until the loop has heard of its end."""
 
-    step: HostStep
+    step: StepArrays
     block: Block
     device: Device
     told: Callable[[StepInFlight, StepOutcome | Exception], None]

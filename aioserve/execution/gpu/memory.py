@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.execution.batch import NO_COPIES, HostStep, largest_counts
+from aioserve.execution.batch import NO_COPIES, StepArrays, largest_counts
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device, Stream
 from aioserve.kv.pages import pages_for
@@ -146,7 +146,7 @@ def largest_step(
     num_slots: int,
     num_groups: int,
     vocab_size: int,
-) -> HostStep:
+) -> StepArrays:
     """As many tokens as there may be, of as many sequences, each with a row that is drawn: decodes
     of the longest contexts, and prompts behind them. All of them share one page.
 
@@ -181,4 +181,4 @@ def largest_step(
         target_ids=np.zeros(scored, np.int64),
     )
     extras = RowExtras(RowEdits(()), logprobs)
-    return HostStep(0, NO_COPIES, batch, samples, extras, pooled)
+    return StepArrays(0, NO_COPIES, batch, samples, extras, pooled)

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.batch import NO_COPIES, HostStep, PlanReader
+from aioserve.execution.batch import NO_COPIES, PlanReader, StepArrays
 from aioserve.execution.gpu.device import Device
-from aioserve.execution.gpu.drafting import DrafterApart
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
     HungDeviceError,
@@ -36,13 +35,14 @@ from aioserve.execution.gpu.failures import (
 )
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
-from aioserve.execution.gpu.settling import Settling
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
-from aioserve.execution.guessing import Asked, Guessing, StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
+from aioserve.execution.speculation.drafting import DrafterApart
+from aioserve.execution.speculation.resolver import DraftRequest, Resolver, StepFollower
+from aioserve.execution.speculation.resolving_queue import ResolvingQueue
 from aioserve.ops import SampleRows
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
@@ -62,7 +62,7 @@ PADDING_STEP = -1
 
 @dataclass(slots=True, frozen=True)
 class _Queued:
-    step: HostStep
+    step: StepArrays
     future: asyncio.Future[StepOutcome]
     padding: GraphKey | None = None
     """What one that is nothing but padding is for."""
@@ -122,7 +122,7 @@ class CudaRunner:
         self._follower = follower
         self._guessed: _Guessed | None = None
         """The step for which guesses are being computed: nothing is in flight then."""
-        self._settling = Settling(Guessing(None), self._launch_settled, self._pass_by)
+        self._resolving = ResolvingQueue(Resolver(None), self._launch_resolved, self._pass_by)
         self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
@@ -157,7 +157,7 @@ class CudaRunner:
             step = self._reader.read_open(plan, masks)
         except Exception as error:
             step = error  # where its turn comes: what follows the steps has to hear of it
-        self._settling.put(plan, step, future)
+        self._resolving.put(plan, step, future)
         return future
 
     def take_drafter(self, drafter: Drafter) -> None:
@@ -172,8 +172,8 @@ class CudaRunner:
                 self._device.meaning_of,
             )
             drafter, ask = apart, functools.partial(self._have_guessed, apart)
-        guessing = Guessing(drafter, clock=clock)
-        self._settling = Settling(guessing, self._launch_settled, self._pass_by, ask)
+        resolver = Resolver(drafter, clock=clock)
+        self._resolving = ResolvingQueue(resolver, self._launch_resolved, self._pass_by, ask)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with
@@ -186,7 +186,7 @@ class CudaRunner:
         for done, key in enumerate(keys):
             progress(done, len(keys))
             future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
-            nothing = HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
+            nothing = StepArrays(PADDING_STEP, NO_COPIES, None, SampleRows.none())
             self._launch(_Queued(nothing, future, padding=key))
             await future
         await self._launched_all()
@@ -217,8 +217,8 @@ class CudaRunner:
 
     # -- on the loop
 
-    def _launch_settled(
-        self, step: HostStep, future: asyncio.Future[StepOutcome], followed: StepPlan | None
+    def _launch_resolved(
+        self, step: StepArrays, future: asyncio.Future[StepOutcome], followed: StepPlan | None
     ) -> None:
         self._launch(_Queued(step, future, followed=followed))
 
@@ -232,12 +232,12 @@ class CudaRunner:
             self._launching.put(functools.partial(self._launcher.pass_by, plan))
 
     def _have_guessed(
-        self, drafter: DrafterApart, asked: Asked, told: Callable[[Exception | None], None]
+        self, drafter: DrafterApart, request: DraftRequest, told: Callable[[Exception | None], None]
     ) -> None:
-        self._guessed = _Guessed(asked.plan.step)
+        self._guessed = _Guessed(request.plan.step)
         self._at_rest.clear()
         self._watchdog.progress()
-        drafter.ask(asked, functools.partial(self._have_heard, told))
+        drafter.ask(request, functools.partial(self._have_heard, told))
 
     def _have_heard(
         self, told: Callable[[Exception | None], None], error: Exception | None
@@ -292,10 +292,10 @@ class CudaRunner:
         else:
             notes = flight.padding is None and self._failure is None
             if notes:
-                result = self._settling.noted(result)
+                result = self._resolving.noted(result)
             settle(future, result)
             if notes:
-                self._settling.go_on()
+                self._resolving.go_on()
         self._start_queued()
         self._note_rest()
 
@@ -307,7 +307,7 @@ class CudaRunner:
         for queued in self._queued:
             _fail(queued.future, failure)
         self._queued.clear()
-        self._settling.fail(failure)
+        self._resolving.fail(failure)
 
     def _oldest(self) -> StepInFlight | _Guessed | None:
         return self._in_flight[0] if self._in_flight else self._guessed

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
 from aioserve.ops.batch import STATUS_ERRORS
 from aioserve.request import MAX_LOGPROBS
@@ -144,7 +144,7 @@ class StepModel(Protocol):
         """Result bytes of the largest step, padding included."""
         ...
 
-    def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> PackedStep:
+    def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> PackedStep:
         """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
         row each: it is made one of so many sequences, whose keys, values and tokens go to a page
         and a slot that are never read."""
@@ -170,7 +170,7 @@ class StepModel(Protocol):
         ...
 
 
-def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShape) -> StepOutcome:
+def outcome_of(step: StepArrays, results: npt.NDArray[np.uint8], shape: ResultShape) -> StepOutcome:
     """What a step's results say. Raises `InvariantError` for a status that there isn't."""
     rows = len(step.samples)
     statuses = results[shape.statuses].view(np.int32)[:rows]

@@ -9,15 +9,15 @@ import functools
 from collections.abc import Callable, Sequence
 
 from aioserve.config import EngineConfig
-from aioserve.execution.branches import scratch_pages
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
-from aioserve.execution.drafts.placing import Draft, draft_of, rejects
-from aioserve.execution.drafts.read import AnyReadDraft
 from aioserve.execution.loading.place import Allocated, Placement, RunnerOptions, SparePages
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.reserve import reserve
+from aioserve.execution.speculation.branches import scratch_pages
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.speculation.drafts.placing import Draft, draft_of, rejects
+from aioserve.execution.speculation.drafts.read import AnyReadDraft
+from aioserve.execution.speculation.verification import RejectionSampling
 from aioserve.execution.step_thread_runner import StepThreadRunner
-from aioserve.execution.verification import RejectionSampling
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder

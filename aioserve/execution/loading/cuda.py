@@ -16,14 +16,10 @@ import torch
 
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
-from aioserve.execution.drafts.placing import Draft, draft_of
-from aioserve.execution.drafts.read import AnyReadDraft
 from aioserve.execution.gpu.attention_choice import choose_attention
 from aioserve.execution.gpu.cupy_device import CupyDevice
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
-from aioserve.execution.gpu.drafting import DrafterInMemory
 from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import graph_sizes, max_sequences
 from aioserve.execution.gpu.memory import (
@@ -42,6 +38,10 @@ from aioserve.execution.loading.place import (
     SparePages,
     wanted_model_len,
 )
+from aioserve.execution.speculation.drafting import DrafterInMemory
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.speculation.drafts.placing import Draft, draft_of
+from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights

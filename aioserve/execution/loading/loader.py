@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from aioserve.config import EngineConfig
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.execution.drafts.read import AnyReadDraft
 from aioserve.execution.imports import map_torch
 from aioserve.execution.loading.read import ModelReader, check_kernels
 from aioserve.execution.loading.target import Target, target_of
 from aioserve.execution.runner import LoadedModel
+from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.models.reading import ReadWeights, ReportBytes
 
 __all__ = ["load"]

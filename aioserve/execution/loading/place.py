@@ -19,11 +19,11 @@ from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
-from aioserve.execution.drafts.placing import Draft
-from aioserve.execution.drafts.read import AnyReadDraft
 from aioserve.execution.reserve import reserve
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.speculation.drafts.placing import Draft
+from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.execution.warm_up import warm_up
 from aioserve.kv.pages import pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder

@@ -17,9 +17,14 @@ from aioserve.drafting.heads import HeadDrafter
 from aioserve.drafting.loaded import LoadedDrafter
 from aioserve.drafting.model import ModelDrafter
 from aioserve.errors import ConfigError, InvariantError
-from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead, naming
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import Text
+from aioserve.execution.speculation.drafts.read import (
+    AnyReadDraft,
+    ReadDraft,
+    ReadDraftHead,
+    naming,
+)
 from aioserve.formats.weights import ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf

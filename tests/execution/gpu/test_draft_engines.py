@@ -14,10 +14,10 @@ from aioserve import ConfigError, Engine, SamplingParams, Speculation
 from aioserve.config import EngineConfig
 from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter
 from aioserve.drafting.model import ModelDrafter
-from aioserve.execution.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
 from aioserve.execution.gpu.memory import MemoryUse
 from aioserve.execution.loading.cuda import CudaPlacement
 from aioserve.execution.loading.place import allocated
+from aioserve.execution.speculation.drafts.read import AnyReadDraft, ReadDraft, ReadDraftHead
 from aioserve.models.decoder import Decoder
 from aioserve.models.files import model_files
 from aioserve.models.heads.read import ReadHead

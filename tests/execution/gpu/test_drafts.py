@@ -16,16 +16,16 @@ import pytest
 
 from aioserve import EngineStats, Speculation
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.batch import HostStep, OpenStep, PlanReader
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter
-from aioserve.execution.drafts.draft_head import DraftHead
-from aioserve.execution.drafts.draft_model import DraftModel
+from aioserve.execution.batch import PlanReader, StepArrays, UnresolvedStep
 from aioserve.execution.gpu.failures import (
     DeviceFailedError,
     HungDeviceError,
     OutOfDeviceMemoryError,
 )
 from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
+from aioserve.execution.speculation.drafts.draft_head import DraftHead
+from aioserve.execution.speculation.drafts.draft_model import DraftModel
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan
@@ -224,7 +224,7 @@ def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
 
     def at_times(
         self: PlanReader, plan: StepPlan, masks: LateMasks | None = None
-    ) -> HostStep | OpenStep:
+    ) -> StepArrays | UnresolvedStep:
         nonlocal calls
         step = read(self, plan, masks)
         calls += 1

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from aioserve import DraftedSequence, DrafterSpec, Speculation, hookimpl
-from aioserve.execution.guessing import Guessing
+from aioserve.execution.speculation.resolver import Resolver
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens, run_simulated
@@ -123,16 +123,16 @@ def test_guesses_that_are_right_take_fewer_steps() -> None:
 def test_a_step_whose_tokens_cannot_be_noted_fails_and_nothing_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted, calls = Guessing.noted, 0
+    noted, calls = Resolver.noted, 0
 
-    def at_times(self: Guessing, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+    def at_times(self: Resolver, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         nonlocal calls
         calls += 1
         if calls % 9 == 0:
             raise RuntimeError("planted")
         return noted(self, plan, outcome)
 
-    monkeypatch.setattr(Guessing, "noted", at_times)
+    monkeypatch.setattr(Resolver, "noted", at_times)
     draw = random.Random(3)
     model = FakeGpuModel(seed=3, max_model_len=MAX_MODEL_LEN)
     options = {

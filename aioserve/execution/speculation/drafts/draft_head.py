@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from aioserve.execution.drafts.computed_drafter import DraftOptions
-from aioserve.execution.drafts.paged_drafter import PagedDrafter
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
+from aioserve.execution.speculation.drafts.paged_drafter import PagedDrafter
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.ops import Drawn, HostBatch, KVCache, SampleRows

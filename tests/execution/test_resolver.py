@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
-from aioserve.execution.guessing import LOOK_STEPS, Guessing
+from aioserve.execution.speculation.resolver import LOOK_STEPS, Resolver
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import (
@@ -37,19 +37,19 @@ class Slot:
     def __init__(self) -> None:
         self.drafter = ScriptedDrafter(lambda sequence, count: COMING[:count], right_up_to(99))
         ticks = itertools.count()
-        self.guessing = Guessing(self.drafter, clock=lambda: float(next(ticks)))
+        self.resolver = Resolver(self.drafter, clock=lambda: float(next(ticks)))
         self.outcome = StepOutcome(step=0, token_ids=())
         """What came of the last step."""
         drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
         start = SlotStart(slot=0, params=SamplingParams(), seed=0, drafting=drafting)
-        self.guessing.take(plan_of(started_slots=(start,)))
+        self.resolver.take(plan_of(started_slots=(start,)))
         self.step(ItemKind.PREFILL, 0, PROMPT, [20])
 
     @property
     def known(self) -> list[int]:
         """What the drafter would know if it were asked now."""
-        self.guessing._read()
-        self.guessing._tell(self.guessing._known)
+        self.resolver._read()
+        self.resolver._tell(self.resolver._known)
         return self.drafter.known[0]
 
     def step(
@@ -61,15 +61,15 @@ class Slot:
         *,
         draws: bool = True,
     ) -> WorkItem:
-        """A step with one item; as it was settled."""
+        """A step with one item; as it was resolved."""
         offset = 0 if kind is ItemKind.VERIFY else len(token_ids) - 1
         rows = (SampleRow(offset=offset, slot=0),)
         ids = np.array(token_ids, np.int32)
         item = WorkItem(kind, 0, 0, start, len(ids), ids, rows if draws else ())
-        plan = self.guessing.settled(plan_of(items=(item,)))
+        plan = self.resolver.resolved(plan_of(items=(item,)))
         counts = {0: len(sampled)} if draws and len(sampled) != 1 else {}
         outcome = StepOutcome(step=1, token_ids=tuple(sampled), token_counts=counts)
-        self.outcome = self.guessing.noted(plan, outcome)
+        self.outcome = self.resolver.noted(plan, outcome)
         return plan.items[0]
 
 
@@ -138,10 +138,10 @@ def test_an_item_behind_a_step_that_failed_begins_no_sooner_than_its_own_pages()
     rows = (SampleRow(offset=0, slot=0),)
     ids = np.array([PENDING_TOKEN, DRAFT_TOKEN, DRAFT_TOKEN], np.int32)
     item = WorkItem(ItemKind.VERIFY, 0, 0, 6, 3, ids, rows, least_start=4)
-    plan = slot.guessing.settled(plan_of(items=(item,)))  # what was to compute position 3 failed
+    plan = slot.resolver.resolved(plan_of(items=(item,)))  # what was to compute position 3 failed
     (lost,) = plan.items
     assert (lost.start, lost.count) == (6, 1)
-    slot.guessing.noted(plan, StepOutcome(step=1, token_ids=(9,)))
+    slot.resolver.noted(plan, StepOutcome(step=1, token_ids=(9,)))
     assert slot.known == [*PROMPT, 20]
 
 
@@ -178,7 +178,7 @@ class QuickSlots:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.drafter = QuickDrafter()
-        self.guessing = Guessing(self.drafter)
+        self.resolver = Resolver(self.drafter)
         self.known: dict[int, list[int]] = {}
         self.found: dict[int, list[LookedAhead]] = {}
 
@@ -187,12 +187,12 @@ class QuickSlots:
             self.end(slot)
         drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
         start = SlotStart(slot=slot, params=SamplingParams(), seed=0, drafting=drafting)
-        self.guessing.take(plan_of(started_slots=(start,)))
+        self.resolver.take(plan_of(started_slots=(start,)))
         self.known[slot], self.found[slot] = [*PROMPT], []
         self.run([(slot, ItemKind.PREFILL, 0, PROMPT)])
 
     def end(self, slot: int) -> None:
-        self.guessing.take(plan_of(ended_slots=(slot,)))
+        self.resolver.take(plan_of(ended_slots=(slot,)))
         assert self.drafter.ended[slot] == self.known.pop(slot)
 
     def decode(self) -> None:
@@ -203,7 +203,7 @@ class QuickSlots:
         self.run([(slot, ItemKind.VERIFY, len(self.known[slot]) - 1, ids)])
         asked, heard, _ = self.drafter.looks[-1]
         assert (asked, heard) == (slot, self.known[slot][: len(heard)])
-        assert self.guessing._heard[slot] == len(heard)
+        assert self.resolver._heard[slot] == len(heard)
 
     def run(self, parts: list[tuple[int, ItemKind, int, list[int]]]) -> None:
         items = tuple(
@@ -216,11 +216,11 @@ class QuickSlots:
         decodes = sum(item.kind is ItemKind.DECODE for item in items)
         plan = StepPlan(step=1, items=items, num_verified=verified, num_decodes=decodes)
         before = {slot: list(known) for slot, known in self.known.items()}
-        settled = self.guessing.settled(plan)
+        resolved = self.resolver.resolved(plan)
         if verified:
             assert self.drafter.known[parts[0][0]] == before[parts[0][0]]
         token_ids, counts = [], {}
-        for index, item in enumerate(settled.items):
+        for index, item in enumerate(resolved.items):
             count = 1
             while (
                 count < item.count and item.kind is ItemKind.VERIFY and self.random.random() < 0.7
@@ -232,9 +232,9 @@ class QuickSlots:
             token_ids += drawn
             self.known[item.slot] += drawn
         outcome = StepOutcome(step=1, token_ids=tuple(token_ids), token_counts=counts)
-        told = self.guessing.noted(settled, outcome)
+        told = self.resolver.noted(resolved, outcome)
         for row, found in told.looked_ahead.items():
-            self.found[settled.items[row].slot].append(found)
+            self.found[resolved.items[row].slot].append(found)
 
     def _next(self, slot: int) -> int:
         place = len(self.known[slot]) - len(PROMPT)

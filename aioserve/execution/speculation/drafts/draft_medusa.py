@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.kv.pages import token_location
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.medusa import MedusaHeads

@@ -4,11 +4,11 @@ What is guessed depends on the last token, which the host knows when the step be
 step that verifies is launched then, and those behind it wait with it; all others are launched as
 soon as they come, while steps before them run.
 
-    loop      read 8, 9    results 7, settle 8     read 10    results 8
+    loop      read 8, 9    results 7, resolve 8    read 10    results 8
     device    [ step 7 ]                 [ step 8 ][ step 9 ]           ..
                          8 verifies: it waits for 7, and 9 behind it
 
-Where guesses are computed, 8 is settled when they are known, and the loop waits for nothing.
+Where guesses are computed, 8 is resolved when they are known, and the loop waits for nothing.
 
 On a CPU nothing waits: the thread that computes a step knows the tokens of the one before.
 """
@@ -20,17 +20,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aioserve.execution.batch import HostStep, OpenStep
-from aioserve.execution.guessing import Asked, Guessing
+from aioserve.execution.batch import StepArrays, UnresolvedStep
 from aioserve.execution.loop_callbacks import settle
+from aioserve.execution.speculation.resolver import DraftRequest, Resolver
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["Settling"]
+__all__ = ["ResolvingQueue"]
 
 OutcomeFuture = asyncio.Future[StepOutcome]
-Launch = Callable[[HostStep, OutcomeFuture, StepPlan | None], object]
-Ask = Callable[[Asked, Callable[[Exception | None], None]], None]
+ReadStep = StepArrays | UnresolvedStep | Exception
+"""A plan as it was read, or why it can't be."""
+Launch = Callable[[StepArrays, OutcomeFuture, StepPlan | None], object]
+Ask = Callable[[DraftRequest, Callable[[Exception | None], None]], None]
 
 
 @dataclass(slots=True)
@@ -40,12 +42,12 @@ class _Launched:
     """Whether the slots of guesses have changed as it says."""
 
 
-class Settling:
+class ResolvingQueue:
     """The order in which steps are launched. For the thread of the event loop."""
 
     def __init__(
         self,
-        guessing: Guessing,
+        resolver: Resolver,
         launch: Launch,
         pass_by: Callable[[StepPlan], object] = lambda plan: None,
         ask: Ask | None = None,
@@ -55,22 +57,18 @@ class Settling:
         then `go_on` are to be called for each that was launched, in this order.
 
         `ask` has guesses computed, and a follower hear of their plan; on the loop it calls what it
-        was given, later. None: `guessing` makes them when it is called.
+        was given, later. None: `resolver` makes them when it is called.
         """
-        self._guessing = guessing
+        self._resolver = resolver
         self._launch = launch
         self._pass_by = pass_by
         self._ask = ask
-        self._waiting: deque[tuple[StepPlan, HostStep | OpenStep | Exception, OutcomeFuture]] = (
-            deque()
-        )
+        self._waiting: deque[tuple[StepPlan, ReadStep, OutcomeFuture]] = deque()
         self._launched: deque[_Launched] = deque()
-        self._asking: tuple[StepPlan, OpenStep, OutcomeFuture] | None = None
+        self._asking: tuple[StepPlan, UnresolvedStep, OutcomeFuture] | None = None
         """The step whose guesses are being computed."""
 
-    def put(
-        self, plan: StepPlan, step: HostStep | OpenStep | Exception, future: OutcomeFuture
-    ) -> None:
+    def put(self, plan: StepPlan, step: ReadStep, future: OutcomeFuture) -> None:
         """Launch a step as soon as may be, or fail it when its turn comes."""
         self._waiting.append((plan, step, future))
         self.go_on()
@@ -82,9 +80,9 @@ class Settling:
         oldest = self._launched.popleft()
         try:
             if not oldest.is_taken:
-                self._guessing.take(oldest.plan)
+                self._resolver.take(oldest.plan)
             if isinstance(result, StepOutcome):
-                return self._guessing.noted(oldest.plan, result)
+                return self._resolver.noted(oldest.plan, result)
         except Exception as error:
             return error
         return result
@@ -106,7 +104,7 @@ class Settling:
         """Launch what waited for the last step that was done."""
         while self._waiting and self._asking is None:
             plan, step, future = self._waiting[0]
-            if isinstance(step, HostStep):
+            if isinstance(step, StepArrays):
                 self._waiting.popleft()
                 self._launched.append(_Launched(plan, is_taken=False))
                 self._launch(step, future, plan)
@@ -116,24 +114,26 @@ class Settling:
             self._waiting.popleft()
             self._open(plan, step, future)
 
-    def _open(self, plan: StepPlan, step: OpenStep | Exception, future: OutcomeFuture) -> None:
+    def _open(
+        self, plan: StepPlan, step: UnresolvedStep | Exception, future: OutcomeFuture
+    ) -> None:
         """Launch a step that goes on from where those before it have come, which is known."""
-        asked = None
+        request = None
         try:
-            self._guessing.take(plan)
+            self._resolver.take(plan)
             if isinstance(step, Exception):
                 raise step
             if self._ask is not None:
-                asked = self._guessing.asked(plan)
+                request = self._resolver.draft_request(plan)
         except Exception as error:
             self._pass_by(plan)
             settle(future, error)
             return
-        if self._ask is None or asked is None or not asked.slots:
-            self._settle(plan, step, future, followed=plan)
+        if self._ask is None or request is None or not request.slots:
+            self._resolve(plan, step, future, followed=plan)
             return
         self._asking = plan, step, future
-        self._ask(asked, self._answered)
+        self._ask(request, self._answered)
 
     def _answered(self, error: Exception | None) -> None:
         """The guesses that were asked for are known, or can't be made."""
@@ -141,21 +141,21 @@ class Settling:
             return  # the step was given up before
         (plan, step, future), self._asking = self._asking, None
         if error is None:
-            self._settle(plan, step, future, followed=None)
+            self._resolve(plan, step, future, followed=None)
         else:
             settle(future, error)
         self.go_on()
 
-    def _settle(
-        self, plan: StepPlan, step: OpenStep, future: OutcomeFuture, followed: StepPlan | None
+    def _resolve(
+        self, plan: StepPlan, step: UnresolvedStep, future: OutcomeFuture, followed: StepPlan | None
     ) -> None:
         try:
-            plan = self._guessing.settled(plan)
-            settled = step.settled(plan, one_by_one=True)
+            plan = self._resolver.resolved(plan)
+            resolved = step.resolved(plan, one_by_one=True)
         except Exception as error:
             if followed is not None:
                 self._pass_by(followed)
             settle(future, error)
             return
         self._launched.append(_Launched(plan, is_taken=True))
-        self._launch(settled, future, followed)
+        self._launch(resolved, future, followed)

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.batch import largest_counts
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
-from aioserve.execution.drafts.draft_pages import DraftPages
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
+from aioserve.execution.speculation.drafts.draft_pages import DraftPages
 from aioserve.kv.pages import pages_for
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
 from aioserve.steps.plan import StepPlan

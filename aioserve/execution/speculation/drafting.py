@@ -1,8 +1,8 @@
 """A drafter that computes, on the thread that launches steps and on the stream of these.
 
-    loop          results 7, ask ─┐           ┌─ settle 8 ─┐
-    step thread                   └─ guess 8 ─┘            └─ pack, enqueue 8
-    device        [ step 7 ]         [ ][ ][ ]                [ step 8 ]
+    loop          results 7, ask ─┐           ┌─ resolve 8 ─┐
+    step thread                   └─ draft 8 ─┘             └─ pack, enqueue 8
+    device        [ step 7 ]         [ ][ ][ ]                 [ step 8 ]
 
 The loop goes on meanwhile: what it has for the drafter waits its turn on that thread, behind the
 launches of the steps before and before those of the steps that come next.
@@ -18,8 +18,8 @@ from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
-from aioserve.execution.guessing import Asked, StepFollower
 from aioserve.execution.loop_callbacks import LoopCallbacks
+from aioserve.execution.speculation.resolver import DraftRequest, StepFollower
 
 __all__ = ["DrafterApart", "DrafterInMemory"]
 
@@ -67,10 +67,10 @@ class DrafterApart(AtOnce):
         """What was guessed when `ask` was called for these."""
         return [self._made[slot] for slot in slots]
 
-    def ask(self, asked: Asked, told: Callable[[Exception | None], None]) -> None:
+    def ask(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
         """Let the follower hear of a plan, and guesses be made for it. `told` is called on the loop
         when they are known, or with what was raised."""
-        self._put(functools.partial(self._guess, asked, told))
+        self._put(functools.partial(self._guess, request, told))
 
     # -- on the other thread
 
@@ -83,15 +83,15 @@ class DrafterApart(AtOnce):
 
         self._put(passed_on)
 
-    def _guess(self, asked: Asked, told: Callable[[Exception | None], None]) -> None:
+    def _guess(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
         made: dict[int, Sequence[int]] = {}
         error, self._error = self._error, None
         try:
-            self._follower.take(asked.plan)
-            self._follower.follow(asked.plan)
+            self._follower.take(request.plan)
+            self._follower.follow(request.plan)
             if error is None:
-                guesses = self._drafter.draft_all(asked.slots, asked.limits)
-                made = dict(zip(asked.slots, guesses, strict=True))
+                guesses = self._drafter.draft_all(request.slots, request.limits)
+                made = dict(zip(request.slots, guesses, strict=True))
         except Exception as raised:
             error = self._meaning_of(raised)
         self._callbacks.put(functools.partial(self._tell, made, error, told))

@@ -1,12 +1,12 @@
-"""How far each slot has come, and what its drafter guesses: where a plan leaves both open, since
-steps before it were in flight, this is what settles them.
+"""How far each slot has come, and its draft tokens. A plan leaves both open where steps before it
+were in flight; this resolves them.
 
     plan        VERIFY  start at most 13, at most 4 tokens: pending, draft, draft, draft
-    settled     VERIFY  start 11, 3 tokens: pending, 7, 9     the drafter made two guesses
+    resolved    VERIFY  start 11, 3 tokens: pending, 7, 9     the drafter made two guesses
     noted       7 was right, 4 was drawn in place of 9        the slot's next item starts at 13
 
 Knows plans, and neither tensors nor devices; called in the order of the steps, where each step's
-tokens are known before the next is settled.
+tokens are known before the next is resolved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aioserve.errors import InvariantError
 from aioserve.steps.outcome import LookedAhead, StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["Asked", "Guessing", "StepFollower"]
+__all__ = ["DraftRequest", "Resolver", "StepFollower"]
 
 TokenRows = npt.NDArray[np.int64]
 VERIFY = ItemKind.VERIFY
@@ -35,8 +35,8 @@ it guesses as many: nobody verifies these, and what comes instead tells how many
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
-    """What a drafter is asked for before a plan is settled."""
+class DraftRequest:
+    """Draft tokens that a plan needs before it is resolved."""
 
     plan: StepPlan
     slots: Sequence[int]
@@ -64,14 +64,14 @@ class StepFollower(Protocol):
         rows: TokenRows | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """A plan, as it was settled, has been computed. `rows`: which of the tokens that were
+        """A plan, as it was resolved, has been computed. `rows`: which of the tokens that were
         computed are its own, int64 `[T]`; None: all. `locations`: where their KV is, of group 0, as
         `HostBatch.token_locations` has it; None: as the plan says. Not called where a step puts
         into that memory itself what it leaves for the drafter."""
         ...
 
 
-class Guessing:
+class Resolver:
     """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
     None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter is
     measured by; None: it isn't. `max_branches`: most paths beside the guesses of a slot."""
@@ -86,13 +86,13 @@ class Guessing:
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
-        """What the drafter took in the step that was settled last."""
-        self._asked: Asked | None = None
-        """What it is asked for by the step that is settled next, where that is known."""
+        """What the drafter took in the step that was resolved last."""
+        self._request: DraftRequest | None = None
+        """What it is asked for by the step that is resolved next, where that is known."""
         self._follower = follower
         self._max_branches = max_branches
         self.branches: dict[int, Sequence[Sequence[int]]] = {}
-        """Paths beside the guesses of slots in the plan that was settled last."""
+        """Paths beside the guesses of slots in the plan that was resolved last."""
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
         self._known: dict[int, array[int]] = {}
@@ -149,7 +149,7 @@ class Guessing:
         self._end(slot)
         self._start(slot, sequence)
 
-    def settled(self, plan: StepPlan) -> StepPlan:
+    def resolved(self, plan: StepPlan) -> StepPlan:
         """The plan with its guesses made and its items where they begin. Raises `InvariantError`
         for an item whose slot is further than the plan allows, or asks for guesses and started
         without saying so."""
@@ -158,18 +158,18 @@ class Guessing:
         self.branches.clear()
         if not plan.num_verified:
             return plan
-        guesses = self._guesses(self.asked(plan))
+        guesses = self._guesses(self.draft_request(plan))
         items = [
-            self._settled(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
+            self._resolved(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
             for item in plan.items
         ]
         return msgspec.structs.replace(plan, items=tuple(items))
 
-    def asked(self, plan: StepPlan) -> Asked:
-        """What `settled` asks the drafter for, which has heard by then of all that it needs. For
-        who lets the drafter guess elsewhere, before the plan is settled; once for each plan."""
-        if self._asked is not None and self._asked.plan is plan:
-            return self._asked
+    def draft_request(self, plan: StepPlan) -> DraftRequest:
+        """What `resolved` asks the drafter for, which has heard by then of all that it needs. For
+        who lets the drafter guess elsewhere, before the plan is resolved; once for each plan."""
+        if self._request is not None and self._request.plan is plan:
+            return self._request
         self._read()
         self._take_forced(plan)
         began = self._clock()
@@ -177,21 +177,21 @@ class Guessing:
         if items:
             self._tell(self._known)
         slots, limits = [item.slot for item in items], [item.count - 1 for item in items]
-        self._asked = Asked(plan, slots, limits, began)
-        return self._asked
+        self._request = DraftRequest(plan, slots, limits, began)
+        return self._request
 
-    def _guesses(self, asked: Asked) -> Mapping[int, Sequence[int]]:
+    def _guesses(self, request: DraftRequest) -> Mapping[int, Sequence[int]]:
         """What the drafter guesses, by slot."""
-        self._asked, self._drafting_seconds = None, 0.0
-        if not asked.slots or self._drafter is None:
+        self._request, self._drafting_seconds = None, 0.0
+        if not request.slots or self._drafter is None:
             return {}
-        made = self._drafter.draft_all(asked.slots, asked.limits)
+        made = self._drafter.draft_all(request.slots, request.limits)
         if self._max_branches:
-            for slot, limit, guesses in zip(asked.slots, asked.limits, made, strict=True):
+            for slot, limit, guesses in zip(request.slots, request.limits, made, strict=True):
                 if (left := limit - len(guesses)) > 1:
                     self._branch(self._drafter, slot, left)
-        self._drafting_seconds = self._clock() - asked.since_seconds
-        return dict(zip(asked.slots, made, strict=True))
+        self._drafting_seconds = self._clock() - request.since_seconds
+        return dict(zip(request.slots, made, strict=True))
 
     def _branch(self, drafter: Drafter, slot: int, limit: int) -> None:
         if branches := drafter.branches(slot, limit):
@@ -212,7 +212,7 @@ class Guessing:
                 forced[item.slot] = item.token_ids[:1].tolist()
         self._extend(forced)
 
-    def _settled(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:
+    def _resolved(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:
         known = self._known.get(item.slot)
         if known is None and not _asks(item):
             return item
@@ -236,7 +236,7 @@ class Guessing:
         rows: TokenRows | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> StepOutcome:
-        """Take note of what a step, whose plan was settled, computed and sampled row by row; the
+        """Take note of what a step, whose plan was resolved, computed and sampled row by row; the
         outcome, with what has come to be known of guesses that no step verified. `rows` and
         `locations` are as `StepFollower.computed` has them."""
         if self._follower is not None and plan.items:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioserve.execution.drafts.computed_drafter import DraftOptions
-from aioserve.execution.drafts.paged_drafter import PagedDrafter
+from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
+from aioserve.execution.speculation.drafts.paged_drafter import PagedDrafter
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Drawn, HostBatch, KVCache, SampleRows
 

@@ -5,8 +5,8 @@
     rejection sampling   a row whose guess was drawn from a known distribution keeps it as often as
                          can be without changing how often a token comes; all others as above
 
-Either way a guess is kept where it is its row's token (`aioserve.execution.verified_rows`). A guess
-that was not drawn is certain to its drafter, and then both keep the same share of guesses.
+Either way a guess is kept where it is its row's token (`verified_rows`). A guess that was not drawn
+is certain to its drafter, and then both keep the same share of guesses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import StepArrays
 from aioserve.ops import Backend, Drawn
 from aioserve.sampling.rejection import tokens_by_rejection
 
@@ -29,12 +29,12 @@ __all__ = ["DrawnGuesses", "RejectionSampling", "SamplerMatch", "Verification"]
 class Verification(Protocol):
     """Chosen once for an engine; called on the thread of the steps."""
 
-    def reads_logits(self, step: HostStep) -> bool:
+    def reads_logits(self, step: StepArrays) -> bool:
         """Whether `draw` wants to be called with the logits of this step. Elsewhere its rows may be
         drawn from before they are all there."""
         ...
 
-    def draw(self, logits: Tensor, step: HostStep, last_tokens: Tensor) -> Drawn:
+    def draw(self, logits: Tensor, step: StepArrays, last_tokens: Tensor) -> Drawn:
         """A token of each row, as `Backend.draw`, from edited logits, float32 `[S, V]`."""
         ...
 
@@ -54,10 +54,10 @@ class SamplerMatch:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def reads_logits(self, step: HostStep) -> bool:
+    def reads_logits(self, step: StepArrays) -> bool:
         return False
 
-    def draw(self, logits: Tensor, step: HostStep, last_tokens: Tensor) -> Drawn:
+    def draw(self, logits: Tensor, step: StepArrays, last_tokens: Tensor) -> Drawn:
         return self._backend.draw(logits, step.samples, last_tokens)
 
 
@@ -68,10 +68,10 @@ class RejectionSampling:
         self._backend = backend
         self._drafter = drafter
 
-    def reads_logits(self, step: HostStep) -> bool:
+    def reads_logits(self, step: StepArrays) -> bool:
         return bool(self._drawn_guesses(step))
 
-    def draw(self, logits: Tensor, step: HostStep, last_tokens: Tensor) -> Drawn:
+    def draw(self, logits: Tensor, step: StepArrays, last_tokens: Tensor) -> Drawn:
         drawn = self._backend.draw(logits, step.samples, last_tokens)
         found = [each for each in self._drawn_guesses(step) if each[0] not in drawn.row_errors]
         if not found:
@@ -88,7 +88,7 @@ class RejectionSampling:
         )
         return Drawn(token_ids, drawn.row_errors)
 
-    def _drawn_guesses(self, step: HostStep) -> list[tuple[int, int, int, Tensor]]:
+    def _drawn_guesses(self, step: StepArrays) -> list[tuple[int, int, int, Tensor]]:
         """Each row whose guess was drawn, by index, with the first of those that follow each other,
         the guess and what it was drawn by."""
         if step.verified is None:

@@ -10,14 +10,14 @@ import torch
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.execution.drafts.computed_drafter import ComputedDrafter, DraftOptions
-from aioserve.execution.drafts.draft_head import DraftHead
-from aioserve.execution.drafts.draft_medusa import DraftMedusa
-from aioserve.execution.drafts.draft_model import DraftModel
-from aioserve.execution.drafts.read import AnyReadDraft, ReadDraftHead, naming
-from aioserve.execution.drafts.state_pages import StatePages
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.reserve import reserve
+from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
+from aioserve.execution.speculation.drafts.draft_head import DraftHead
+from aioserve.execution.speculation.drafts.draft_medusa import DraftMedusa
+from aioserve.execution.speculation.drafts.draft_model import DraftModel
+from aioserve.execution.speculation.drafts.read import AnyReadDraft, ReadDraftHead, naming
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.heads.loader import make_head

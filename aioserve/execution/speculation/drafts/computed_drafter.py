@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
-from aioserve.execution.drafts.state_pages import StatePages
+from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.kv.pages import token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
 from aioserve.sampling.sampler import SlotTable

@@ -63,7 +63,7 @@ class VerifiedRows:
 
     @classmethod
     def of(cls, plan: StepPlan, branch_of: tuple[int, ...] = ()) -> VerifiedRows:
-        """Rows of a plan that is settled (`aioserve.execution.guessing`)."""
+        """Rows of a plan that is resolved (`aioserve.execution.speculation.resolver`)."""
         rows = [(item, row) for item in plan.items for row in item.rows]
         counts = [item.most_tokens(row) for item, row in rows]
         firsts = [0, *accumulate(counts)][: len(rows)]

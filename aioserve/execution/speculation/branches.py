@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.batch import NO_COPIES, OpenStep
+from aioserve.execution.batch import NO_COPIES, UnresolvedStep
 from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
@@ -65,8 +65,8 @@ class ScratchPages:
         self._first = first
         self._end = end
 
-    def branched(self, plan: StepPlan, read: OpenStep, paths: Paths) -> BranchedStep | None:
-        """A step, whose plan is settled, with paths beside its chains. A sequence that asks for
+    def branched(self, plan: StepPlan, read: UnresolvedStep, paths: Paths) -> BranchedStep | None:
+        """A step, whose plan is resolved, with paths beside its chains. A sequence that asks for
         more than a draw has none, nor one for which no pages are left; None: so nobody has."""
         if read.masks is not None:
             return None
@@ -109,7 +109,7 @@ class BranchedStep:
     def __init__(
         self,
         plan: StepPlan,
-        read: OpenStep,
+        read: UnresolvedStep,
         branches: Sequence[_Branch],
         copies: npt.NDArray[np.int32],
     ) -> None:
@@ -127,7 +127,7 @@ class BranchedStep:
         )
 
     @property
-    def read(self) -> OpenStep:
+    def read(self) -> UnresolvedStep:
         """With a row for each branch."""
         read, rows = self._read, [branch.row for branch in self._branches]
         asks, samples = read.asks, read.samples
@@ -194,7 +194,7 @@ def _item(item: WorkItem, ids: Sequence[int]) -> WorkItem:
     return msgspec.structs.replace(item, count=len(ids), token_ids=token_ids, rows=rows)
 
 
-def _asks_for_more(read: OpenStep, row: int) -> bool:
+def _asks_for_more(read: UnresolvedStep, row: int) -> bool:
     edits, tops = read.asks.edits, read.asks.tops
     return bool(edits and edits[row] is not None) or bool(tops and tops[row] is not None)
 
