@@ -25,16 +25,18 @@ from aioserve.drafting.ngram import NgramDrafter
 from aioserve.drafting.suffix import SuffixDrafter
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
+from aioserve.engine.interface import ChatStreamLike, EngineLike, ModelFacts, TokenStreamLike
 from aioserve.engine.llm import LLM
 from aioserve.engine.options import (
     BeamSearchOptions,
     EmbedOptions,
     EncodeOptions,
     MessageOptions,
+    Pooling,
     PromptOnlyOptions,
     StreamOptions,
 )
-from aioserve.engine.prompt_only import Pooling, Score
+from aioserve.engine.prompt_only import Score
 from aioserve.engine.prompts import Continuation, Prompt
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
@@ -124,6 +126,7 @@ __all__ = [
     "ChatCompletion",
     "ChatDelta",
     "ChatStream",
+    "ChatStreamLike",
     "Completion",
     "ConfigError",
     "Continuation",
@@ -142,6 +145,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "EngineFailedError",
+    "EngineLike",
     "EngineOptions",
     "EngineState",
     "EngineStats",
@@ -163,6 +167,7 @@ __all__ = [
     "MessageOptions",
     "ModelDrafter",
     "ModelError",
+    "ModelFacts",
     "ModelLimits",
     "ModelNotFoundError",
     "ModelSource",
@@ -208,6 +213,7 @@ __all__ = [
     "Token",
     "TokenShare",
     "TokenStream",
+    "TokenStreamLike",
     "Tokenizer",
     "ToolCall",
     "ToolCallDelta",

@@ -80,6 +80,13 @@ PAGES = (
     "aioserve.kv.prefix_tree",
     "aioserve.kv.tiers",
 )
+ENGINES = (
+    *("aioserve.Engine", "aioserve.LLM", "aioserve.TokenStream", "aioserve.ChatStream"),
+    *("aioserve.engine.engine", "aioserve.engine.facts", "aioserve.engine.lifecycle"),
+    *("aioserve.engine.llm", "aioserve.engine.mailbox"),
+    *("aioserve.engine.stream.TokenStream", "aioserve.engine.chat.ChatStream"),
+)
+"""One implementation of `EngineLike`, and its streams."""
 FORBIDDEN = {
     "cli": ("aioserve.scheduling",),
     "scheduling": TENSORS + CLOCKS_AND_IO,
@@ -90,7 +97,7 @@ FORBIDDEN = {
     "capacity": (*TENSORS, "asyncio", "anyio", *SERVING),
     "engine": TENSORS + PAGES,
     "plugins": (*TENSORS, "asyncio", "anyio"),
-    "server": TENSORS,
+    "server": TENSORS + ENGINES,
     "grammars": (*TENSORS, "asyncio", "anyio"),
     "text": TENSORS,
 }

@@ -111,6 +111,13 @@ def test_bundled_policies_use_only_public_names() -> None:
         ("kv", "def f():\n    import asyncio", "kv must not know asyncio"),
         ("kv", "from torch.nn import functional", "kv must not know torch.nn.functional"),
         ("text", "import torch", "text must not know torch"),
+        ("server", "from aioserve import Engine", "server must not know aioserve.Engine"),
+        (
+            "server",
+            "from aioserve.engine.engine import Engine",
+            "must not know aioserve.engine.engi",
+        ),
+        ("server", "from aioserve.engine.stream import TokenStream", "engine.stream.TokenStream"),
         ("plugins", "import asyncio", "plugins must not know asyncio"),
         ("cli", "import aioserve.scheduling.view", "cli must not know aioserve.scheduling.view"),
         ("kv", "from . import pages", "relative import ..pages"),
@@ -142,6 +149,10 @@ def test_an_import_against_the_order_is_found(place: str, source: str, message: 
         ("ops", "import torch\nfrom aioserve.ops import types"),
         ("cli", "from aioserve import Engine"),
         ("text", "import torchless\nimport timeit"),
+        (
+            "server",
+            "from aioserve.engine.interface import EngineLike\nfrom aioserve import Observer",
+        ),
         ("engine", "from aioserve.kv.memory import KVMemory\nimport aioserve.kv.eviction"),
     ],
 )

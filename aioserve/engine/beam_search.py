@@ -36,12 +36,13 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
 from operator import attrgetter, itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from aioserve.arguments import boolean_or, check, integer, number
 from aioserve.engine.lifecycle import EngineLifecycle
+from aioserve.engine.options import EarlyStopping
 from aioserve.engine.params_intake import end_ids_of
 from aioserve.engine.prompts import Prompt
 from aioserve.engine.stream import TokenStream, yield_before
@@ -51,9 +52,7 @@ from aioserve.hints import checked_hints
 from aioserve.request import MAX_LOGPROBS, Beam, FinishReason, SamplingParams, TopLogprob
 from aioserve.text.assembler import TextAssembler
 
-__all__ = ["Beams", "EarlyStopping", "EndedBeam", "RunningBeam", "beam_search"]
-
-EarlyStopping = bool | Literal["never"]
+__all__ = ["Beams", "EndedBeam", "RunningBeam", "beam_search"]
 
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 10

@@ -22,7 +22,7 @@ from aioserve.config import (
     ToolParserName,
 )
 from aioserve.engine.batches import Progress, check_no_progress, completions_of
-from aioserve.engine.beam_search import EarlyStopping, beam_search
+from aioserve.engine.beam_search import beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream
 from aioserve.engine.engine_arguments import DEFAULT_POLICY, EngineArguments
 from aioserve.engine.facts import EngineFacts
@@ -32,8 +32,10 @@ from aioserve.engine.options import (
     BEAM_DEFAULTS,
     STREAM_DEFAULTS,
     BeamSearchOptions,
+    EarlyStopping,
     EmbedOptions,
     EncodeOptions,
+    Pooling,
     PromptOnlyOptions,
     StreamOptions,
     check_names,
@@ -41,7 +43,6 @@ from aioserve.engine.options import (
     takes,
 )
 from aioserve.engine.prompt_only import (
-    Pooling,
     Score,
     embeddings_of,
     scores_of,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from aioserve.arguments import check, text
 from aioserve.config import EngineConfig
+from aioserve.engine.interface import ModelFacts, TemplateName
 from aioserve.engine.lifecycle import EngineLifecycle
-from aioserve.engine.stats import EngineStats, dump_of, stats_of
+from aioserve.engine.report import described, dump_of, stats_of
+from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState, InvalidRequestError, ModelError
-from aioserve.execution.runner import ModelLimits
+from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
-from aioserve.text.fill_in import fill_in_of, filled_in
 from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.output_parsers.registry import (
     reasoning_format_named,
@@ -33,6 +34,33 @@ class EngineFacts:
     def __init__(self, config: EngineConfig, lifecycle: EngineLifecycle) -> None:
         self.config: EngineConfig = config
         self._lifecycle = lifecycle
+        self._facts: ModelFacts | None = None
+
+    @property
+    def facts(self) -> ModelFacts:
+        """All that is fixed about the loaded model, as one value."""
+        if self._facts is None:
+            self._facts = self._facts_of(self._lifecycle.started().model)
+        return self._facts
+
+    def _facts_of(self, model: LoadedModel) -> ModelFacts:
+        names = get_args(TemplateName)
+        return ModelFacts(
+            name=self.model_name,
+            limits=self.limits,
+            description=described(model),
+            tokenizer=model.tokenizer,
+            has_chat_template=self.has_chat_template,
+            template_reads=frozenset(filter(self.template_reads, names)),
+            reads_tool_calls=self.reads_tool_calls,
+            calls_in_channels=self.calls_in_channels,
+            reasons=self.reasons,
+            generates=self.generates,
+            retrieval=self.retrieval,
+            tells_relevance=self.tells_relevance,
+            default_params=self.default_params,
+            says_sampling=self.says_sampling,
+        )
 
     @property
     def model_name(self) -> str:
@@ -55,8 +83,8 @@ class EngineFacts:
     def filled_in(self, prefix: str, suffix: str) -> str | None:
         """The prompt of what stands between two texts, as the model was trained for it (FIM); None
         where its tokenizer has no marks for that. Raises `ModelError` without a tokenizer."""
-        form = fill_in_of(self.tokenizer)
-        return None if form is None else filled_in(form, prefix, suffix)
+        _ = self.tokenizer
+        return self.facts.filled_in(prefix, suffix)
 
     @property
     def limits(self) -> ModelLimits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from aioserve.arguments import check, number, optional, unknown_argument
 from aioserve.engine.truncation import TruncationSide
@@ -20,15 +20,22 @@ __all__ = [
     "STREAM_DEFAULTS",
     "TRUNCATION_DEFAULTS",
     "BeamSearchOptions",
+    "EarlyStopping",
     "EmbedOptions",
     "EncodeOptions",
     "MessageOptions",
+    "Pooling",
     "PromptOnlyOptions",
     "StreamOptions",
     "check_names",
     "checked_deadline",
     "takes",
 ]
+
+EarlyStopping = bool | Literal["never"]
+"""Rule by which a beam search ends before `max_tokens`, as `aioserve.engine.beam_search` has it."""
+Pooling = Literal["last", "mean", "cls"]
+"""Hidden states that make the vector of a prompt."""
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

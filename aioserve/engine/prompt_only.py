@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ from aioserve.engine.encoding import BareText
 from aioserve.engine.intake import Intake, PromptFields
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.mailbox import Mailbox
-from aioserve.engine.options import MESSAGE_DEFAULTS
+from aioserve.engine.options import MESSAGE_DEFAULTS, Pooling
 from aioserve.engine.prompts import (
     ContinuedPrompt,
     Prompt,
@@ -60,7 +60,6 @@ from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Usage
 from aioserve.timings import Timings
 
 __all__ = [
-    "Pooling",
     "Score",
     "embeddings_of",
     "noting_place",
@@ -68,8 +67,6 @@ __all__ = [
     "scores_of",
     "token_ids_of",
 ]
-
-Pooling = Literal["last", "mean", "cls"]
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 

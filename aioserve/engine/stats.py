@@ -1,16 +1,10 @@
-"""What an engine tells of itself: numbers for dashboards, and everything for debugging."""
+"""`EngineStats`: an engine's numbers at one moment."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.kv.usage import KVUsage
-from aioserve.scheduling.report import describe
 
-__all__ = ["EngineStats", "dump_of", "stats_of"]
+__all__ = ["EngineStats"]
 
 
 class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
@@ -56,49 +50,3 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     health. 0 when idle."""
     loop_lag_seconds: float
     """Longest recent delay between the end of a step and the event loop hearing of it."""
-
-
-def stats_of(engine: EngineLifecycle) -> EngineStats:
-    scheduler, counters, times = engine.scheduler, engine.scheduler.counters, engine.core.times
-    return EngineStats(
-        **msgspec.structs.asdict(scheduler.memory.usage()),
-        num_running=scheduler.num_running,
-        num_waiting=engine.core.num_waiting,
-        tokens_prefilled_total=counters.tokens_prefilled,
-        tokens_cached_total=counters.tokens_cached,
-        tokens_generated_total=counters.tokens_generated,
-        tokens_drafted_total=tuple(counters.drafted),
-        tokens_accepted_total=tuple(counters.accepted),
-        preemptions_total=counters.preemptions,
-        steps_total=counters.steps,
-        step_seconds_total=times.step_seconds,
-        planning_seconds_total=times.planning_seconds,
-        commit_seconds_total=times.commit_seconds,
-        delivery_seconds_total=times.delivery_seconds,
-        policy_faults_total=scheduler.policy_calls.faults_total,
-        drafter_faults_total=0 if engine.drafter is None else engine.drafter.faults_total,
-        step_age_seconds=engine.core.step_age_seconds,
-        loop_lag_seconds=max(engine.model.runner.wake_delays_seconds, default=0.0),
-    )
-
-
-def dump_of(engine: EngineLifecycle) -> dict[str, Any]:
-    limits = msgspec.structs.asdict(engine.model.limits)
-    return {
-        "model": {"name": engine.model.name, **engine.model.description},
-        "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
-        "config": msgspec.to_builtins(engine.config),
-        "policy": engine.scheduler.policy_calls.name,
-        "observers": list(engine.core.observer_events.observers.labels),
-        "stats": msgspec.structs.asdict(stats_of(engine)),
-        "steps_in_flight": [
-            {
-                "step": plan.step,
-                "sequences": plan.num_sequences,
-                "tokens": plan.num_tokens,
-                "copies": len(plan.copies),
-            }
-            for plan in engine.core.pipeline.in_flight
-        ],
-        **describe(engine.scheduler),
-    }

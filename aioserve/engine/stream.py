@@ -13,6 +13,7 @@ import msgspec
 
 from aioserve.arguments import MAX_INT, check, integer
 from aioserve.engine.event_loop import check_on, running_loop
+from aioserve.engine.interface import TokenStreamLike
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.misuse import ReadByAsync
 from aioserve.errors import InvalidRequestError
@@ -225,14 +226,14 @@ async def yield_before(num_tokens: int) -> None:
 
 
 async def collect(
-    stream: TokenStream,
+    stream: TokenStreamLike,
     params: SamplingParams | None,
     before: Callable[[int], Awaitable[object]] = yield_before,
 ) -> Completion:
     """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples. `before` is
     awaited before work on so many tokens. Raises what ended the request, if that was an error."""
     tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
-    async with stream:
+    with contextlib.closing(stream):
         async for token in stream:
             tokens[token.sample].append(token)
     ends = zip(tokens, stream.finish_reasons, stream.stop_reasons, strict=True)

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
 from aioserve import Observer
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import EngineLike
 from aioserve.server.anthropic.messages import ANTHROPIC_ERRORS, count_tokens, messages
 from aioserve.server.app_state import AppState
 from aioserve.server.call_reports import AccessLog, Spans
@@ -76,7 +76,7 @@ PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (live, live_now, trace)
 """What the page shows of the engine."""
 
 
-def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
+def create_app(engine: EngineLike, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI app that serves `engine`, which belongs to the caller: it is entered before the first
     request comes, on the event loop that serves the app, and closed after the last. The app can be
     mounted in any other. It watches the engine from now on until its lifespan ends, where it has

@@ -29,7 +29,7 @@ import anyio
 from msgspec.structs import replace
 from starlette.applications import Starlette
 
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import EngineLike, ModelFacts
 from aioserve.models.resolve import is_model
 from aioserve.request import SamplingParams
 from aioserve.server.answer_sizes import Kept, Unsent
@@ -147,10 +147,10 @@ class AppState:
     """One engine, as one app shows it."""
 
     def __init__(
-        self, engine: Engine, settings: ServerSettings, steps: StepRecorder | None = None
+        self, engine: EngineLike, settings: ServerSettings, steps: StepRecorder | None = None
     ) -> None:
         """`steps` are what the page shows, where there is one."""
-        self.engine: Engine = engine
+        self.engine: EngineLike = engine
         self.settings: ServerSettings = settings
         self.steps: StepRecorder | None = steps
         self.calls: Calls = Calls()
@@ -174,7 +174,7 @@ class AppState:
     @cached_property
     def own_name(self) -> str:
         """The name of the model by itself. The working directory may change later."""
-        return name_of(self.engine.model_name)
+        return name_of(self.engine.facts.name)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -230,8 +230,12 @@ class Call:
         return self.call_log.tenant
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineLike:
         return self.app_state.engine
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.app_state.engine.facts
 
     @property
     def settings(self) -> ServerSettings:
@@ -241,10 +245,10 @@ class Call:
     def default_params(self) -> SamplingParams:
         """Sampling of requests that don't say it, for an API that documents it. It is what the
         model's files say, or else the default of OpenAI's API: temperature 1."""
-        params = self.engine.default_params
-        if self.engine.says_sampling:
-            return params
-        return replace(params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+        facts = self.facts
+        if facts.says_sampling:
+            return facts.default_params
+        return replace(facts.default_params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
 
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""

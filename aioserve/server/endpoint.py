@@ -252,7 +252,7 @@ class EndpointApp(Generic[B]):
                 any_content_type=self._endpoint.any_content_type,
             )
             call.pace.spend(len(body) // BODY_BYTES_PER_UNIT)
-            hints = HintReader(lambda: call.engine.reasons)
+            hints = HintReader(lambda: call.facts.reasons)
             parsed = parse(body, kind, hints)
             for field, count in hints.found.items():
                 let_through(call.call_log, field, count)

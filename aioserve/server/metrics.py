@@ -91,7 +91,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            stats, limits = self._engine.stats(), self._engine.limits
+            stats, limits = self._engine.stats(), self._engine.facts.limits
             model = self._app_state.own_name
         except EngineClosedError:
             return

@@ -154,8 +154,8 @@ async def server_info(call: Call, _: NoParameters) -> ServerInfo:
         version=metadata.version("aioserve"),
         models=list(call.app_state.model_names),
         state=engine.state,
-        max_model_len=engine.limits.max_model_len,
-        num_pages=engine.limits.num_pages,
+        max_model_len=engine.facts.limits.max_model_len,
+        num_pages=engine.facts.limits.num_pages,
         engine=msgspec.to_builtins(engine.config),
     )
 

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import EngineLike
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineClosedError
 from aioserve.request import FinishReason
@@ -125,7 +125,7 @@ class VllmCollector(Collector):
 
 
 def protocol_gauges(
-    engine: Engine, stats: EngineStats, labels: Mapping[str, str] = {}
+    engine: EngineLike, stats: EngineStats, labels: Mapping[str, str] = {}
 ) -> Iterator[Metric]:
     """Gauges that gateways choose a server by: those of the Model Server Protocol."""
     for name, what, value in (

@@ -14,8 +14,8 @@ import numpy as np
 from aioserve.engine.core import IN_CORE, CoreLoop
 from aioserve.engine.engine import Engine
 from aioserve.engine.lifecycle import EngineLifecycle
+from aioserve.engine.report import stats_of
 from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
-from aioserve.engine.stats import stats_of
 from aioserve.errors import EngineClosedError, InvariantError
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing.fake_model import FakeRunner

@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.chat": lambda e, s: chat(e),
     "Engine.beam_search": lambda e, s: e.beam_search([1], beam_width=2, max_tokens=2),
     "Engine.config": lambda e, s: e.config,
+    "Engine.facts": lambda e, s: e.facts,
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.says_sampling": lambda e, s: e.says_sampling,
     "Engine.template_reads": lambda e, s: e.template_reads("tools"),

@@ -16,10 +16,13 @@ from aioserve import (
     ChatCompletion,
     ChatDelta,
     ChatStream,
+    ChatStreamLike,
     Completion,
     Engine,
+    EngineLike,
     EngineStats,
     InterTokenLatency,
+    ModelFacts,
     RequestView,
     Sample,
     SamplingParams,
@@ -28,6 +31,7 @@ from aioserve import (
     Timings,
     Token,
     TokenStream,
+    TokenStreamLike,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -81,6 +85,21 @@ def test_the_engines_options_and_defaults_are_all_there() -> None:
         assert shown.strip("`").removesuffix(".0") == expected.removesuffix(".0"), name
     named = {re.split(r"\W", name)[0] for name in first_column(methods)}
     assert named == public(Engine) - {"config"}
+
+
+def test_the_contract_of_engines_is_all_there() -> None:
+    members = {
+        re.split(r"\W", name)[0] for name in first_column(section("engine.md", "`EngineLike`"))
+    }
+    assert members == public(EngineLike)
+    shown = section("engine.md", "`ModelFacts`")
+    assert first_column(shown) == list(ModelFacts.__struct_fields__)
+    assert public(ModelFacts) - set(ModelFacts.__struct_fields__) == {"reads", "filled_in"}
+    assert "`reads(" in shown
+    assert "`filled_in(" in shown
+    for kind in (TokenStreamLike, ChatStreamLike):
+        for name in public(kind):
+            assert f"`{name}`" in section("engine.md", "`EngineLike`"), name
 
 
 def test_what_a_stream_offers_is_all_there() -> None:

@@ -47,7 +47,7 @@ async def test_parts_joined_are_the_whole(
     entries: int,
 ) -> None:
     async with Engine("pyhelp") as engine:
-        texts = TokenTexts(engine)
+        texts = TokenTexts(engine.facts)
         whole = TextOffsets(texts).logprobs_of([*prompt, *own])
         with mock.patch.object(module, "UNITS_AT_ONCE", entries):
             first = await EncodedLogprobs.of(texts, prompt, Pace())
@@ -74,7 +74,7 @@ async def test_the_loop_has_turns_while_a_long_list_is_written() -> None:
 
     async with Engine("pyhelp") as engine:
         counting = asyncio.create_task(count())
-        await EncodedLogprobs.of(TokenTexts(engine), long, Pace())
+        await EncodedLogprobs.of(TokenTexts(engine.facts), long, Pace())
         counting.cancel()
     assert turns >= 6 * len(long) // module.UNITS_AT_ONCE
 

@@ -367,7 +367,7 @@ async def asked_of(call: Call, body: MessageRequest) -> Asked:
     most = call.settings.max_metadata_value_chars
     check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
     plan = plan_of(call, body)
-    plan = fitted(call.engine, plan)
+    plan = fitted(call.facts, plan)
     forced = plan.function is not None or plan.reads_list
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, "tools" if forced else "output_config.format")
     given = {
@@ -404,7 +404,7 @@ def _budget_of(call: Call, body: MessageRequest) -> int | None:
     if budget >= most:
         why = f"must be below max_tokens = {most}, got {budget}"
         raise refuse("thinking.budget_tokens", why)
-    if not call.engine.reasons:
+    if not call.facts.reasons:
         let_through(call.call_log, "thinking.budget_tokens")
         return None
     return budget
@@ -420,7 +420,7 @@ def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     variables = variables_of(call, effort, "output_config.effort", usual="high")
     is_asked = isinstance(body.thinking, ThinkingDisabled | ThinkingEnabled)
-    if is_asked and not call.engine.template_reads("enable_thinking"):
+    if is_asked and not call.facts.reads("enable_thinking"):
         let_through(call.call_log, "thinking")
     elif is_asked:
         variables = variables | {"enable_thinking": isinstance(body.thinking, ThinkingEnabled)}

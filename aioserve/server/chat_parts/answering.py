@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from aioserve.engine.chat import ChatDelta, ChatStream
-from aioserve.engine.engine import Engine
+from aioserve.engine.chat_answers import ChatDelta
+from aioserve.engine.interface import ChatStreamLike, EngineLike
 from aioserve.request import FinishReason, SamplingParams, Token
 from aioserve.server.answer_sizes import AnswerSize
 from aioserve.server.app_state import Call
@@ -195,7 +195,7 @@ def size_of(
     **more: Any,
 ) -> AnswerSize:
     """Return the size that the answer to messages may have, with `more` of its fields."""
-    context, told = call.engine.limits.max_model_len, {}
+    context, told = call.facts.limits.max_model_len, {}
     if params.prompt_logprobs is not None:
         # As JSON they have more bytes than the prompt has tokens.
         told = {"prompt_tokens": min(len(msgspec.json.encode(messages)), context)}
@@ -214,13 +214,13 @@ def size_of(
 class Answering:
     """The answer to messages: a `Source`."""
 
-    def __init__(self, engine: Engine, asked: Asked) -> None:
+    def __init__(self, engine: EngineLike, asked: Asked) -> None:
         """Submit. Raises `ApiError` in the words of the API."""
         self._asked = asked
         self._cut = False
         options = {**asked.options, **asked.plan.options}
         with self.in_words():
-            self.stream: ChatStream = engine.chat(asked.messages, asked.params, **options)
+            self.stream: ChatStreamLike = engine.chat(asked.messages, asked.params, **options)
 
     @classmethod
     async def begun(
@@ -233,7 +233,7 @@ class Answering:
         return cls(call.engine, asked)
 
     @property
-    def streams(self) -> Sequence[ChatStream]:
+    def streams(self) -> Sequence[ChatStreamLike]:
         return (self.stream,)
 
     def in_words(self) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 
 from aioserve.config import ToolParserName
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import ModelFacts
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import AskedForm, check_at_most, check_schema
 from aioserve.server.errors import ApiError, refuse
@@ -280,19 +280,19 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
 
-def fitted(engine: Engine, plan: AnswerPlan) -> AnswerPlan:
+def fitted(facts: ModelFacts, plan: AnswerPlan) -> AnswerPlan:
     """Return the plan as this model can follow it. Raises `ApiError` for tools that it can't be
     told of, or whose calls can't be read: with what a caller can do, and who runs the server."""
     if plan.tools is None:
         return plan
-    if not engine.template_reads("tools"):
+    if not facts.reads("tools"):
         raise refuse(
             "tools",
             "aren't supported by this model: its chat template doesn't read them. Leave them out, "
             "or ask for an answer of some form; who runs the server can give a template that "
             "reads them: aioserve serve --chat-template FILE",
         )
-    if plan.reads_calls and not engine.reads_tool_calls:
+    if plan.reads_calls and not facts.reads_tool_calls:
         names = ", ".join([name for name in get_args(ToolParserName) if name not in NO_FORMS])
         raise refuse(
             "tools",
@@ -301,7 +301,7 @@ def fitted(engine: Engine, plan: AnswerPlan) -> AnswerPlan:
             "tools out; who runs the server can name the form: aioserve serve --tool-parser NAME, "
             f"one of {names}",
         )
-    if plan.required and engine.calls_in_channels:
+    if plan.required and facts.calls_in_channels:
         one = plan.one_call or plan.function is not None
         as_written = {"form": None, "function": None, "reads_list": False, "reads_calls": True}
         return msgspec.structs.replace(plan, one_call=one, **as_written)

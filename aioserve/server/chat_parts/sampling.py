@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 import msgspec
 
 from aioserve.engine.chat import MAX_MESSAGES, MAX_VALUES
+from aioserve.engine.interface import TemplateName
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
 from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
@@ -198,7 +199,12 @@ def check_schema(field: str, schema: Any, settings: ServerSettings) -> None:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-_OF_REASONING = ("enable_thinking", "reasoning_effort", "thinking", "thinking_budget")
+_OF_REASONING: tuple[TemplateName, ...] = (
+    "enable_thinking",
+    "reasoning_effort",
+    "thinking",
+    "thinking_budget",
+)
 """Variables by which templates are told how much a model reasons."""
 
 
@@ -225,10 +231,10 @@ def template_variables(call: Call, given: Mapping[str, Any] | None) -> dict[str,
     """`given`, without nulls and what a model that doesn't reason has no use for; None for none."""
     if given is None:
         return None
-    engine = call.engine
+    facts = call.facts
     kept = {name: value for name, value in given.items() if value is not None}
     for name in _OF_REASONING:
-        if name in kept and not engine.template_reads(name) and not engine.reasons:
+        if name in kept and not facts.reads(name) and not facts.reasons:
             let_through(call.call_log, f"chat_template_kwargs.{name}")
             del kept[name]
     return kept or None
@@ -237,12 +243,12 @@ def template_variables(call: Call, given: Mapping[str, Any] | None) -> dict[str,
 def _said(call: Call, effort: str | None, field: str, usual: str) -> dict[str, Any]:
     if effort is None:
         return {}
-    engine, is_known = call.engine, effort in get_args(Effort)
-    if engine.template_reads("reasoning_effort"):
+    facts, is_known = call.facts, effort in get_args(Effort)
+    if facts.reads("reasoning_effort"):
         return {"reasoning_effort": effort}
-    if engine.template_reads("enable_thinking") and is_known:
+    if facts.reads("enable_thinking") and is_known:
         return {"enable_thinking": effort != "none"}
-    if is_known and (effort == usual or not engine.reasons):
+    if is_known and (effort == usual or not facts.reasons):
         let_through(call.call_log, field)
         return {}
     why = "isn't supported: the model's chat template reads neither reasoning_effort nor "

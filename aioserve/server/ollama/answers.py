@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from aioserve.engine.stream import TokenStream
+from aioserve.engine.interface import TokenStreamLike
 from aioserve.request import FinishReason
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import (
@@ -108,12 +108,12 @@ class RawAnswering:
             params = options_of(call, body, plan)
             prompt = body.prompt or ""
             if body.suffix:
-                prompt = gap_of(call.engine, prompt, body.suffix)
+                prompt = gap_of(call.facts, prompt, body.suffix)
             call.kept.begin(size_of(call, params, (), stream=body.is_streamed))
-            self.stream: TokenStream = call.engine.stream(prompt, params, **call.options())
+            self.stream: TokenStreamLike = call.engine.stream(prompt, params, **call.options())
 
     @property
-    def streams(self) -> Sequence[TokenStream]:
+    def streams(self) -> Sequence[TokenStreamLike]:
         return (self.stream,)
 
     def in_words(self) -> AbstractContextManager[None]:

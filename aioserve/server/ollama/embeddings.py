@@ -65,7 +65,7 @@ async def _vectors(
     num_ctx = None if body.options is None else body.options.num_ctx
     if num_ctx is not None and num_ctx < 1:
         raise refuse("options.num_ctx", f"must be at least 1, got {num_ctx}")
-    most = -1 if num_ctx is None or num_ctx >= call.engine.limits.max_model_len else num_ctx
+    most = -1 if num_ctx is None or num_ctx >= call.facts.limits.max_model_len else num_ctx
     cut: dict[str, Any] = (
         {"truncate_prompt_tokens": most, "truncation_side": "right"} if truncate else {}
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import ModelFacts
 from aioserve.models.gguf.formats import FORMATS
 from aioserve.models.stored import PLAIN
 from aioserve.server.app_state import Call
@@ -97,7 +97,7 @@ async def tags(call: Call, _: NoParameters) -> Tags:
 
 @endpoint(OLLAMA_ERRORS, "/api/ps", "The models that are loaded, which are all")
 async def ps(call: Call, _: NoParameters) -> Running:
-    context = call.engine.limits.max_model_len
+    context = call.facts.limits.max_model_len
     return Running(
         [
             RunningModel(**_about(call, name), expires_at=NEVER, context_length=context)
@@ -109,15 +109,15 @@ async def ps(call: Call, _: NoParameters) -> Running:
 @posted("/api/show", "One of the models")
 async def show(call: Call, body: ShowBody) -> Shown:
     served_name(call, body.model or body.name or "")
-    engine = call.engine
+    limits = call.facts.limits
     about = _about(call, "")
     family = about["details"].family
     return Shown(
         details=about["details"],
         model_info={
             "general.architecture": family,
-            f"{family}.context_length": engine.limits.max_model_len,
-            f"{family}.vocab_size": engine.limits.vocab_size,
+            f"{family}.context_length": limits.max_model_len,
+            f"{family}.vocab_size": limits.vocab_size,
         },
         capabilities=about["capabilities"],
         modified_at=about["modified_at"],
@@ -125,7 +125,7 @@ async def show(call: Call, body: ShowBody) -> Shown:
 
 
 def details_of(described: Mapping[str, Any]) -> ModelDetails:
-    """Details of a model from what `Engine.dump()` says of it."""
+    """Details of a model from its description (`ModelFacts`)."""
     architecture = str(described.get("architecture", described.get("name", "unknown")))
     family = HEADS.sub("", architecture).lower() or architecture.lower()
     weights = described.get("weights", ())
@@ -145,20 +145,20 @@ def _size_of(parameters: int) -> str:
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
-def _capabilities(engine: Engine) -> list[str]:
-    if not engine.generates:
+def _capabilities(facts: ModelFacts) -> list[str]:
+    if not facts.generates:
         return ["embedding"]
     can = {
         "completion": True,
-        "tools": engine.reads_tool_calls,
-        "thinking": engine.template_reads("enable_thinking"),
+        "tools": facts.reads_tool_calls,
+        "thinking": facts.reads("enable_thinking"),
     }
     return [name for name, has in can.items() if has]
 
 
 def _about(call: Call, name: str) -> dict[str, Any]:
     began = datetime.fromtimestamp(call.app_state.created_seconds, UTC)
-    described = call.engine.dump()["model"]
+    described = call.facts.description
     return {
         "name": name,
         "model": name,
@@ -166,5 +166,5 @@ def _about(call: Call, name: str) -> dict[str, Any]:
         "digest": hashlib.sha256(call.app_state.fingerprint.encode()).hexdigest(),
         "size": sum([int(one.get("file_bytes", 0)) for one in described.get("weights", ())]),
         "details": details_of(described),
-        "capabilities": _capabilities(call.engine),
+        "capabilities": _capabilities(call.facts),
     }

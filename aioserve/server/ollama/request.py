@@ -167,7 +167,7 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
     """How to draw the answer. Raises `ApiError`."""
     given = body.options or ModelOptions()
     check_limits(given, call.settings)
-    if (given.num_ctx or 0) > call.engine.limits.max_model_len:
+    if (given.num_ctx or 0) > call.facts.limits.max_model_len:
         let_through(call.call_log, "options.num_ctx")
     if given.repeat_last_n not in (None, *REPEAT_LAST_N, 0):
         raise refuse(
@@ -182,7 +182,7 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
         raise refuse("logprobs", "isn't supported here; it is in /v1", "unsupported_parameter")
     drawn = {name: getattr(given, name) for name in NAMES if hasattr(given, name)}
     return sampling_params(
-        call.engine.default_params,
+        call.facts.default_params,
         {
             **drawn,
             "seed": None if given.seed == -1 else given.seed,
@@ -205,7 +205,7 @@ def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
             form=_form(body.format),
             names={"response_format": "format"},
         )
-        return fitted(call.engine, plan)
+        return fitted(call.facts, plan)
 
 
 async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
@@ -234,7 +234,7 @@ def check_generated(call: Call, body: GenerateBody) -> bool:
     for field in ("raw", "suffix"):
         if getattr(body, field) and (body.system or body.think is not None):
             raise refuse(field, "goes with neither system nor think: the prompt is all there is")
-    if call.engine.has_chat_template:
+    if call.facts.has_chat_template:
         return bool(body.raw or body.suffix)
     if body.system:
         raise refuse("system", "needs a model with a chat template, and this one has none")
@@ -259,7 +259,7 @@ def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
         return None
     if isinstance(think, str):
         return variables_of(call, think, "think")
-    if call.engine.template_reads("enable_thinking"):
+    if call.facts.reads("enable_thinking"):
         return {"enable_thinking": think}
     let_through(call.call_log, "think")
     return None

@@ -73,7 +73,7 @@ async def beams_of(
         params = body.params(call.default_params, max_tokens=max_tokens)
     cut = _truncation(call, body, params.max_tokens)
     options = {name: value for name, value in body.options(call).items() if name not in cut}
-    most = call.engine.limits.max_model_len
+    most = call.facts.limits.max_model_len
     call.kept.begin(
         AnswerSize(
             prompts=len(prompts),
@@ -106,7 +106,7 @@ def _truncation(call: Call, body: ChunkFields, max_tokens: int | None) -> dict[s
     """Options of `Engine.encode`, to which -1 leaves room for one token."""
     cut = body.truncation_options
     if body.truncate_prompt_tokens == -1:
-        most = call.engine.limits.max_model_len
+        most = call.facts.limits.max_model_len
         if (max_tokens or 1) >= most:
             raise refuse("max_tokens", f"must be below {most} where -1 leaves room for it")
         cut["truncate_prompt_tokens"] = most - (max_tokens or 1)

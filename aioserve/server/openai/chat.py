@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.engine.chat import ChatAnswer, ChatDelta
+from aioserve.engine.chat_answers import ChatAnswer, ChatDelta
 from aioserve.request import FinishReason
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import OWN_ENDS, Answering, Writer, answered
@@ -153,13 +153,13 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self, call: Call, body: ChatRequest, plan: AnswerPlan, answering: Answering
     ) -> None:
         super().__init__(answering.deltas)
-        n = body.n or call.engine.default_params.n
+        n = body.n or call.facts.default_params.n
         self._body = body
         self._plan = plan
         self._stream = answering.stream
         self._about = about_of(call, body)
         self._chunks = Chunks(AboutChunk(**self._about), body.stream_options)
-        self._texts = TokenTexts(call.engine, as_ids=body.return_tokens_as_token_ids)
+        self._texts = TokenTexts(call.facts, as_ids=body.return_tokens_as_token_ids)
         self._echoed = body.echoed
         self._num_top = body.top_logprobs or 0
         self._pace = call.pace

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from aioserve.engine.chat import ChatAnswer
+from aioserve.engine.chat_answers import ChatAnswer
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of
 from aioserve.server.chat_parts.answering import Answering

@@ -47,7 +47,7 @@ async def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[s
     with the role `system` for `developer` where the model's template doesn't know that. Raises
     `ApiError`."""
     check_messages(messages)
-    as_system = not call.engine.template_reads("developer")
+    as_system = not call.facts.reads("developer")
     unknown = UnknownFields()
     plain: list[dict[str, Any]] = []
     for message in messages:
@@ -285,7 +285,7 @@ async def asked_of(call: Call, body: ChatRequest) -> Asked:
             form=body.response_format,
             asked_form=body.asked_form,
         )
-        plan = fitted(call.engine, plan)
+        plan = fitted(call.facts, plan)
         params = body.params(
             call.default_params,
             max_tokens=body.most_tokens,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.engine.engine import Engine
-from aioserve.engine.stream import TokenStream, collect, with_best_of
+from aioserve.engine.interface import ModelFacts, TokenStreamLike
+from aioserve.engine.stream import collect, with_best_of
 from aioserve.request import Completion as EngineCompletion
 from aioserve.request import FinishReason, Sample, SamplingParams, Token, Usage
 from aioserve.server.answer_sizes import AnswerSize, most_tokens_of
@@ -103,19 +103,18 @@ class PromptChoices:
 
     def __init__(
         self,
-        engine: Engine,
+        facts: ModelFacts,
         body: CompletionRequest,
         prompt: str | list[int],
         first_index: int,
         pace: Pace,
     ) -> None:
         self._body = body
-        self._engine = engine
         self._pace = pace
         self._prompt = prompt
         self._first = first_index
-        self._texts = TokenTexts(engine, as_ids=body.return_tokens_as_token_ids)
-        self._num_choices = body.n or engine.default_params.n
+        self._texts = TokenTexts(facts, as_ids=body.return_tokens_as_token_ids)
+        self._num_choices = body.n or facts.default_params.n
         self._echoed: EncodedLogprobs | None = None
         """Log-probabilities of the prompt, where they are wanted: all choices begin with them."""
         self._echo = ""
@@ -124,7 +123,7 @@ class PromptChoices:
         """Ids of the prompt in JSON, where a stream tells them."""
         self._choices: list[_Choice] = []
 
-    async def begin(self, stream: TokenStream) -> None:
+    async def begin(self, stream: TokenStreamLike) -> None:
         """Once the first tokens of `stream` are there, and before anything is asked for."""
         if self._body.echo:
             self._echo = await self._text_of_prompt(stream)
@@ -147,7 +146,7 @@ class PromptChoices:
     # -- whole
 
     async def whole(
-        self, samples: Sequence[Sample], stream: TokenStream
+        self, samples: Sequence[Sample], stream: TokenStreamLike
     ) -> AsyncGenerator[CompletionChoice, None]:
         """Make the choices one by one. `stream` is the one that the samples came from, which has
         ended."""
@@ -197,7 +196,7 @@ class PromptChoices:
         """True if first pieces may be long, because they tell of the prompt."""
         return self._echoed is not None or self._prompt_ids is not None
 
-    def pieces(self, batch: Batch, stream: TokenStream) -> Iterator[CompletionPiece]:
+    def pieces(self, batch: Batch, stream: TokenStreamLike) -> Iterator[CompletionPiece]:
         """Make the pieces that a batch of `stream` adds to the choices, and the ends of choices
         that have ended. Each piece is made when it is asked for."""
         tokens, reasons = batch.tokens, batch.finish_reasons
@@ -224,7 +223,7 @@ class PromptChoices:
         choice: _Choice,
         tokens: Sequence[Token],
         reason: FinishReason | None,
-        stream: TokenStream,
+        stream: TokenStreamLike,
     ) -> CompletionPiece | None:
         """None where nothing of it can be seen."""
         body = self._body
@@ -257,13 +256,13 @@ class PromptChoices:
 
     # -- of the prompt
 
-    async def _text_of_prompt(self, stream: TokenStream) -> str:
+    async def _text_of_prompt(self, stream: TokenStreamLike) -> str:
         if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
             return self._prompt
         # Special tokens of a prompt are part of it, as they are where it comes as text.
         ids = stream.prompt_token_ids
         await self._pace.before(len(ids) // IDS_PER_UNIT)
-        return self._engine.tokenizer.decode(ids, skip_special_tokens=False)
+        return self._texts.joined(ids)
 
     def counted(self, usage: Usage) -> Usage:
         """Without tokens that weren't asked for."""
@@ -314,7 +313,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         self._about = _about(call, body)
         self._chunks = Chunks(self._about, body.stream_options)
         self._makers = [
-            PromptChoices(call.engine, body, prompt, place * n, call.pace)
+            PromptChoices(call.facts, body, prompt, place * n, call.pace)
             for place, prompt in enumerate(prompts)
         ]
         self._begun: set[int] = set()
@@ -372,7 +371,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
 )
 async def completions(call: Call, body: CompletionRequest) -> object:
     body.check(call)
-    prompts = body.filled_in(call.engine, prompts_of(body.prompt, call.settings.max_prompts))
+    prompts = body.filled_in(call.facts, prompts_of(body.prompt, call.settings.max_prompts))
     names = body.names
     if body.use_beam_search:
         return await _beams(call, body, prompts)
@@ -396,7 +395,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
 def _size(
     call: Call, body: CompletionRequest, params: SamplingParams, prompts: Sequence[Any]
 ) -> AnswerSize:
-    config, limits = call.engine.config, call.engine.limits
+    config, limits = call.engine.config, call.facts.limits
     n, of_prompts = params.best_of or params.n, 0
     tells_prompts = body.prompt_logprobs is not None or body.return_token_ids
     if body.echo or tells_prompts:

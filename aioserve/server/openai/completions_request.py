@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import ModelFacts
 from aioserve.request import SamplingParams
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.plan import ResponseFormat, form_field, planned
@@ -47,10 +47,10 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             raise refuse("best_of", "must be at most n where the answer is streamed")
         if self.max_tokens == 0 and self.min_tokens:
             raise refuse("min_tokens", f"must be at most max_tokens = 0, got {self.min_tokens}")
-        if self.echo and not call.engine.has_tokenizer:
+        if self.echo and call.facts.tokenizer is None:
             raise refuse("echo", "must be false: the model has no tokenizer")
 
-    def filled_in(self, engine: Engine, prompts: list[str | list[int]]) -> list[str | list[int]]:
+    def filled_in(self, facts: ModelFacts, prompts: list[str | list[int]]) -> list[str | list[int]]:
         """The prompts, with `suffix` behind the gap where it is given. Raises `ApiError`."""
         if not self.suffix:
             return prompts
@@ -59,7 +59,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         if self.truncate_prompt_tokens is not None:
             why = "can't be used with truncate_prompt_tokens: marks of the gap would be cut off"
             raise refuse("suffix", why)
-        return [gap_of(engine, each, self.suffix) for each in prompts]
+        return [gap_of(facts, each, self.suffix) for each in prompts]
 
     @property
     def names(self) -> dict[str, str]:
@@ -103,12 +103,12 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
         )
 
 
-def gap_of(engine: Engine, prefix: str | list[int], suffix: str) -> str:
+def gap_of(facts: ModelFacts, prefix: str | list[int], suffix: str) -> str:
     """The prompt of what stands between two texts. Raises `ApiError` where `prefix` is no text, and
     for a model that can't fill in a gap."""
     if not isinstance(prefix, str):
         raise refuse("suffix", "goes with a prompt of text alone")
-    prompt = engine.filled_in(prefix, suffix) if engine.has_tokenizer else None
+    prompt = facts.filled_in(prefix, suffix)
     if prompt is None:
         why = "isn't supported by this model: its tokenizer has no marks of a gap to fill in"
         raise refuse("suffix", why, "unsupported_parameter")

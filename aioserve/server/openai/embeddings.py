@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.prompt_only import Pooling
+from aioserve.engine.options import Pooling
 from aioserve.engine.truncation import TruncationSide
 from aioserve.request import Usage
 from aioserve.server.app_state import Call
@@ -183,7 +183,7 @@ async def _encoded(
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize
     if normalize is None:
-        normalize = call.engine.retrieval.normalize
+        normalize = call.facts.retrieval.normalize
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
             prompts,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioserve.engine.engine import Engine
+from aioserve.engine.interface import ModelFacts
 from aioserve.request import Logprobs, Token
 from aioserve.server.json_parts import LongJson, inner_json
 from aioserve.server.pace import UNITS_AT_ONCE, Pace
@@ -32,9 +32,9 @@ class TokenTexts:
     """Writes the tokens of one completion, and keeps what it looked up. Special tokens have their
     names; without a tokenizer, or `as_ids`, each is called "token_id:ID", as vLLM does."""
 
-    def __init__(self, engine: Engine, *, as_ids: bool | None = False) -> None:
+    def __init__(self, facts: ModelFacts, *, as_ids: bool | None = False) -> None:
         self._as_ids = as_ids
-        self._tokenizer = engine.tokenizer if engine.has_tokenizer else None
+        self._tokenizer = facts.tokenizer
         self._known: dict[int, tuple[bytes, bool]] = {}
         self._written: dict[int, tuple[str, list[int]]] = {}
 
@@ -53,6 +53,12 @@ class TokenTexts:
             name = _id_name(token_id) if self._as_ids else raw.decode("utf-8", "replace")
             written = self._written[token_id] = name, list(raw)
         return written
+
+    def joined(self, token_ids: Sequence[int]) -> str:
+        """Their text, in which special tokens are written too."""
+        if self._tokenizer is None:
+            return "".join(map(_id_name, token_ids))
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def legacy_text(self, token_id: int) -> str:
         """Where its bytes are part of a character, they are written as `bytes:\\xe2\\x80`."""

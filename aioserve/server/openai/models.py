@@ -46,5 +46,5 @@ async def model(call: Call, named: Named) -> Model:
 
 
 def _model(call: Call, name: str) -> Model:
-    length = call.engine.limits.max_model_len
+    length = call.facts.limits.max_model_len
     return Model(id=name, created=call.app_state.created_seconds, max_model_len=length)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import msgspec
 import numpy as np
 
-from aioserve.engine.prompt_only import Pooling
+from aioserve.engine.options import Pooling
 from aioserve.engine.truncation import TruncationSide
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
@@ -168,7 +168,7 @@ async def _compared(
 ) -> tuple[list[float], EmbeddingUsage]:
     """Compare each of `ones` to its neighbour in `others`, which `field` of the body has, as the
     model does it."""
-    if not call.engine.tells_relevance or body.pooling is not None:
+    if not call.facts.tells_relevance or body.pooling is not None:
         if body.instruction is not None:
             raise refuse("instruction", "goes with a model that is a reranker, without pooling")
         return await _cosines(call, body, ones, others, field)
@@ -202,7 +202,7 @@ async def _cosines(
     field: str,
 ) -> tuple[list[float], EmbeddingUsage]:
     """Compare the embedding of each of `ones` to that of its neighbour."""
-    prompts = call.engine.retrieval.prompts if isinstance(body, RerankRequest) else {}
+    prompts = call.facts.retrieval.prompts if isinstance(body, RerankRequest) else {}
     query, document = (prompts.get(name, "") for name in ("query", "document"))
     # Each text once: beside thousands of documents a query is the same, and may be long.
     ones, others = _behind(query, ones), _behind(document, others)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from aioserve.engine.stream import TokenStream
+from aioserve.engine.interface import TokenStreamLike
 from aioserve.request import FinishReason, Token, Usage
 from aioserve.server.call_log import sum_of
 from aioserve.server.errors import as_named
@@ -53,7 +53,7 @@ class Batch:
     """Reasons of samples all of whose tokens were given out, with these."""
 
 
-async def _next(stream: TokenStream, min_tokens: int) -> Batch:
+async def _next(stream: TokenStreamLike, min_tokens: int) -> Batch:
     return Batch(await stream.batch(min_tokens), stream.finish_reasons)
 
 
@@ -64,7 +64,7 @@ class Merged:
     def __init__(self, names: Mapping[str, str] = {}) -> None:
         """`names`: what the API calls arguments of the engine."""
         self._names = names
-        self.streams: list[TokenStream] = []
+        self.streams: list[TokenStreamLike] = []
         self._num_given = 0
         """Tokens that were in batches."""
         self._waiting: dict[asyncio.Task[Batch], int] = {}
@@ -73,7 +73,7 @@ class Merged:
     @classmethod
     async def begun(
         cls,
-        submissions: Sequence[Callable[[], TokenStream]],
+        submissions: Sequence[Callable[[], TokenStreamLike]],
         names: Mapping[str, str] = {},
         before: Callable[[], Awaitable[object]] | None = None,
     ) -> Merged:

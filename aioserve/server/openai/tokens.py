@@ -68,7 +68,7 @@ _OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "conti
 
 @endpoint(OPENAI_ERRORS, "/tokenize", "The token ids of a prompt", method="POST")
 async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
-    engine = _checked(call, body.model)
+    texts, engine = _checked(call, body.model), call.engine
     if (body.prompt is None) == (body.messages is None):
         raise refuse("prompt", "or messages must be given, and not both")
     given = {name: getattr(body, name) for name in _OF_MESSAGES}
@@ -93,13 +93,13 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
                 raise refuse("messages", "must not be empty")
             await call.pace.before(units_of(messages))
             ids = await engine.encode(messages, **given)
-    texts, strs = TokenTexts(engine), None
+    strs = None
     if body.return_token_strs:
         await call.pace.before(len(ids))
         strs = [texts.written(one)[0] for one in ids]
     return Tokens(
         count=len(ids),
-        max_model_len=engine.limits.max_model_len,
+        max_model_len=call.facts.limits.max_model_len,
         tokens=ids,
         token_strs=strs,
     )
@@ -107,18 +107,18 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
 
 @endpoint(OPENAI_ERRORS, "/detokenize", "The text of token ids", method="POST")
 async def detokenize(call: Call, body: DetokenizeRequest) -> Detokenized:
-    engine = _checked(call, body.model)
-    limits = engine.limits
+    texts, limits = _checked(call, body.model), call.facts.limits
     check_at_most("tokens", "have at most {} ids", len(body.tokens), limits.max_model_len)
     wrong = next((one for one in body.tokens if not 0 <= one < limits.vocab_size), None)
     if wrong is not None:
         raise refuse("tokens", f"must be ids in [0, {limits.vocab_size}), got {wrong}")
-    return Detokenized(prompt=engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return Detokenized(prompt=texts.joined(body.tokens))
 
 
-def _checked(call: Call, model: str | None) -> Any:
+def _checked(call: Call, model: str | None) -> TokenTexts:
+    """Raises `ApiError` for another model, and for one without a tokenizer."""
     if model is not None:
         call.app_state.check_model(model)
-    if not call.engine.has_tokenizer:
+    if call.facts.tokenizer is None:
         raise ApiError(400, "the model has no tokenizer", code="no_tokenizer")
-    return call.engine
+    return TokenTexts(call.facts)

@@ -147,10 +147,10 @@ class Reader:
 
 def about(call: Call) -> About:
     engine = call.engine
-    limits = engine.limits
+    limits = call.facts.limits
     return About(
         models=call.app_state.model_names,
-        has_chat_template=engine.has_chat_template,
+        has_chat_template=call.facts.has_chat_template,
         max_model_len=limits.max_model_len,
         pages_total=limits.num_pages,
         page_size=engine.config.page_size,

@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from aioserve import ConfigError, Engine
+from aioserve import ConfigError
 from aioserve.arguments import shown
+from aioserve.engine.interface import EngineLike
 from aioserve.server.steps.recorder import (
     Arrived,
     Ended,
@@ -299,7 +300,7 @@ def check_trace_file(path: str | Path) -> None:
 
 @asynccontextmanager
 async def tracing(
-    engine: Engine, path: str | Path, *, max_pending: int = MAX_PENDING
+    engine: EngineLike, path: str | Path, *, max_pending: int = MAX_PENDING
 ) -> AsyncIterator[None]:
     """Write what `engine` does meanwhile to the file `path`, which is made anew: Chrome's trace
     format. What happened is in the file about a second later.

@@ -162,7 +162,7 @@ class ResponseWriter(Writer[list[Piece]]):
         self._context = context
         logprobs = None
         if tells_logprobs:
-            logprobs = GatheredLogprobs(TokenTexts(call.engine), response.top_logprobs)
+            logprobs = GatheredLogprobs(TokenTexts(call.facts), response.top_logprobs)
         self._items = ItemWriter(logprobs)
         self._num_events = 0
 

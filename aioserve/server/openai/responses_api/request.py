@@ -113,7 +113,7 @@ class ReasoningConfig(Strict, frozen=True, kw_only=True):
         """Raise `ApiError` for a summary of reasoning that there may be."""
         if self.summary in (None, "auto"):
             return
-        if call.engine.reasons:
+        if call.facts.reasons:
             why = 'isn\'t supported by a model that reasons; only "auto" is'
             raise refuse("reasoning.summary", why, "unsupported_parameter")
         let_through(call.call_log, "reasoning.summary")
@@ -343,7 +343,7 @@ async def asked_of(
 ) -> Asked:
     """Raises `ApiError`."""
     plan = plan_of(call, body)
-    plan = fitted(call.engine, plan)
+    plan = fitted(call.facts, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
     given_ones = body.chat_template_kwargs
     variables = variables_of(call, effort, "reasoning.effort", given_ones) or None
@@ -375,7 +375,7 @@ async def asked_of(
 
 
 def _turns_of(call: Call, body: ResponseRequest, items: Sequence[Placed]) -> Turns:
-    turns = Turns(knows_developer=call.engine.template_reads("developer"))
+    turns = Turns(knows_developer=call.facts.reads("developer"))
     if body.instructions is not None:
         turns.system(body.instructions, "instructions")
     for place, item in items:
@@ -391,7 +391,7 @@ async def _truncated(
     variables: dict[str, Any] | None,
 ) -> list[Placed]:
     """All of them where they fit; otherwise as many as leave room for an answer."""
-    context = call.engine.limits.max_model_len
+    context = call.facts.limits.max_model_len
 
     async def num_tokens(some: Sequence[Placed]) -> int:
         await call.pace.before(ITEM_UNITS * len(some))
