@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -13,15 +14,20 @@ from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import name_of
 from aioserve.testing import FakeModel
+from tests.doubles.fake_engine import FakeEngine
 from tests.server.serving import client_of, served
 
+ENGINES = pytest.mark.parametrize(
+    "made", [lambda: Engine(FakeModel()), FakeEngine], ids=["engine", "fake engine"]
+)
 NAMES = ("org/name", "plain", "a/b/c d", "\u00e4\u2028?#%2F")
 
 
 @pytest.mark.asyncio
-async def test_each_name_of_the_list_is_found_by_itself() -> None:
+@ENGINES
+async def test_each_name_of_the_list_is_found_by_itself(made: Any) -> None:
     settings = ServerSettings(served_model_names=NAMES)
-    async with Engine(FakeModel()) as engine, client_of(create_app(engine, settings)) as client:
+    async with made() as engine, client_of(create_app(engine, settings)) as client:
         listed = (await client.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == list(NAMES)
         for model in listed:
@@ -39,9 +45,10 @@ async def test_each_name_of_the_list_is_found_by_itself() -> None:
 @pytest.mark.parametrize(
     "name", ["name", "org", "org/", "org/name/", "Plain", "x" * 9000, "..%2Fx"]
 )
-async def test_another_is_not_found_as_the_api_says_it(name: str) -> None:
+@ENGINES
+async def test_another_is_not_found_as_the_api_says_it(made: Any, name: str) -> None:
     settings = ServerSettings(served_model_names=NAMES)
-    async with Engine(FakeModel()) as engine, client_of(create_app(engine, settings)) as client:
+    async with made() as engine, client_of(create_app(engine, settings)) as client:
         answer = await client.get(f"/v1/models/{name}")
         assert answer.status_code == 404
         error = answer.json()["error"]
@@ -53,9 +60,10 @@ async def test_another_is_not_found_as_the_api_says_it(name: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_it_needs_a_key_where_there_are_keys() -> None:
+@ENGINES
+async def test_it_needs_a_key_where_there_are_keys(made: Any) -> None:
     settings = ServerSettings(api_keys=["some-very-secret-key"], served_model_names=["a"])
-    async with Engine(FakeModel()) as engine, client_of(create_app(engine, settings)) as client:
+    async with made() as engine, client_of(create_app(engine, settings)) as client:
         assert (await client.get("/v1/models/a")).status_code == 401
         headers = {"authorization": "Bearer some-very-secret-key"}
         assert (await client.get("/v1/models/a", headers=headers)).status_code == 200
