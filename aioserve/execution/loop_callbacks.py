@@ -35,9 +35,10 @@ class LoopCallbacks:
         self.clock: Callable[[], float] = clock_of(self.loop)
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between `put` on a thread and its call on the loop: loop lag as the engine feels it."""
-        self._told: deque[tuple[Callable[[], None], float]] = deque()
+        self.calls: deque[tuple[Callable[[], None], float]] = deque()
+        """Those that the loop hasn't made yet, with when they were put."""
         self.tell: Callable[[], None] = functools.partial(
-            _tell, self._told, self.wake_delays_seconds
+            _tell, self.calls, self.wake_delays_seconds
         )
         """On the loop: make the calls that were put."""
         waker = EventFdWaker(self.loop, self.tell)
@@ -48,18 +49,14 @@ class LoopCallbacks:
         self.close: Callable[[], None] = waker.close
         """On the loop: make the calls that were put, and then no more."""
 
-    def __len__(self) -> int:
-        """How many calls the loop hasn't made yet."""
-        return len(self._told)
-
     def put(self, call: Callable[[], None]) -> None:
         """From any thread: `call`, which raises nothing, is made after the next wake."""
-        self._told.append((call, time.monotonic()))
+        self.calls.append((call, time.monotonic()))
 
 
-def _tell(told: deque[tuple[Callable[[], None], float]], delays_seconds: deque[float]) -> None:
-    while told:
-        call, put_at = told.popleft()
+def _tell(calls: deque[tuple[Callable[[], None], float]], delays_seconds: deque[float]) -> None:
+    while calls:
+        call, put_at = calls.popleft()
         delays_seconds.append(time.monotonic() - put_at)
         call()
 

@@ -75,7 +75,7 @@ class StepThread(Generic[Result]):
     def tell_loop(self) -> None:
         """For a call that has done its part in Python, and goes on in compiled code: the loop may
         hear of the call before it, and does so at the end of this one at the latest."""
-        if len(self._callbacks):
+        if self._callbacks.calls:
             self._callbacks.wake()
 
     async def aclose(self) -> None:
@@ -91,9 +91,9 @@ def _compute(calls: queue.SimpleQueue[Any], callbacks: LoopCallbacks, entry: Cal
     except BaseException as error:
         result = error
     if future is None:
-        if len(callbacks):  # the call before left it to this one to wake the loop
+        if callbacks.calls:  # the call before left it to this one to wake the loop
             callbacks.wake()
         return
     callbacks.put(functools.partial(settle, future, result))
-    if calls.empty() or len(callbacks) > 1:
+    if calls.empty() or len(callbacks.calls) > 1:
         callbacks.wake()

@@ -97,23 +97,28 @@ class StepThreadRunner:
         raise error
 
     def _step(self, plan: StepPlan, read: StepArrays | UnresolvedStep) -> StepOutcome:
-        self._resolver.take(plan)
+        resolver = self._resolver
+        if resolver.is_used:
+            resolver.take(plan)
         if len(read.copies):
             self._thread.tell_loop()
             self._model.backend.copy_pages(self._caches, read.copies)
-        plan = self._resolver.resolved(plan)
+        if resolver.is_used or plan.num_verified:
+            plan = resolver.resolved(plan)
         if not plan.items:
             return StepOutcome(step=plan.step, token_ids=())
         if not isinstance(read, UnresolvedStep):
             return self._noted(plan, read)
-        if self._resolver.branches:
-            branched = self._scratch.branched(plan, read, self._resolver.branches)
+        if resolver.branches:
+            branched = self._scratch.branched(plan, read, resolver.branches)
             if branched is not None:
                 return self._branched(branched)
         return self._noted(plan, read.resolved(plan))
 
     def _noted(self, plan: StepPlan, step: StepArrays) -> StepOutcome:
         outcome, batch = self._computed(step), step.batch
+        if not self._resolver.is_used:
+            return outcome
         locations = None if batch is None else batch.token_locations[0]
         return self._resolver.noted(plan, outcome, locations=locations)
 

@@ -235,7 +235,8 @@ class Decoder:
                 stream.ops.keep(stream.normed(None), place * self.config.hidden_size)
 
     def _room(self, batch: Batch) -> Tensor | None:
-        self.make_room(len(batch.token_ids))
+        if self._kept_layers:
+            self.make_room(len(batch.token_ids))
         return self._states
 
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:

@@ -155,8 +155,9 @@ class NativeProgram(StepProgram):
             if source.rotation is not known:
                 self._set_rotation(i, source)
         arrays, pages = own_arrays(batch), own_pages(kv)
-        inputs = batch.token_ids.data_ptr(), address(given)
-        self._program.run(arrays, pages, *inputs, address(states), *outputs)
+        given_at = 0 if given is None else address(given)
+        states_at = 0 if states is None else address(states)
+        self._program.run(arrays, pages, batch.token_ids.data_ptr(), given_at, states_at, *outputs)
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation

@@ -6,6 +6,7 @@ memory and the number of threads, so its token is the same in any batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -65,7 +66,7 @@ class NativeSampler:
         errors = {}
         # A loop, since a step comes with cold caches and few rows.
         for row, value in enumerate(values.tolist()):
-            if (error := row_error(value)) is not None:
+            if not math.isfinite(value) and (error := row_error(value)) is not None:
                 errors[row] = error
                 token_ids[row] = 0
         if logits is not None:

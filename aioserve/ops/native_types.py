@@ -146,7 +146,9 @@ class NativePerHead(PerHeadLinear):
 
 
 def own_arrays(batch: Batch) -> _native.Batch:
-    return own("batch", batch, NativeBatch, "prepared").arrays
+    if not isinstance(batch, NativeBatch):
+        batch = own("batch", batch, NativeBatch, "prepared")
+    return batch.arrays
 
 
 def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
@@ -206,4 +208,6 @@ class NativeKVCache(KVCache):
 
 
 def own_pages(kv: KVCache) -> _native.KVPages:
-    return own("kv", kv, NativeKVCache, "allocated").pages
+    if not isinstance(kv, NativeKVCache):
+        kv = own("kv", kv, NativeKVCache, "allocated")
+    return kv.pages

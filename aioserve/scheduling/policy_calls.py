@@ -107,8 +107,7 @@ class PolicyCalls(PluginCalls):
 
     def begin_step(self) -> None:
         """Trust the policy again."""
-        super().begin_step()
-        self._failed = False
+        self._failed, self._step_seconds = False, 0.0
 
     def step_budget(
         self, view: SchedulerView, most_tokens: int, is_known: Callable[[RequestView], bool]

@@ -56,7 +56,7 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
     """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
     over what it should have written begin again."""
     memory, page_size = state.memory, state.memory.page_size
-    failed, parts = state.take_in_flight(step)
+    failed, parts = state.in_flight.pop(step), state.parts_in_flight.pop(step)
     cut = memory.withdraw(step)
     for run, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.

@@ -284,7 +284,7 @@ class Scheduler:
         check_outcome(plan, outcome)
         self._check_order(plan)
         state.complete(plan.step)
-        entries, parts = state.take_in_flight(plan.step)
+        entries, parts = state.in_flight.pop(plan.step), state.parts_in_flight.pop(plan.step)
         is_plain = plan.num_decodes == len(plan.items)
         step = DoneStep(
             plan=plan,

@@ -289,10 +289,6 @@ class SchedulerState:
 
     # -- steps
 
-    def take_in_flight(self, step: int) -> tuple[list[Entry], tuple[StepPart, ...]]:
-        """Entries of a step that is no longer in flight, and the parts of it."""
-        return self.in_flight.pop(step), self.parts_in_flight.pop(step)
-
     def complete(self, step: int) -> None:
         """Step number `step` is done, or has failed."""
         self.memory.complete(step)

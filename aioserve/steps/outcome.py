@@ -14,15 +14,15 @@ from aioserve.errors import InvariantError
 from aioserve.request import Logprobs
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["LookedAhead", "StepOutcome", "UnfitOutcomeError", "check_outcome"]
+__all__ = ["DryRun", "StepOutcome", "UnfitOutcomeError", "check_outcome"]
 
 
 class UnfitOutcomeError(InvariantError):
     """An outcome that isn't one of the plan."""
 
 
-class LookedAhead(NamedTuple):
-    """What guesses came to that were made some steps before and that no step verified."""
+class DryRun(NamedTuple):
+    """What draft tokens came to that were made some steps before and that no step verified."""
 
     asked: int
     """Tokens that were drawn since then, but no more than guesses were asked for: so many of these
@@ -52,9 +52,9 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     those of `drafted`."""
     drafting_seconds: float = 0.0
     """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
-    looked_ahead: dict[int, LookedAhead] = {}
-    """Index of a row -> what became of guesses for its slot that no step verified, where the runner
-    has come to know that."""
+    dry_runs: dict[int, DryRun] = {}
+    """Index of a row -> what became of draft tokens for its slot that no step verified, where the
+    runner has come to know that."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
     row_failures: dict[int, str] = {}
@@ -73,42 +73,39 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
     if not isinstance(outcome, StepOutcome):  # runners may come from elsewhere
         raise UnfitOutcomeError(f"step {plan.step} got {shown(outcome)}, which is no outcome")
     try:
-        _check_parts(plan, outcome)
+        if outcome.step != plan.step:
+            raise UnfitOutcomeError(f"step {plan.step} got the outcome of step {outcome.step}")
+        rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)
+        named = {*outcome.row_errors, *outcome.row_failures, *outcome.dry_runs}
+        if (
+            num_ids != rows - len(counts) + sum(counts.values())
+            or (named and not named.issubset(range(rows)))
+            or (outcome.logprobs and not {*outcome.logprobs}.issubset(range(num_ids)))
+            or (counts and not _may_have(plan, counts))
+            or (outcome.drafted and not _may_have(plan, outcome.drafted, beyond=1))
+            or (outcome.branched and not _may_have(plan, outcome.branched, beyond=1))
+        ):
+            raise UnfitOutcomeError(
+                f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts},"
+                f" and something to say of the rows {sorted(named)} and tokens "
+                f"{sorted(outcome.logprobs)}"
+            )
+        for found in outcome.dry_runs.values():
+            if not 0 <= found.accepted <= found.drafted <= found.asked:
+                raise UnfitOutcomeError(f"step {plan.step} has {found}")
+        if len(outcome.scored) != plan.num_scored:
+            raise UnfitOutcomeError(
+                f"step {plan.step} scores {plan.num_scored} tokens, its outcome "
+                f"{len(outcome.scored)}"
+            )
+        if len(outcome.pooled) != plan.num_pooled:
+            raise UnfitOutcomeError(
+                f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
+            )
     except UnfitOutcomeError:
         raise
     except Exception as error:
         raise UnfitOutcomeError(f"step {plan.step} got an outcome with {error!r}") from error
-
-
-def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
-    if outcome.step != plan.step:
-        raise UnfitOutcomeError(f"step {plan.step} got the outcome of step {outcome.step}")
-    rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)
-    named = {*outcome.row_errors, *outcome.row_failures, *outcome.looked_ahead}
-    if (
-        num_ids != rows - len(counts) + sum(counts.values())
-        or (named and not named.issubset(range(rows)))
-        or (outcome.logprobs and not {*outcome.logprobs}.issubset(range(num_ids)))
-        or (counts and not _may_have(plan, counts))
-        or (outcome.drafted and not _may_have(plan, outcome.drafted, beyond=1))
-        or (outcome.branched and not _may_have(plan, outcome.branched, beyond=1))
-    ):
-        raise UnfitOutcomeError(
-            f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts}, "
-            f"and something to say of the rows {sorted(named)} and tokens "
-            f"{sorted(outcome.logprobs)}"
-        )
-    for found in outcome.looked_ahead.values():
-        if not 0 <= found.accepted <= found.drafted <= found.asked:
-            raise UnfitOutcomeError(f"step {plan.step} looked ahead to {found}")
-    if len(outcome.scored) != plan.num_scored:
-        raise UnfitOutcomeError(
-            f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"
-        )
-    if len(outcome.pooled) != plan.num_pooled:
-        raise UnfitOutcomeError(
-            f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
-        )
 
 
 def _may_have(plan: StepPlan, counts: Mapping[int, int], beyond: int = 0) -> bool:

@@ -118,7 +118,7 @@ async def test_what_was_put_is_told_together_after_a_wake():
     await asyncio.to_thread(put)
     await asyncio.sleep(0.01)
     assert told == []
-    assert len(callbacks) == 3
+    assert len(callbacks.calls) == 3
     await asyncio.to_thread(callbacks.wake)
     await until(lambda: told)
     assert told == [(number, threading.get_ident()) for number in range(3)]

@@ -15,7 +15,7 @@ from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.execution.speculation.resolver import LOOK_STEPS, Resolver
 from aioserve.request import SamplingParams
-from aioserve.steps.outcome import LookedAhead, StepOutcome
+from aioserve.steps.outcome import DryRun, StepOutcome
 from aioserve.steps.plan import (
     DRAFT_TOKEN,
     PENDING_TOKEN,
@@ -180,7 +180,7 @@ class QuickSlots:
         self.drafter = QuickDrafter()
         self.resolver = Resolver(self.drafter)
         self.known: dict[int, list[int]] = {}
-        self.found: dict[int, list[LookedAhead]] = {}
+        self.found: dict[int, list[DryRun]] = {}
 
     def start(self, slot: int) -> None:
         if slot in self.known:
@@ -233,7 +233,7 @@ class QuickSlots:
             self.known[item.slot] += drawn
         outcome = StepOutcome(step=1, token_ids=tuple(token_ids), token_counts=counts)
         told = self.resolver.noted(resolved, outcome)
-        for row, found in told.looked_ahead.items():
+        for row, found in told.dry_runs.items():
             self.found[resolved.items[row].slot].append(found)
 
     def _next(self, slot: int) -> int:
@@ -284,11 +284,11 @@ def test_guesses_that_nothing_verifies_are_compared_with_what_was_drawn() -> Non
     slots.start(0)
     for _ in range(2 * LOOK_STEPS):
         slots.decode()
-    assert slots.found[0] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, LOOK_STEPS)]
+    assert slots.found[0] == [DryRun(LOOK_STEPS, LOOK_STEPS, LOOK_STEPS)]
     slots.random.random = lambda: 1.0  # nothing does
     for _ in range(LOOK_STEPS):
         slots.decode()
-    assert slots.found[0][1:] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, 1)]
+    assert slots.found[0][1:] == [DryRun(LOOK_STEPS, LOOK_STEPS, 1)]
     for _ in range(LOOK_STEPS):
         slots.decode()
-    assert slots.found[0][2:] == [LookedAhead(LOOK_STEPS, LOOK_STEPS, 0)]
+    assert slots.found[0][2:] == [DryRun(LOOK_STEPS, LOOK_STEPS, 0)]

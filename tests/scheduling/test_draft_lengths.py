@@ -189,12 +189,12 @@ def test_guesses_that_the_drafter_seldom_makes_cost_little() -> None:
 
 def test_one_that_is_watched_is_not_asked_while_hardly_a_guess_is_right() -> None:
     lengths, record = lengths_with(BY_ROW), record_of(8, 0.5)
-    record.looked_ahead(16, 8, 0, 0)
+    record.dry_run(16, 8, 0, 0)
     for _ in range(9):
-        record.looked_ahead(16, 8, 2, 0)
+        record.dry_run(16, 8, 2, 0)
     assert not any(lengths.choose([record], 0, 0, 100)[0] for _ in range(3 * PROBE_STEPS))
     for _ in range(3):
-        record.looked_ahead(16, 8, 8, 8)
+        record.dry_run(16, 8, 8, 8)
     lengths = lengths_with({1: 1.0, 16: 1.0})
     assert lengths.choose([record], 0, 0, 100)[0] > 1
     assert DraftRecord(8, record).is_watched
@@ -204,7 +204,7 @@ def test_guesses_looked_at_stand_for_all_steps_since_they_were_made() -> None:
     verified, looked_at = record_of(8, 0.5), record_of(8, 0.5)
     for _ in range(16):
         verified.verified(16, 4, 4)
-    looked_at.looked_ahead(16, 16, 4, 4)
+    looked_at.dry_run(16, 16, 4, 4)
     assert looked_at.made == pytest.approx(verified.made)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.steps.outcome import LookedAhead, StepOutcome, UnfitOutcomeError, check_outcome
+from aioserve.steps.outcome import DryRun, StepOutcome, UnfitOutcomeError, check_outcome
 from aioserve.steps.plan import (
     ItemKind,
     PooledTokens,
@@ -111,9 +111,9 @@ def test_an_outcome_with_junk_in_it_is_refused_as_one(junk: Any) -> None:
 @pytest.mark.parametrize("found", [(1, 2, 0), (2, 1, 2), (2, 1, -1)])
 def test_guesses_are_not_more_right_than_there_were(found: tuple[int, int, int]) -> None:
     plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0),))
-    looked = {0: LookedAhead(*found)}
-    with pytest.raises(UnfitOutcomeError, match="step 1 looked ahead to"):
-        check_outcome(plan, StepOutcome(step=1, token_ids=(1,), looked_ahead=looked))
-    looked = {1: LookedAhead(1, 1, 1)}
+    dry_runs = {0: DryRun(*found)}
+    with pytest.raises(UnfitOutcomeError, match="step 1 has DryRun"):
+        check_outcome(plan, StepOutcome(step=1, token_ids=(1,), dry_runs=dry_runs))
+    dry_runs = {1: DryRun(1, 1, 1)}
     with pytest.raises(UnfitOutcomeError, match="step 1 "):
-        check_outcome(plan, StepOutcome(step=1, token_ids=(1,), looked_ahead=looked))
+        check_outcome(plan, StepOutcome(step=1, token_ids=(1,), dry_runs=dry_runs))

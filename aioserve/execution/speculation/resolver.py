@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import InvariantError
-from aioserve.steps.outcome import LookedAhead, StepOutcome
+from aioserve.steps.outcome import DryRun, StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
 __all__ = ["DraftRequest", "Resolver", "StepFollower"]
@@ -83,6 +83,8 @@ class Resolver:
         clock: Callable[[], float] | None = None,
         max_branches: int = 0,
     ) -> None:
+        self.is_used: bool = drafter is not None or follower is not None
+        """Otherwise nothing comes of any plan that verifies nothing."""
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
@@ -102,7 +104,7 @@ class Resolver:
         """How many of them the drafter has heard of."""
         self._ahead: dict[int, Sequence[int]] = {}
         """What it guessed behind these to no end."""
-        self._looked_ahead: dict[int, LookedAhead] = {}
+        self._dry_runs: dict[int, DryRun] = {}
         """What that came to, until an outcome tells it."""
         self._unread: list[tuple[StepPlan, StepOutcome]] = []
         """Steps whose tokens aren't known yet, as nobody asked for them: to read them one by one
@@ -135,7 +137,7 @@ class Resolver:
             self._tell((slot,))
             for kept in (self._known, self._heard):
                 del kept[slot]
-            for may_be_kept in (self._ahead, self._looked_ahead):
+            for may_be_kept in (self._ahead, self._dry_runs):
                 may_be_kept.pop(slot, None)
             if self._drafter is not None:
                 self._drafter.end(slot)
@@ -253,7 +255,7 @@ class Resolver:
             self._read()
             if self._looks:
                 self._look_ahead()
-        return self._with_looks(plan, outcome) if self._looked_ahead else outcome
+        return self._with_looks(plan, outcome) if self._dry_runs else outcome
 
     def _read(self) -> None:
         """Take note of steps that nobody has read."""
@@ -308,7 +310,7 @@ class Resolver:
             extended[slot] = ids = known[heard:].tolist()
             self._heard[slot] = len(known)
             if (ahead := self._ahead.pop(slot, None)) is not None:
-                self._looked_ahead[slot] = _compared(ahead, ids[:LOOK_STEPS])
+                self._dry_runs[slot] = _compared(ahead, ids[:LOOK_STEPS])
         if extended:
             self._drafter.extend_all(list(extended), list(extended.values()))
 
@@ -322,11 +324,11 @@ class Resolver:
         self._ahead = dict(zip(slots, made, strict=True))
 
     def _with_looks(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
-        found: dict[int, LookedAhead] = {}
+        found: dict[int, DryRun] = {}
         for index, row in enumerate([row for item in plan.items for row in item.rows]):
-            if (one := self._looked_ahead.pop(row.slot, None)) is not None:
+            if (one := self._dry_runs.pop(row.slot, None)) is not None:
                 found[index] = one
-        return msgspec.structs.replace(outcome, looked_ahead=found)
+        return msgspec.structs.replace(outcome, dry_runs=found)
 
     def _come_to_know(self, item: WorkItem, slot: int, sampled: Sequence[int]) -> list[int]:
         """Ids of a slot that weren't known: those that its item brought, where a grammar forced
@@ -345,13 +347,13 @@ class Resolver:
         return item.token_ids[item.count - count :].tolist() if count > 0 else []
 
 
-def _compared(guesses: Sequence[int], ids: Sequence[int]) -> LookedAhead:
+def _compared(guesses: Sequence[int], ids: Sequence[int]) -> DryRun:
     drafted = accepted = min(len(guesses), len(ids))
     for place in range(drafted):
         if guesses[place] != ids[place]:
             accepted = place
             break
-    return LookedAhead(len(ids), drafted, accepted)
+    return DryRun(len(ids), drafted, accepted)
 
 
 def _asks(item: WorkItem) -> bool:

@@ -115,7 +115,7 @@ class DraftRecord:
             self.steps += 1
             self._note((drafted + branched) / asked, 1, drafted, accepted)
 
-    def looked_ahead(self, steps: int, asked: int, drafted: int, accepted: int) -> None:
+    def dry_run(self, steps: int, asked: int, drafted: int, accepted: int) -> None:
         """As `verified`, of guesses that no step verified: they stand for all `steps` since they
         were made."""
         self.is_watched = True

@@ -28,7 +28,7 @@ class Verify(VerifyingPart):
         return fields
 
     def take(self, step: DoneStep) -> None:
-        if step.outcome.looked_ahead:
+        if step.outcome.dry_runs:
             _take_dry_runs(step)
         for index, num_taken in step.num_taken.items():
             run, item, _ = step.rows[index]
@@ -66,7 +66,7 @@ def _resolve(step: DoneStep, index: int, run: Run, item: WorkItem, num_taken: in
 
 def _take_dry_runs(step: DoneStep) -> None:
     """It is known what draft tokens came to that no step verified."""
-    for index, found in step.outcome.looked_ahead.items():
+    for index, found in step.outcome.dry_runs.items():
         run = step.rows[index][0]
         drafts = run.sequence.drafts
         if not run.goes_on or drafts is None:
@@ -74,7 +74,7 @@ def _take_dry_runs(step: DoneStep) -> None:
         most = drafts.record.limit
         drafted, accepted = min(found.drafted, most), min(found.accepted, most)
         for record in (drafts.record, step.speculation.lengths.usual):
-            record.looked_ahead(found.asked, min(found.asked, most), drafted, accepted)
+            record.dry_run(found.asked, min(found.asked, most), drafted, accepted)
 
 
 def _learn_costs(step: DoneStep) -> None:
