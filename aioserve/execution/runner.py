@@ -10,6 +10,7 @@ import msgspec
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import AioserveError
+from aioserve.kv.layout import ONE_GROUP, GroupSpec
 from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
@@ -64,10 +65,8 @@ class ModelLimits(msgspec.Struct, frozen=True):
     """Prompt and answer together, in tokens; fits the KV cache."""
     num_pages: int
     eos_token_ids: frozenset[int]
-    num_window_groups: int = 0
-    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
-    window: int = 0
-    """Last positions that these keep, in tokens; 0: there are none."""
+    groups: tuple[GroupSpec, ...] = ONE_GROUP
+    """Groups of layers, as KV memory handles them."""
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -102,20 +102,20 @@ class Claims:
         computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
         the caller needs more of the others than their keys and values."""
         cacheable = token_ids[: -1 if limit is None else limit]
-        match, swapped, tree = self._no_match, lease.swapped, self._tree
-        if self._keeps_all or swapped is None:
+        swapped, match, tree = lease.swapped, self._no_match, self._tree
+        # Where groups give pages back, a match may be shorter than the path that the tree has.
+        if (
+            swapped is not None
+            and not self._keeps_all
+            and self._goes_on_from(swapped, lease, cacheable, limit)
+        ):
             if tree is not None:
-                match = tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
-            swapped = self._further_than(match, lease, limit)
-        # A match that groups with less than all pages shorten says nothing of what the tree has.
-        elif not self._goes_on_from(swapped, lease, cacheable, limit):
-            swapped = None
-            if tree is not None:
-                match = tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
-        elif tree is not None:
-            swapped_ids = cacheable[: swapped.computed]
-            match = tree.match(lease.namespace, swapped_ids, partial=False, use=False, whole=True)
-        return self._claim(len(token_ids), match, swapped)
+                path = cacheable[: swapped.computed]
+                match = tree.match(lease.namespace, path, partial=False, use=False, whole=True)
+            return self._claim(len(token_ids), match, swapped)
+        if tree is not None:
+            match = tree.match(lease.namespace, cacheable, partial=self._partial, use=False)
+        return self._claim(len(token_ids), match, self._further_than(match, lease, limit))
 
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
@@ -128,13 +128,14 @@ class Claims:
         self._release(match.tail_receipt)
         self._drop_groups(claim)
         without = Match(match.receipt, match.tiers)
-        swapped = self._further_than(without, lease, limit) if self._keeps_all else None
-        return self._claim(num_known, without, swapped)
+        return self._claim(num_known, without, self._further_than(without, lease, limit))
 
     def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
         """Swapped pages of a lease that bring it further than a match of all that the tree has."""
         swapped = lease.swapped
-        if swapped is None or (limit is not None and swapped.computed > limit):
+        if swapped is None or not self._keeps_all:
+            return None
+        if limit is not None and swapped.computed > limit:
             return None
         num_cached = capacity_tokens(match.num_pages, self._page_size) + match.tail_tokens
         is_further = swapped.groups[0].first <= match.num_pages and swapped.computed > num_cached

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 __all__ = [
-    "FULL_GROUP",
+    "ONE_GROUP",
     "GroupKind",
     "GroupSpec",
     "KVGroup",
@@ -71,8 +71,8 @@ class GroupSpec(NamedTuple):
     """Last positions whose pages are kept; 0: all."""
 
 
-FULL_GROUP = GroupSpec("full")
-"""Group 0 of every layout: latent vectors are kept like keys and values."""
+ONE_GROUP: tuple[GroupSpec, ...] = (GroupSpec("full"),)
+"""Group 0 of every layout, alone: latent vectors are kept like keys and values."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def group_specs(num_window_groups: int, window: int) -> tuple[GroupSpec, ...]:
             f"window={window} and num_window_groups={num_window_groups}"
         )
     if not num_window_groups:
-        return (FULL_GROUP,)
-    return FULL_GROUP, GroupSpec("window", num_window_groups, window)
+        return ONE_GROUP
+    return *ONE_GROUP, GroupSpec("window", num_window_groups, window)
 
 
 def bytes_of_heads(

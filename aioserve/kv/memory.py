@@ -25,7 +25,7 @@ from aioserve.kv.claims import Claim, Claims
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.groups.base import Group
 from aioserve.kv.groups.making import groups_of
-from aioserve.kv.layout import FULL_GROUP, GroupSpec
+from aioserve.kv.layout import ONE_GROUP, GroupSpec
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable, rows_of
@@ -60,7 +60,7 @@ class KVMemory:
         self,
         tiers: Sequence[Tier],
         *,
-        groups: Sequence[GroupSpec] = (FULL_GROUP,),
+        groups: Sequence[GroupSpec] = ONE_GROUP,
         prefix_caching: bool = True,
         partial_page_reuse: bool = True,
         eviction: Eviction = "lru",
@@ -108,7 +108,7 @@ class KVMemory:
         num_pages: Sequence[int],
         page_size: int,
         *,
-        groups: Sequence[GroupSpec] = (FULL_GROUP,),
+        groups: Sequence[GroupSpec] = ONE_GROUP,
         **options: Any,
     ) -> KVMemory:
         """One with pools of its own: `num_pages` of each tier, nearest first, 0 for none."""

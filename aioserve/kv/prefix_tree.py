@@ -15,14 +15,12 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.kv.eviction import Eviction, StrategyCalls
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.page_table import NO_PAGES
 from aioserve.kv.pages import capacity_tokens, full_pages
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
 
 NO_RECEIPT = -1
 """Stands where a match has no receipt."""
-MAX_TIERS = 2
 
 EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
 """Orders in which unlocked leaves go: the least recently used; the least often matched, then least
@@ -140,13 +138,11 @@ class PrefixTree:
         Raises `ValueError` for an unknown strategy, less than one pool or more than two, pools that
         differ in page size or number of companions, and `needed_tokens` below 1.
         """
-        if not 1 <= len(pools) <= MAX_TIERS:
-            raise ValueError(f"pools must be 1 to {MAX_TIERS}, got {len(pools)}")
         if not isinstance(strategy, str | StrategyCalls):
             strategy = StrategyCalls(strategy, type(strategy).__name__)
         self._strategy = strategy  # here, where the garbage collector sees what it refers to
         self._native = _native.PrefixTree(
-            *([pool._native for pool in pools] + [None])[:MAX_TIERS],
+            [pool._native for pool in pools],
             strategy if isinstance(strategy, str) else weakref.proxy(strategy),
             needed_tokens,
         )
@@ -176,11 +172,11 @@ class PrefixTree:
 
     def num_pages_in(self, tier: int) -> int:
         """Pages of a tier in the tree, companions included."""
-        return (self._native.num_pages, self._native.num_host_pages)[tier]
+        return self._native.num_pages_in(tier)
 
     def num_evictable_in(self, tier: int) -> int:
         """Pages of a tier that `evict` can give up."""
-        return (self._native.num_evictable, self._native.num_host_evictable)[tier]
+        return self._native.num_evictable_in(tier)
 
     @property
     def num_nodes(self) -> int:
@@ -294,11 +290,9 @@ class PrefixTree:
         for it, and is to be copied in `step` as the result says. A page whose step isn't done in
         the pool is dropped, and so is what is behind it in later tiers: a copy would outlive the
         failure of the step that writes the page. `count` must be at least 0. Raises
-        `InvariantError` for a step that is done.
+        `InvariantError` for a step that is done, and `ValueError` for a tier that there isn't.
         """
-        if tier:
-            return Evicted(self._native.evict_host(count), NO_PAGES, NO_PAGES)
-        given_up, page_ids, target_ids = self._native.evict(count, step)
+        given_up, page_ids, target_ids = self._native.evict(count, step, tier)
         return Evicted(
             given_up, np.frombuffer(page_ids, np.int32), np.frombuffer(target_ids, np.int32)
         )

@@ -81,8 +81,21 @@ nb::bytes bytes_of(const std::vector<Page>& pages) {
     return nb::bytes(reinterpret_cast<const char*>(pages.data()), pages.size() * sizeof(Page));
 }
 
-nb::tuple evict(PrefixTree& tree, int64_t count, Step step) {
-    const PrefixTree::Evicted evicted = tree.evict(count, step);
+Tier tier_of(const PrefixTree& tree, int64_t tier) {
+    if (tier < 0 || tier >= tree.num_tiers()) {
+        throw std::invalid_argument("tier must be in [0, " + std::to_string(tree.num_tiers()) +
+                                    "), got " + std::to_string(tier));
+    }
+    return static_cast<Tier>(tier);
+}
+
+nb::tuple evict(PrefixTree& tree, int64_t count, Step step, int64_t tier) {
+    PrefixTree::Evicted evicted;
+    if (tier_of(tree, tier) == kDevice) {
+        evicted = tree.evict(count, step);
+    } else {
+        evicted.count = tree.evict_host(count);
+    }
     return nb::make_tuple(evicted.count, bytes_of(evicted.device_pages),
                           bytes_of(evicted.host_pages));
 }
@@ -111,7 +124,7 @@ nb::list walk(const PrefixTree& tree) {
         }
         nodes.append(nb::make_tuple(
             nb::bytes(view.name_space->data(), view.name_space->size()), view.parent,
-            tuple_of(node.tokens), tuple_of(node.pages), tuple_of(node.steps), node.tier == kHost,
+            tuple_of(node.tokens), tuple_of(node.pages), tuple_of(node.steps), int(node.tier),
             node.num_locks, tuple_of(view.receipts), node.use.created, node.use.last_used,
             node.use.hits, nb::tuple(windows)));
     }
@@ -127,12 +140,13 @@ void bind_tree(nb::module_& m) {
     nb::class_<PrefixTree>(m, "PrefixTree")
         .def(
             "__init__",
-            [](PrefixTree* tree, PagePool& pool, PagePool* host_pool, const nb::object& strategy,
-               int64_t window) {
-                new (tree) PrefixTree(pool, host_pool, strategy_of(strategy), window);
+            [](PrefixTree* tree, const nb::list& pools, const nb::object& strategy,
+               int64_t needed_tokens) {
+                std::vector<PagePool*> tiers;
+                for (const nb::handle pool : pools) tiers.push_back(nb::cast<PagePool*>(pool));
+                new (tree) PrefixTree(tiers, strategy_of(strategy), needed_tokens);
             },
-            "pool"_a, "host_pool"_a.none(), "strategy"_a, "window"_a = 1, nb::keep_alive<1, 2>(),
-            nb::keep_alive<1, 3>())
+            "pools"_a, "strategy"_a, "needed_tokens"_a, nb::keep_alive<1, 2>())
         .def("match", &match)
         .def("use", &PrefixTree::use)
         .def("peek", &peek)
@@ -143,7 +157,6 @@ void bind_tree(nb::module_& m) {
         .def("release", &PrefixTree::release)
         .def("evict", &evict)
         .def("frees_at_once", &PrefixTree::frees_at_once)
-        .def("evict_host", &PrefixTree::evict_host)
         .def("clear", &PrefixTree::clear)
         .def("withdraw",
              [](PrefixTree& tree, Step step) { return tuple_of(tree.withdraw(step)); })
@@ -156,8 +169,14 @@ void bind_tree(nb::module_& m) {
         .def("sanity_check", &PrefixTree::sanity_check)
         .def_prop_ro("num_pages", &PrefixTree::num_pages)
         .def_prop_ro("num_evictable", &PrefixTree::num_evictable)
-        .def_prop_ro("num_host_pages", &PrefixTree::num_host_pages)
-        .def_prop_ro("num_host_evictable", &PrefixTree::num_host_evictable)
+        .def("num_pages_in",
+             [](const PrefixTree& tree, int64_t tier) {
+                 return tree.pages_of(tier_of(tree, tier));
+             })
+        .def("num_evictable_in",
+             [](const PrefixTree& tree, int64_t tier) {
+                 return tree.evictable_of(tier_of(tree, tier));
+             })
         .def_prop_ro("num_nodes", &PrefixTree::num_nodes)
         .def_prop_ro("num_receipts", &PrefixTree::num_receipts);
 }

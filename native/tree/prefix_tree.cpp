@@ -4,37 +4,41 @@
 
 namespace aioserve {
 
-namespace {
-
-size_t capacity_of(const PagePool* pool) {
-    return pool == nullptr ? 0 : static_cast<size_t>(pool->num_pages());
-}
-
-}  // namespace
-
-PrefixTree::PrefixTree(PagePool& pool, PagePool* host_pool,
-                       std::unique_ptr<EvictionStrategy> strategy, int64_t window)
-    : page_size_(static_cast<size_t>(pool.page_size())),
-      window_(static_cast<size_t>(std::max<int64_t>(window, 1))),
-      strategy_(std::move(strategy)),
-      tiers_{TierBooks{&pool, std::vector<uint8_t>(capacity_of(&pool), 0), {}},
-             TierBooks{host_pool, std::vector<uint8_t>(capacity_of(host_pool), 0), {}}} {
-    if (window < 1) {
-        throw std::invalid_argument("window must be at least 1, got " + std::to_string(window));
+PrefixTree::PrefixTree(const std::vector<PagePool*>& pools,
+                       std::unique_ptr<EvictionStrategy> strategy, int64_t needed_tokens)
+    : strategy_(std::move(strategy)) {
+    if (pools.empty() || pools.size() > tiers_.size()) {
+        throw std::invalid_argument("pools must be 1 to " + std::to_string(tiers_.size()) +
+                                    ", got " + std::to_string(pools.size()));
     }
-    if (host_pool != nullptr && host_pool->num_companions() != pool.num_companions()) {
-        throw std::invalid_argument(
-            "host_pool must have as many companions as pool, " +
-            std::to_string(pool.num_companions()) + ", got " +
-            std::to_string(host_pool->num_companions()));
+    if (needed_tokens < 1) {
+        throw std::invalid_argument("needed_tokens must be at least 1, got " +
+                                    std::to_string(needed_tokens));
     }
-    if (host_pool == &pool) {
-        throw std::invalid_argument("host_pool must be another pool than pool");
+    const PagePool& first = *pools[0];
+    for (size_t i = 1; i < pools.size(); ++i) {
+        if (std::find(pools.begin(), pools.begin() + static_cast<std::ptrdiff_t>(i), pools[i]) !=
+            pools.begin() + static_cast<std::ptrdiff_t>(i)) {
+            throw std::invalid_argument("pools must differ from each other");
+        }
+        if (pools[i]->page_size() != first.page_size()) {
+            throw std::invalid_argument("pools must have pages of " +
+                                        std::to_string(first.page_size()) +
+                                        " tokens like the first, got " +
+                                        std::to_string(pools[i]->page_size()));
+        }
+        if (pools[i]->num_companions() != first.num_companions()) {
+            throw std::invalid_argument("pools must have as many companions as the first, " +
+                                        std::to_string(first.num_companions()) + ", got " +
+                                        std::to_string(pools[i]->num_companions()));
+        }
     }
-    if (host_pool != nullptr && host_pool->page_size() != pool.page_size()) {
-        throw std::invalid_argument("host_pool must have pages of " +
-                                    std::to_string(pool.page_size()) + " tokens like pool, got " +
-                                    std::to_string(host_pool->page_size()));
+    num_tiers_ = static_cast<int64_t>(pools.size());
+    page_size_ = static_cast<size_t>(first.page_size());
+    needed_tokens_ = static_cast<size_t>(needed_tokens);
+    for (size_t tier = 0; tier < pools.size(); ++tier) {
+        const auto size = static_cast<size_t>(pools[tier]->num_pages());
+        tiers_[tier] = TierBooks{pools[tier], std::vector<uint8_t>(size, 0), {}};
     }
 }
 

@@ -99,10 +99,11 @@ class PrefixTree {
         std::vector<ReceiptId> receipts;
     };
 
-    // Both pools must outlive the tree's use; `host_pool` may be null. Where pages of the pool have
-    // companions, `window` is how many tokens a window layer sees, the last one included.
-    PrefixTree(PagePool& pool, PagePool* host_pool, std::unique_ptr<EvictionStrategy> strategy,
-               int64_t window = 1);
+    // `pools` are those of the tiers, nearest first: one or two. They must outlive the tree's use.
+    // Where their pages have companions, a token needs those of the last `needed_tokens` tokens, its
+    // own included.
+    PrefixTree(const std::vector<PagePool*>& pools, std::unique_ptr<EvictionStrategy> strategy,
+               int64_t needed_tokens = 1);
 
     // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`. With
     // `whole` also what lacks companions that the next token needs.
@@ -130,10 +131,11 @@ class PrefixTree {
     int64_t num_exclusive(ReceiptId receipt) const;
     size_t page_size() const { return page_size_; }
     // Companions included.
+    int64_t pages_of(Tier tier) const;
+    int64_t evictable_of(Tier tier) const;
     int64_t num_pages() const { return pages_of(kDevice); }
     int64_t num_evictable() const { return evictable_of(kDevice); }
-    int64_t num_host_pages() const { return pages_of(kHost); }
-    int64_t num_host_evictable() const { return evictable_of(kHost); }
+    int64_t num_tiers() const { return num_tiers_; }
     int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
     int64_t num_receipts() const { return static_cast<int64_t>(receipts_.size()); }
 
@@ -149,7 +151,7 @@ class PrefixTree {
     using Key = EvictionStrategy::Key;
 
     struct TierBooks {
-        PagePool* pool;
+        PagePool* pool = nullptr;
         std::vector<uint8_t> in_tree;  // by page
         EvictionOrder order;
         int64_t num_pages = 0;      // without companions
@@ -205,8 +207,6 @@ class PrefixTree {
     Node* drop(Node* node, size_t from, std::vector<ReceiptId>& moved);
 
     // windows.cpp: companions of pages
-    int64_t pages_of(Tier tier) const;
-    int64_t evictable_of(Tier tier) const;
     bool has_windows() const { return tiers_[kDevice].num_companions() > 0; }
     bool is_hollow(const Node& node, size_t index) const;
     size_t first_needed(size_t num_pages) const;
@@ -244,8 +244,9 @@ class PrefixTree {
     void recount_pages(const Node& node, Recount& recount) const;
     void recount_companions(const Node& node, Page owner, Recount& recount) const;
 
-    size_t page_size_;
-    size_t window_;  // tokens, the last one included
+    int64_t num_tiers_ = 0;
+    size_t page_size_ = 0;
+    size_t needed_tokens_ = 1;
     std::unique_ptr<EvictionStrategy> strategy_;
     bool is_relisted_ = false;  // since the strategy has changed
     std::array<TierBooks, 2> tiers_;

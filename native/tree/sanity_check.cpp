@@ -207,8 +207,8 @@ void PrefixTree::sanity_check() const {
     if (text.empty()) return;
     std::ostringstream message;
     message << "the prefix tree doesn't balance: " << num_nodes() << " nodes, " << num_pages()
-            << " device pages (" << num_evictable() << " evictable), " << num_host_pages()
-            << " host pages (" << num_host_evictable() << " evictable), " << num_receipts()
+            << " device pages (" << num_evictable() << " evictable), " << pages_of(kHost)
+            << " host pages (" << evictable_of(kHost) << " evictable), " << num_receipts()
             << " receipts" << text;
     throw TreeError(message.str());
 }

@@ -26,7 +26,7 @@ bool PrefixTree::is_hollow(const Node& node, size_t index) const {
 // The first page whose companions the token behind `num_pages` pages needs.
 size_t PrefixTree::first_needed(size_t num_pages) const {
     const size_t position = num_pages * page_size_;
-    return position < window_ ? 0 : (position - window_ + 1) / page_size_;
+    return position < needed_tokens_ ? 0 : (position - needed_tokens_ + 1) / page_size_;
 }
 
 // The most pages of the path of `tokens` behind which a sequence can go on.

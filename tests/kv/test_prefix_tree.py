@@ -1000,7 +1000,9 @@ def test_counts_below_zero_are_refused(cache: Cache) -> None:
     with pytest.raises(ValueError, match="count must be at least 0, got -1"):
         cache.tree.frees_at_once(-1)
     with pytest.raises(ValueError, match="count must be at least 0, got -2"):
-        cache.tree.evict(-2, 0, 1)
+        Cache(host=4).tree.evict(-2, 0, 1)
+    with pytest.raises(ValueError, match=r"tier must be in \[0, 1\), got 1"):
+        cache.tree.evict(1, 0, 1)
     with pytest.raises(ValueError, match="num_pages must be at least 0, got -1"):
         cache.tree.cut(receipt, -1)
 
@@ -1009,15 +1011,19 @@ def test_pools_and_strategies_that_do_not_fit_are_refused() -> None:
     pool = PagePool(4, 4)
     with pytest.raises(ValueError, match="strategy must be lru, lfu, fifo or slru, got mru"):
         PrefixTree(pool, strategy="mru")
-    with pytest.raises(ValueError, match="host_pool must have pages of 4 tokens like pool, got 2"):
+    with pytest.raises(ValueError, match="pools must have pages of 4 tokens like the first, got 2"):
         PrefixTree(pool, PagePool(4, 2))
-    with pytest.raises(ValueError, match="host_pool must be another pool than pool"):
+    with pytest.raises(ValueError, match="pools must differ from each other"):
         PrefixTree(pool, pool)
+    with pytest.raises(ValueError, match="pools must be 1 to 2, got 3"):
+        PrefixTree(pool, PagePool(4, 4), PagePool(4, 4))
+    with pytest.raises(ValueError, match="needed_tokens must be at least 1, got 0"):
+        PrefixTree(pool, needed_tokens=0)
 
 
 def test_an_empty_tree_answers_everything(cache: Cache) -> None:
     assert cache.cached("abcd") == (0, 0)
-    assert cache.tree.evict(3, 0).count == cache.tree.evict(3, 0, 1).count == 0
+    assert cache.tree.evict(3, 0).count == 0
     assert cache.tree.withdraw(0) == ()
     cache.tree.clear()
     cache.check()

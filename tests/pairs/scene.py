@@ -436,9 +436,9 @@ class _Watching(Observer):
         sequences = scheduler.state.sequences.values()
         swapped = [one for one in sequences if one.lease.swapped is not None]
         seen.swapped.update([one.request.request_id for one in swapped])
-        if scheduler.memory.tree is not None:
-            on_host = scheduler.memory.tree.num_pages_in(1)
-            seen.cached_on_host = max(seen.cached_on_host, on_host)
+        tree = scheduler.memory.tree
+        if tree is not None and len(tree.pools) > 1:
+            seen.cached_on_host = max(seen.cached_on_host, tree.num_pages_in(1))
 
     def look_for_paused(self) -> None:
         self._seen.paused += sum(one.paused for one in self._scheduler.state.sequences.values())
