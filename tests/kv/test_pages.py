@@ -76,6 +76,40 @@ def test_views_of_a_page_table_never_change_while_it_grows(chunks: list[np.ndarr
     assert table.page_ids.dtype == np.int32
 
 
+@given(
+    width=st.integers(1, 3),
+    first=st.integers(0, 3),
+    counts=st.lists(st.integers(0, 20), max_size=4),
+    data=st.data(),
+)
+def test_a_page_table_of_a_group_has_its_pages_position_by_position(
+    width: int, first: int, counts: list[int], data: st.DataObject
+) -> None:
+    table = PageTable(width, first)
+    pages = iter(range(100, 10_000))
+    rows: list[list[int]] = [[0] * width for _ in range(first)]
+    views: list[tuple[np.ndarray, list[int]]] = []
+    for count in counts:
+        new = [[next(pages) for _ in range(width)] for _ in range(count)]
+        table.append(np.array(new, np.int32).ravel())
+        rows += new
+        views.append((table.page_ids, table.page_ids.tolist()))
+        match data.draw(st.sampled_from(["cut", "replace", "go on"])):
+            case "cut":
+                kept = data.draw(st.integers(first, len(rows)))
+                table.cut(kept)
+                del rows[kept:]
+            case "replace" if len(rows) > first:
+                index = data.draw(st.integers(first, len(rows) - 1))
+                rows[index] = [next(pages) for _ in range(width)]
+                table.replace(index, np.array(rows[index], np.int32))
+        assert len(table) == len(rows)
+        assert table.held.tolist() == [page for row in rows[first:] for page in row]
+        assert table.between(first, len(rows)).reshape(-1, width).tolist() == rows[first:]
+        for view, content in views:
+            assert view.tolist() == content, "a view never changes"
+
+
 def test_a_view_of_a_page_table_is_read_only() -> None:
     table = PageTable()
     table.append(np.array([5], np.int32))

@@ -1,0 +1,109 @@
+"""Kinds of KV and storages of pages are named in few places: all else goes by groups and tiers.
+
+A new kind of group, or a new tier, is then one more file and one more entry. Names in source text
+count, and strings that are a name; docstrings and comments don't.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.house import PACKAGE
+
+KINDS = re.compile(r"(^|_)(full_?groups?|window_?groups?|windows?|windowed)(_|$)", re.IGNORECASE)
+KIND_PLACES = (
+    "engine",
+    "execution",
+    "kv",
+    "plugins",
+    "scheduling",
+    "simulation",
+    "steps",
+    "testing",
+)
+KINDS_NAMED = {
+    "kv/groups/": "the kinds themselves",
+    "kv/layout.py": "which layers have which kind",
+    "kv/pages.py": "page arithmetic of a layout's window groups",
+    "execution/assembling.py": "pages of a layout, from the arithmetic",
+    "execution/gpu/attention_choice.py": "what an attention kernel is told of a layer",
+    "simulation/cost.py": "facts of a cost table, a public format",
+    "simulation/machine.py": "facts of a model and of a cost table",
+    "simulation/options.py": "options of `simulate`, which are public",
+    "simulation/simulator.py": "the same options",
+    "simulation/roofline.py": "what layers of a model read",
+    "simulation/report/": "windows of time",
+    "testing/fake_device.py": "a stand-in for a backend",
+    "testing/fake_model.py": "options of the stand-in, which are public",
+    "testing/trial.py": "options of `simulate`",
+}
+"""Files and folders of the package that name a kind, each with the reason."""
+
+TIERS = re.compile(r"(^|_)hosts?(_|$)|^((on|from|to)_)?device$", re.IGNORECASE)
+TIER_PLACES = ("kv", "plugins", "scheduling", "steps")
+TIERS_NAMED = {
+    "kv/tiers/tier.py": "the names themselves",
+    "kv/usage.py": "counters that are public",
+    "scheduling/report.py": "keys of the dump, which are public",
+}
+"""Files of the package that name a tier. Places that aren't looked at have names of options, and
+run on a device or have memory of the host for something else."""
+
+
+def names(source: str) -> Iterator[str]:
+    """Every identifier in `source`, and every string that could be one."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            yield token.string
+        elif token.type == tokenize.STRING and re.fullmatch(r"""(['"])\w+\1""", token.string):
+            yield token.string[1:-1]
+
+
+def files_that_name(pattern: re.Pattern[str], places: tuple[str, ...]) -> Iterator[str]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        if file.split("/")[0] in places and any(
+            pattern.search(name) for name in names(path.read_text(encoding="utf-8"))
+        ):
+            yield file
+
+
+@pytest.mark.parametrize(
+    ("pattern", "places", "reasons"),
+    [(KINDS, KIND_PLACES, KINDS_NAMED), (TIERS, TIER_PLACES, TIERS_NAMED)],
+    ids=["kinds", "tiers"],
+)
+def test_kinds_and_tiers_are_named_where_there_is_a_reason_alone(
+    pattern: re.Pattern[str], places: tuple[str, ...], reasons: Mapping[str, str]
+) -> None:
+    found = list(files_that_name(pattern, places))
+    unexpected = [file for file in found if not file.startswith(tuple(reasons))]
+    assert not unexpected, "a group or a tier of a list does, or it is named here with the reason"
+    unused = [place for place in reasons if not any(file.startswith(place) for file in found)]
+    assert not unused, "no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("lease.windows", KINDS),
+        ("def f(num_window_groups): ...", KINDS),
+        ("group.kind == 'window'", KINDS),
+        ("WindowGroup(tiers, spec)", KINDS),
+        ("memory.host_pool", TIERS),
+        ("node.on_host", TIERS),
+        ("tier.name == 'device'", TIERS),
+    ],
+)
+def test_a_name_of_a_kind_or_a_tier_is_found(source: str, pattern: re.Pattern[str]) -> None:
+    assert any(pattern.search(name) for name in names(source))
+
+
+def test_what_only_reads_alike_is_no_name() -> None:
+    source = '"""Pages of a window, on the host."""\nwindowless = "a window"  # the host'
+    assert not [name for name in names(source) if KINDS.search(name) or TIERS.search(name)]
