@@ -10,7 +10,7 @@ import numpy as np
 from aioserve.config import Preemption
 from aioserve.drafting.drafter import Drafter
 from aioserve.hints import SchedulingHints
-from aioserve.kv.layout import group_specs
+from aioserve.kv.layout import GroupSpec, group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
@@ -43,13 +43,17 @@ class Bench:
         preemption: Preemption = "auto",
         num_window_groups: int = 0,
         window: int = 0,
+        groups: Sequence[GroupSpec] | None = None,
         drafter: Drafter | None = None,
         **options: Any,
     ) -> None:
+        if groups is None:
+            groups = group_specs(num_window_groups, window)
+        num_groups = sum([group.width for group in groups])
         self.memory = KVMemory.of(
             (num_pages, num_host_pages),
             page_size,
-            groups=group_specs(num_window_groups, window),
+            groups=groups,
             prefix_caching=prefix_caching,
             partial_page_reuse=partial_page_reuse,
             eviction=eviction,
@@ -65,11 +69,11 @@ class Bench:
             page_size,
             self.scheduler.num_slots,
             num_host_pages,
-            num_window_groups=num_window_groups,
+            num_window_groups=num_groups - 1,
             window=window,
             drafter=drafter,
         )
-        self.page_tables = SlotPageTables(self.scheduler.num_slots, 1 + num_window_groups)
+        self.page_tables = SlotPageTables(self.scheduler.num_slots, num_groups)
         self.pages: list[list[int]] = []
         """Of each item of the last plan: the pages of its slot."""
 

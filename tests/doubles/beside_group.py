@@ -1,0 +1,58 @@
+"""A third kind of group: pages for all positions, beside those of group 0.
+
+Keys of a second attention, or scales of quantised pages, would be kept like this. Nothing of the
+package knows it: `KINDS` of `aioserve.kv.groups.making` has it while a test runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from aioserve.kv.groups.base import GroupClaim
+from aioserve.kv.groups.window import WindowGroup
+from aioserve.kv.layout import ONE_GROUP, GroupSpec
+from aioserve.kv.lease import KVLease, SwappedRun
+from aioserve.kv.page_table import NO_PAGES
+from aioserve.kv.pages import pages_for
+from aioserve.kv.prefix_tree import Match
+from aioserve.kv.tiers.tier import Tier
+
+__all__ = ["BesideGroup", "beside_specs"]
+
+ALL = 1 << 40
+"""Tokens: more than a sequence ever has."""
+
+
+class BesideGroup(WindowGroup):
+    """Like a group whose window no sequence outgrows, but that a prompt has its pages from the
+    beginning on, and a claim relies on those that the tree has."""
+
+    keeps_all = True
+    grows_with_chunks = False
+
+    def __init__(self, tiers: Sequence[Tier], spec: GroupSpec) -> None:
+        super().__init__(tiers, GroupSpec(spec.kind, spec.width, ALL))
+
+    def match(
+        self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
+    ) -> GroupClaim:
+        found = [self.pages_of(tier, page_ids) for tier, page_ids in enumerate(match.tiers)]
+        tail = NO_PAGES
+        if match.tail_tokens:
+            tail = self.pages_of(0, np.array([match.tail_page], np.int32))
+        for pool, page_ids in zip(self._pools, found, strict=True):
+            pool.retain(page_ids)
+        self._pool.retain(tail)
+        count = pages_for(num_known, self.page_size) * self.width - len(found[0])
+        return GroupClaim(0, tuple(found), tail, count, count)
+
+    def first_swapped(self, lease: KVLease, position: int) -> int:
+        return lease.published
+
+
+def beside_specs(width: int) -> tuple[GroupSpec, ...]:
+    """Groups of a layout with so many groups of layers of this kind."""
+    return *ONE_GROUP, GroupSpec(cast(Any, "beside"), width)
