@@ -26,7 +26,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import ConfigError
-from aioserve.request import MAX_DRAFT_TOKENS, MAX_SEED
+from aioserve.sampling_params import MAX_DRAFT_TOKENS, MAX_SEED
 
 __all__ = [
     "ENGINE_DEFAULTS",

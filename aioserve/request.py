@@ -1,4 +1,4 @@
-"""What a caller asks for and gets back: sampling parameters, requests, tokens, completions.
+"""Values that a caller sends and gets back: requests, tokens, completions.
 
 Plain values without behaviour beyond validation at the edge. Everything here may be imported from
 anywhere in the package.
@@ -6,7 +6,6 @@ anywhere in the package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -15,26 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import (
-    MadeByNames,
-    Rule,
-    boolean,
     brief,
-    check,
     counted,
-    integer,
-    number,
-    optional,
-    pairs,
     quoted,
-    sequence,
-    several,
-    text,
 )
 from aioserve.drafting.drafter import NO_IDS
-from aioserve.errors import InvalidSamplingError
 from aioserve.hints import SchedulingHints
+from aioserve.sampling_params import MAX_SEED, SamplingParams
 from aioserve.schema_classes import Validates, parsed_answer
-from aioserve.structured_output import StructuredOutput, structured_output
 from aioserve.timings import Timings
 
 __all__ = [
@@ -52,21 +39,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_CHARS_TOGETHER = 1024
-MAX_STOP_TOKEN_IDS = 64
-MAX_BIASED_TOKENS = 1024
-MAX_ALLOWED_TOKENS = 2**18
-MAX_BAD_WORDS = 64
-MAX_BAD_WORD_CHARS = 64
-MAX_PROCESSORS = 8
-MAX_PROCESSOR_CHARS = 1000
-MAX_LOGPROBS = 64
-MAX_SEED = 2**64 - 1
-MAX_DRAFT_TOKENS = 64
-"""Most guesses for one sequence that a step verifies."""
-
 
 class FinishReason(StrEnum):
     """Why a stream ended."""
@@ -79,184 +51,6 @@ class FinishReason(StrEnum):
     """The caller left, or the engine was closed."""
     ERROR = "error"
     """The request failed; iterating its stream raises the error."""
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """How to pick each next token, and when to end. Names as in vLLM and the OpenAI API.
-
-    Raises `InvalidSamplingError` for a value outside its range.
-    """
-
-    max_tokens: int | None = None
-    """At most this many generated tokens, in [1, 2**63); None: as many as the context holds."""
-    temperature: float = 1.0
-    """0 is greedy; at most 100."""
-    top_p: float = 1.0
-    """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
-    top_k: int = 0
-    """Keep this many most likely tokens, in [-1, 2**63); 0 keeps all, and so does -1, which
-    becomes 0."""
-    min_p: float = 0.0
-    """Keep tokens that are at least so many times as likely as the most likely one; in [0, 1]."""
-    typical_p: float = 1.0
-    """Keep the tokens about as likely as the entropy would have it, whose probabilities sum to
-    this (Meister et al., "Locally typical sampling", 2023); in (0, 1]."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens of prompt and answer become less likely: a positive logit is divided by it, a
-    negative one multiplied (Keskar et al., "CTRL", 2019); in [0.01, 100]."""
-    presence_penalty: float = 0.0
-    """Taken off the logit of each token that the answer has already; in [-2, 2]."""
-    frequency_penalty: float = 0.0
-    """Taken off as often as the answer has the token; in [-2, 2]."""
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
-    pairs."""
-    allowed_token_ids: Sequence[int] | None = None
-    """Draw from these ids alone; 1 to 262,144. Kept as a tuple."""
-    bad_words: Sequence[str] = ()
-    """Up to 64 texts of up to 64 characters that the answer may not have: the last token of each,
-    as it is encoded at the start of a text and behind a space, isn't drawn behind the others. Kept
-    as a tuple."""
-    logits_processors: Sequence[str] = ()
-    """Names, up to 8, of processors that plugins offer, options behind them as in
-    "name:option=value". Kept as a tuple."""
-    min_tokens: int = 0
-    """Nothing ends the answer before it has so many tokens; at most `max_tokens`."""
-    seed: int | None = None
-    """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
-    stop: Sequence[str] = ()
-    """Strings that end the answer; one string alone will do. Kept as a tuple."""
-    stop_token_ids: Sequence[int] = ()
-    """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
-    include_stop_str_in_output: bool = False
-    """The text has what ended it: the stop string, or that of the id. The ids always have it."""
-    ignore_eos: bool = False
-    """Go on past the model's end-of-sequence ids (and past them alone)."""
-    logprobs: int | None = None
-    """Log-probabilities of each token and of so many of the most likely ones at its place, in
-    [0, 64]; None: none. They are those of the model itself, before `temperature` and all else."""
-    prompt_logprobs: int | None = None
-    """How many alternatives are told of each token of the prompt but the first; as `logprobs`."""
-    structured_output: StructuredOutput | None = None
-    """The form that the answer must have, as JSON of a schema; None: any."""
-    thinking_token_budget: int | None = None
-    """Most tokens of reasoning, in [0, 2**63), the tags around it aside: behind them the tag that
-    closes it comes, and the answer goes on with content. None: as many as the model likes. With
-    `structured_output` all of an answer is content, so there is no reasoning to end."""
-    n: int = 1
-    """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
-    engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
-    `(s + i) % 2**64` and n=1; at temperature 0 all are equal."""
-    best_of: int | None = None
-    """Draw so many answers, from `n` to the engine's `max_num_seqs`, and return the `n` with the
-    highest mean log-probability per token, best first. Above `n` for `Engine.generate` alone: a
-    stream can't take tokens back. None: as many as `n`."""
-    max_draft_tokens: int | None = None
-    """Most tokens that the engine's drafter may guess for an answer in one step, in [0, 64]: 0
-    guesses none, and with `logits_processors` none are. None: as many as the engine's `speculation`
-    allows, which is the limit. It changes no token, unless guesses are verified by rejection."""
-    prediction: str | None = None
-    """What the answer will be, or much of it, such as the text that it is to edit: the drafter
-    guesses by it. It changes no token. For an engine with `speculation`, and a model with a
-    tokenizer."""
-
-    def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            value = check(InvalidSamplingError, name, getattr(self, name), rule)
-            msgspec.structs.force_setattr(self, name, value)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidSamplingError(
-                f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}",
-                argument="min_tokens",
-                value=self.min_tokens,
-                limit=self.max_tokens,
-            )
-        if (chars := sum(map(len, self.stop))) > MAX_STOP_CHARS_TOGETHER:
-            raise InvalidSamplingError(
-                f"stop must have at most {MAX_STOP_CHARS_TOGETHER} characters in all its strings "
-                f"together, got {chars}",
-                argument="stop",
-                value=self.stop,
-                limit=MAX_STOP_CHARS_TOGETHER,
-            )
-        if self.best_of is not None and self.best_of < self.n:
-            raise InvalidSamplingError(
-                f"best_of must be at least n = {self.n}, got {self.best_of}",
-                argument="best_of",
-                value=self.best_of,
-                limit=self.n,
-            )
-        for name in ("max_draft_tokens", "prediction"):
-            if self.logits_processors and getattr(self, name):
-                raise InvalidSamplingError(
-                    f"{name} has no effect with logits_processors, which are called once a token: "
-                    "leave one of them out",
-                    argument=name,
-                    value=getattr(self, name),
-                )
-        if self.prediction is not None and self.max_draft_tokens == 0:
-            raise InvalidSamplingError(
-                "prediction has no effect with max_draft_tokens=0: leave one of them out",
-                argument="prediction",
-                value=self.prediction,
-            )
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether a draw depends on the tokens before it, beside their keys and values."""
-        return bool(
-            self.repetition_penalty != 1
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.bad_words
-            or self.logits_processors
-        )
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether the text so far decides which tokens may come next."""
-        return self.structured_output is not None or self.thinking_token_budget is not None
-
-    @property
-    def edits_logits(self) -> bool:
-        """Whether logits are changed before anything of them is left out."""
-        return bool(
-            self.needs_history
-            or self.logit_bias
-            or self.allowed_token_ids is not None
-            or self.min_tokens
-        )
-
-
-_RULES: dict[str, Rule[Any]] = {
-    "max_tokens": optional(integer(1)),
-    "temperature": number(0, 100),
-    "top_p": number(0, 1, above=True),
-    "top_k": lambda value: max(integer(-1)(value), 0),
-    "min_p": number(0, 1),
-    "typical_p": number(0, 1, above=True),
-    "repetition_penalty": number(0.01, 100),
-    "presence_penalty": number(-2, 2),
-    "frequency_penalty": number(-2, 2),
-    "logit_bias": pairs(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
-    "allowed_token_ids": optional(sequence(integer(0), MAX_ALLOWED_TOKENS, least=1)),
-    "bad_words": several(text(1, MAX_BAD_WORD_CHARS), MAX_BAD_WORDS),
-    "logits_processors": several(text(1, MAX_PROCESSOR_CHARS), MAX_PROCESSORS),
-    "min_tokens": integer(0),
-    "seed": optional(integer(0, MAX_SEED)),
-    "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
-    "stop_token_ids": several(integer(0), MAX_STOP_TOKEN_IDS),
-    "include_stop_str_in_output": boolean,
-    "ignore_eos": boolean,
-    "logprobs": optional(integer(0, MAX_LOGPROBS)),
-    "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
-    "structured_output": optional(structured_output),
-    "thinking_token_budget": optional(integer(0)),
-    "n": integer(1),
-    "best_of": optional(integer(1)),
-    "max_draft_tokens": optional(integer(0, MAX_DRAFT_TOKENS)),
-    "prediction": optional(text(1)),
-}
 
 
 NO_HINTS = SchedulingHints()

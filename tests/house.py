@@ -47,6 +47,7 @@ FOR_ALL = (
     "aioserve.errors",
     "aioserve.config",
     "aioserve.request",
+    "aioserve.sampling_params",
     "aioserve.timings",
     "aioserve.structured_output",
     "aioserve.schema_classes",

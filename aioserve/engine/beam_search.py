@@ -49,7 +49,8 @@ from aioserve.engine.stream import TokenStream, yield_before
 from aioserve.errors import DeadlineExceededError, InvalidSamplingError
 from aioserve.execution.runner import ModelLimits
 from aioserve.hints import checked_hints
-from aioserve.request import MAX_LOGPROBS, Beam, FinishReason, SamplingParams, TopLogprob
+from aioserve.request import Beam, FinishReason, SamplingParams, TopLogprob
+from aioserve.sampling_params import MAX_LOGPROBS
 from aioserve.text.assembler import TextAssembler
 
 __all__ = ["Beams", "EndedBeam", "RunningBeam", "beam_search"]

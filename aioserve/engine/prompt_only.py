@@ -56,7 +56,8 @@ from aioserve.errors import (
 )
 from aioserve.execution.loop_callbacks import settle
 from aioserve.models.retrieval import Retrieval
-from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Usage
+from aioserve.request import Logprobs, SamplingParams, Usage
+from aioserve.sampling_params import MAX_LOGPROBS
 from aioserve.timings import Timings
 
 __all__ = [

@@ -20,6 +20,7 @@ from aioserve.models.fields import Fields
 from aioserve.models.quantization.config import read_scheme
 from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
+from aioserve.sampling_params import COLUMNS, PARAMETERS
 
 __all__ = [
     "CLASSIFIER",
@@ -68,22 +69,12 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     def sampling_params(self) -> SamplingParams:
         """Parameters of the transformers library: greedy unless the model says otherwise."""
-        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
-        others = {
-            "repetition_penalty": penalty,
-            "min_tokens": self.min_tokens or 0,
-            "max_tokens": self.max_tokens,
-        }
+        fields = {name: getattr(self, name, None) for name in PARAMETERS}
+        said = {name: value for name, value in fields.items() if value is not None}
         if not self.do_sample:
-            return SamplingParams(temperature=0.0, **others)
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            min_p=self.min_p or 0.0,
-            typical_p=1.0 if self.typical_p is None else self.typical_p,
-            **others,
-        )
+            greedy = {name: value for name, value in said.items() if name not in COLUMNS}
+            return SamplingParams(temperature=0.0, **greedy)
+        return SamplingParams(**said)
 
 
 NOTHING_SAID = GenerationDefaults()

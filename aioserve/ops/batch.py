@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from aioserve.kv.pages import token_locations, tokens_in_part
+from aioserve.sampling_params import COLUMNS, DRAWN_FREELY
 
 __all__ = [
     "NOTHING_LEFT",
@@ -154,11 +155,7 @@ class SampleRows:
         shape = (len(self.slots),)
         _check_arrays(
             ("slots", self.slots, np.int64, shape),
-            ("temperatures", self.temperatures, np.float64, shape),
-            ("top_ks", self.top_ks, np.int64, shape),
-            ("top_ps", self.top_ps, np.float64, shape),
-            ("min_ps", self.min_ps, np.float64, shape),
-            ("typical_ps", self.typical_ps, np.float64, shape),
+            *[(one.name, getattr(self, one.name), one.dtype, shape) for one in COLUMNS.values()],
             ("seeds", self.seeds, np.uint64, shape),
             ("positions", self.positions, np.uint64, shape),
         )
@@ -166,8 +163,25 @@ class SampleRows:
     @classmethod
     def none(cls) -> SampleRows:
         """No rows."""
-        floats, ids, keys = np.empty(0, np.float64), np.empty(0, np.int64), np.empty(0, np.uint64)
-        return cls(ids, floats, ids, floats, floats, floats, keys, keys)
+        keys = np.empty(0, np.uint64)
+        return cls.alike(DRAWN_FREELY, np.empty(0, np.int64), seeds=keys, positions=keys)
+
+    @classmethod
+    def alike(
+        cls,
+        values: Mapping[str, float],
+        slots: npt.NDArray[np.int64],
+        *,
+        seeds: npt.NDArray[np.uint64],
+        positions: npt.NDArray[np.uint64],
+    ) -> SampleRows:
+        """Rows for these slots, all with the same `values` of parameters, by the names in
+        `COLUMNS`. Raises as the class does."""
+        columns: dict[str, Any] = {
+            column.name: np.full(len(slots), values[name], column.dtype)
+            for name, column in COLUMNS.items()
+        }
+        return cls(slots=slots, **columns, seeds=seeds, positions=positions)
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from aioserve.ops import Backend, SampleRows
 from aioserve.ops.philox import second_draws
+from aioserve.sampling_params import DRAWN_FREELY
 
 __all__ = ["tokens_by_rejection"]
 
@@ -65,15 +66,6 @@ def _drawn(backend: Backend, weights: Rows, seeds: Keys, positions: Keys) -> Ten
     with np.errstate(divide="ignore"):
         logits = torch.from_numpy(np.log(weights))
     count = len(weights)
-    nothing, whole = np.zeros(count), np.ones(count)
-    rows = SampleRows(
-        slots=np.zeros(count, np.int64),
-        temperatures=whole,
-        top_ks=np.zeros(count, np.int64),
-        top_ps=whole,
-        min_ps=nothing,
-        typical_ps=whole,
-        seeds=seeds,
-        positions=positions,
-    )
+    slots = np.zeros(count, np.int64)
+    rows = SampleRows.alike(DRAWN_FREELY, slots, seeds=seeds, positions=positions)
     return backend.draw(logits, rows, backend.allocate_slots(1)).token_ids

@@ -29,6 +29,7 @@ Suresh, "Coupling without communication and drafter-invariant speculative decodi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ from aioserve.sampling.asks import RowAsks
 from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.masks import LateMasks
+from aioserve.sampling_params import COLUMNS
 
 __all__ = ["SlotTable"]
 
@@ -49,11 +51,10 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self._started = np.zeros(num_slots, bool)
-        self._temperatures = np.zeros(num_slots, np.float64)
-        self._top_ks = np.zeros(num_slots, np.int64)
-        self._top_ps = np.ones(num_slots, np.float64)
-        self._min_ps = np.zeros(num_slots, np.float64)
-        self._typical_ps = np.ones(num_slots, np.float64)
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.full(num_slots, column.idle, column.dtype) for name, column in COLUMNS.items()
+        }
+        """By the names of the parameters."""
         self._seeds = np.zeros(num_slots, np.uint64)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
@@ -72,11 +73,8 @@ class SlotTable:
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
         self._started[slot] = True
-        self._temperatures[slot] = params.temperature
-        self._top_ks[slot] = params.top_k
-        self._top_ps[slot] = params.top_p
-        self._min_ps[slot] = params.min_p
-        self._typical_ps[slot] = params.typical_p
+        for name, column in self._columns.items():
+            column[slot] = getattr(params, name)
         self._seeds[slot] = seed
 
     def end(self, slot: int) -> None:
@@ -101,11 +99,7 @@ class SlotTable:
             raise InvariantError(f"slots {unknown} sample, but have not started")
         rows = SampleRows(
             slots=at,
-            temperatures=self._temperatures[at],
-            top_ks=self._top_ks[at],
-            top_ps=self._top_ps[at],
-            min_ps=self._min_ps[at],
-            typical_ps=self._typical_ps[at],
+            **{COLUMNS[name].name: column[at] for name, column in self._columns.items()},
             seeds=self._seeds[at],
             positions=positions_array,
         )

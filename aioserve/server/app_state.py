@@ -32,6 +32,7 @@ from starlette.applications import Starlette
 from aioserve.engine.interface import EngineLike, ModelFacts
 from aioserve.models.resolve import is_model
 from aioserve.request import SamplingParams
+from aioserve.sampling_params import DRAWN_FREELY
 from aioserve.server.answer_sizes import Kept, Unsent
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
@@ -248,7 +249,7 @@ class Call:
         facts = self.facts
         if facts.says_sampling:
             return facts.default_params
-        return replace(facts.default_params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+        return replace(facts.default_params, **DRAWN_FREELY)
 
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""

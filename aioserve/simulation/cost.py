@@ -19,7 +19,7 @@ from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.kv.pages import capacity_tokens, window_pages
-from aioserve.request import MAX_SEED
+from aioserve.sampling_params import MAX_SEED
 from aioserve.simulation.step_noise import StepNoise
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int, check_number, named

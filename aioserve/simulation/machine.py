@@ -12,7 +12,7 @@ from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.request import MAX_SEED
+from aioserve.sampling_params import MAX_SEED
 from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostModel, CostTable
 from aioserve.simulation.options import LIMITS, TrialOptions

@@ -20,7 +20,7 @@ from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-from aioserve.request import MAX_DRAFT_TOKENS, MAX_SEED
+from aioserve.sampling_params import MAX_DRAFT_TOKENS, MAX_SEED
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, check_windows
 from aioserve.simulation.records import recorded_length

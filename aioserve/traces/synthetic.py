@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from aioserve.arguments import counted
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.request import MAX_SEED
+from aioserve.sampling_params import MAX_SEED
 from aioserve.traces.checks import check_int, check_number
 from aioserve.traces.request import MAX_ARRIVAL_SECONDS, MAX_RATE, TraceRequest
 

@@ -17,7 +17,7 @@ from aioserve.arguments import counted
 from aioserve.errors import ConfigError
 from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import shown
-from aioserve.request import MAX_SEED
+from aioserve.sampling_params import MAX_SEED
 from aioserve.traces.checks import check_int, check_number, number_in
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import (

@@ -18,10 +18,10 @@ from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device, Stream
 from aioserve.kv.pages import pages_for
 from aioserve.ops import HostBatch, SampleRows
-from aioserve.request import MAX_LOGPROBS
 from aioserve.sampling.edits import RowEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import LogprobRows
+from aioserve.sampling_params import MAX_LOGPROBS, REHEARSED
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = [
@@ -164,16 +164,9 @@ def largest_step(
     of_sequences = np.bincount(np.searchsorted(ends, others, side="right"))
     pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
-    samples = SampleRows(
-        slots=np.arange(rows) % num_slots,  # a slot has a row for each guess that is verified
-        temperatures=np.ones(rows),
-        top_ks=np.zeros(rows, np.int64),
-        top_ps=np.full(rows, 0.9),
-        min_ps=np.full(rows, 0.1),
-        typical_ps=np.full(rows, 0.9),
-        seeds=np.zeros(rows, np.uint64),
-        positions=np.zeros(rows, np.uint64),
-    )
+    slots = np.arange(rows) % num_slots  # a slot has a row for each guess that is verified
+    keys = np.zeros(rows, np.uint64)
+    samples = SampleRows.alike(REHEARSED, slots, seeds=keys, positions=keys)
     logprobs = LogprobRows(
         range(rows),
         [min(MAX_LOGPROBS, vocab_size)] * (rows + scored),

@@ -24,7 +24,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
 from aioserve.ops.batch import STATUS_ERRORS
-from aioserve.request import MAX_LOGPROBS
+from aioserve.sampling_params import MAX_LOGPROBS
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 

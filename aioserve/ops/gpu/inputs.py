@@ -35,6 +35,7 @@ from aioserve.kv.pages import pages_for
 from aioserve.ops.batch import HostBatch, SampleRows
 from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
 from aioserve.ops.gpu.sampling import DeviceSampleRows, Draws
+from aioserve.sampling_params import COLUMNS
 
 __all__ = [
     "DeviceInputs",
@@ -114,11 +115,7 @@ _DTYPES = {
 
 _SAMPLES = {
     "slots": ("int64", 0),
-    "temperatures": ("float64", 0),
-    "top_ks": ("int64", 0),
-    "top_ps": ("float64", 1),
-    "min_ps": ("float64", 0),
-    "typical_ps": ("float64", 1),
+    **{one.name: (np.dtype(one.dtype).name, one.idle) for one in COLUMNS.values()},
     "seeds": ("int64", 0),
     "positions": ("int64", 0),
 }

@@ -17,7 +17,8 @@ import msgspec
 
 from aioserve.engine.chat import MAX_MESSAGES, MAX_VALUES
 from aioserve.engine.interface import TemplateName
-from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
+from aioserve.request import SamplingParams
+from aioserve.sampling_params import MAX_BIASED_TOKENS
 from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
 from aioserve.server.hint_fields import let_through

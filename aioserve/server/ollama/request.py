@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from aioserve.request import SamplingParams
+from aioserve.sampling_params import PARAMETERS
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict, converted
 from aioserve.server.chat_parts.answering import Asked
@@ -58,7 +59,22 @@ NO_LIMIT = (-1, -2)
 """Values of `num_predict`: without an end, and as many as the context holds."""
 
 
-class ModelOptions(Strict, frozen=True, kw_only=True):
+DRAWN = {name: row for name, row in PARAMETERS.items() if row.ollama is not None}
+"""Sampling parameters that are among its options."""
+if TYPE_CHECKING:
+    Drawn = Strict
+else:
+    Drawn = msgspec.defstruct(
+        "Drawn",
+        [(row.ollama, row.body | None, None) for row in DRAWN.values()],
+        bases=(Strict,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class ModelOptions(Drawn, frozen=True, kw_only=True):
     """How to draw an answer. What isn't given is as the model's makers say."""
 
     hints: ClassVar[Hints] = OF_OLLAMA_OPTIONS
@@ -67,18 +83,8 @@ class ModelOptions(Strict, frozen=True, kw_only=True):
     num_predict: int | None = None
     num_ctx: int | None = None
     """The context is the model's, whatever is said."""
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     """0: no penalties. -1, or 64 as where nothing is said: of all of the context."""
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 class _Body(Strict, frozen=True, kw_only=True):
@@ -142,14 +148,7 @@ class GenerateBody(_Body, frozen=True, kw_only=True):
 NAMES = {
     "prompt": "messages",
     "max_tokens": "options.num_predict",
-    "repetition_penalty": "options.repeat_penalty",
-    **{
-        name: f"options.{name}"
-        for name in (
-            *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop"),
-            *("presence_penalty", "frequency_penalty"),
-        )
-    },
+    **{name: f"options.{row.ollama}" for name, row in DRAWN.items()},
     **dict.fromkeys(FORM_ARGUMENTS, "format"),
 }
 """What the API calls arguments of the engine."""
@@ -180,13 +179,12 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
         let_through(call.call_log, "options.repeat_last_n")
     if body.logprobs or body.top_logprobs:
         raise refuse("logprobs", "isn't supported here; it is in /v1", "unsupported_parameter")
-    drawn = {name: getattr(given, name) for name in NAMES if hasattr(given, name)}
+    drawn = {name: getattr(given, row.ollama or name) for name, row in DRAWN.items()}
     return sampling_params(
         call.facts.default_params,
         {
             **drawn,
-            "seed": None if given.seed == -1 else given.seed,
-            "repetition_penalty": given.repeat_penalty,
+            "seed": None if drawn["seed"] == -1 else drawn["seed"],
             **(NO_PENALTIES if given.repeat_last_n == 0 else {}),
             "max_tokens": None if given.num_predict in NO_LIMIT else given.num_predict,
             "structured_output": plan.form,

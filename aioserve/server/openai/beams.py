@@ -14,6 +14,7 @@ import msgspec
 
 from aioserve.engine.options import BEAM_DEFAULTS
 from aioserve.request import Beam, Usage
+from aioserve.sampling_params import PARAMETERS
 from aioserve.server.answer_sizes import AnswerSize
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of
@@ -26,17 +27,10 @@ __all__ = ["Found", "beams_of"]
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "temperature": (0.0, 1.0),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "typical_p": (1.0,),
-    "thinking_token_budget": (),
-    "prompt_logprobs": (),
+    **{name: row.beams for name, row in PARAMETERS.items() if isinstance(row.beams, tuple)},
     "ttft_target_seconds": (),
     "tpot_target_seconds": (),
     "predicted_output_tokens": (),
-    "max_draft_tokens": (0,),
     "response_format": (ResponseFormat(type="text"),),
 }
 """Values, beside none, by which a field asks for nothing that a search doesn't do."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from aioserve.engine.truncation import TruncationSide
 from aioserve.errors import InvalidRequestError
 from aioserve.hints import SchedulingHints
 from aioserve.request import SamplingParams, Usage
+from aioserve.sampling_params import PARAMETERS
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import (
@@ -218,30 +219,26 @@ class CallFields(Strict, frozen=True, kw_only=True):
         )
 
 
-class AnswerFields(CallFields, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+    HandedOn = CallFields
+else:
+    HandedOn = msgspec.defstruct(
+        "HandedOn",
+        [(name, row.body | None, None) for name, row in PARAMETERS.items() if row.body is not None],
+        bases=(CallFields,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+    )
+"""Sampling parameters that are handed on as they are: nothing here looks at them."""
+
+
+class AnswerFields(HandedOn, frozen=True, kw_only=True):
     """Fields of every request for an answer, by the names of the OpenAI API, and of vLLM where that
-    has none. None is the same as nothing."""
+    has none. None is the same as nothing. `seed` may be negative: it is taken modulo 2**64."""
 
     limits: ClassVar[Mapping[str, str]] = {"n": "max_n", "stop": "max_stops"}
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    """0 and -1 keep all."""
-    min_p: float | None = None
-    typical_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    """Negative ones too: taken modulo 2**64."""
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     min_tokens: int | None = None
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -256,9 +253,6 @@ class AnswerFields(CallFields, frozen=True, kw_only=True):
     grammar: str | None = None
     """The form of the answer as clients of llama.cpp say it, as the next one; "" asks for none."""
     json_schema: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    max_draft_tokens: int | None = None
-    """Most tokens that are guessed in one step; 0: none."""
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
     stream: bool | None = None

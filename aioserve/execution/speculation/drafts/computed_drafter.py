@@ -18,6 +18,7 @@ from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.kv.pages import token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
 from aioserve.sampling.sampler import SlotTable
+from aioserve.sampling_params import REHEARSED
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
 
@@ -140,18 +141,9 @@ class ComputedDrafter(AtOnce):
 
     def _any_samples(self, count: int, *, greedy: bool) -> SampleRows:
         """Rows to rehearse with."""
-        rows, keys = np.arange(count), np.zeros(count, np.uint64)
-        shares = np.full(count, 0.5)
-        return SampleRows(
-            slots=rows % len(self._last_tokens),
-            temperatures=np.full(count, 0.0 if greedy else 1.0),
-            top_ks=np.zeros(count, np.int64),
-            top_ps=shares,
-            min_ps=shares,
-            typical_ps=shares,
-            seeds=keys,
-            positions=keys,
-        )
+        slots, keys = np.arange(count) % len(self._last_tokens), np.zeros(count, np.uint64)
+        values = {**REHEARSED, "temperature": 0.0} if greedy else REHEARSED
+        return SampleRows.alike(values, slots, seeds=keys, positions=keys)
 
     def _draw(self, logits: Tensor, samples: SampleRows) -> Drawn:
         """Draw a guess from each row of logits, float32 `[S, V]`, in the order of the guesses of
