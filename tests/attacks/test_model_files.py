@@ -31,7 +31,7 @@ from aioserve import (
     SamplingParams,
     WeightsError,
 )
-from aioserve.execution.loading import read as reading
+from aioserve.execution.loading import read as loading_read
 from aioserve.formats.weights import NATIVE
 from aioserve.models.checkpoint import MAX_INDEX_BYTES
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
@@ -435,7 +435,7 @@ def test_a_header_that_is_too_large_is_refused_unread(models: dict[str, Path]) -
 def test_weights_beyond_the_machines_memory_are_refused_unread(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "total_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(loading_read, "total_memory_bytes", lambda: 1000)
     with with_file(models["llama3"], CONFIG, (models["llama3"] / CONFIG).read_bytes()) as directory:
         values = sum(tensor.numel() for tensor in load_file(directory / WEIGHTS).values())
         with WeightReading(model_files(directory), formats=NATIVE) as reading:

@@ -15,14 +15,14 @@ SLOW_SECONDS = 0.2
 
 if __name__ == "__main__":
     from aioserve.cli import main
-    from aioserve.execution.step_thread_runner import StepThreadRunner
+    from aioserve.execution.host import Host
 
-    slow, step = Path(os.environ[SLOW_FILE]), StepThreadRunner._step
+    slow, step = Path(os.environ[SLOW_FILE]), Host.step
 
     def slowly(*given: Any) -> Any:
         if slow.exists():
             time.sleep(SLOW_SECONDS)
         return step(*given)
 
-    with patch.object(StepThreadRunner, "_step", slowly):
+    with patch.object(Host, "step", slowly):
         main()

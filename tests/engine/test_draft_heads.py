@@ -221,7 +221,7 @@ def check_guesses(
 async def test_heads_tell_what_they_drew_from(
     models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aioserve.execution import verification
+    from aioserve.execution.speculation import verification
 
     asked: list[int] = []
     tokens_by_rejection = verification.tokens_by_rejection

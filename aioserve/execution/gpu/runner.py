@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.batch import NO_COPIES, PlanReader, StepArrays
+from aioserve.execution.batch import NO_COPIES, StepArrays
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
@@ -38,10 +38,11 @@ from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
+from aioserve.execution.host import Host
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.execution.speculation.drafting import DrafterApart
-from aioserve.execution.speculation.resolver import DraftRequest, Resolver, StepFollower
+from aioserve.execution.speculation.resolver import DraftRequest, StepFollower
 from aioserve.execution.speculation.resolving_queue import ResolvingQueue
 from aioserve.ops import SampleRows
 from aioserve.sampling.masks import LateMasks
@@ -108,9 +109,7 @@ class CudaRunner:
         comes later computes with it, on the same stream."""
         loop = asyncio.get_running_loop()
         self._device = device
-        self._reader = PlanReader(
-            model.page_size, num_slots, processors, num_groups=model.num_groups
-        )
+        self._host = Host(model.page_size, num_slots, model.num_groups, processors)
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
         with device.within():
@@ -122,7 +121,7 @@ class CudaRunner:
         self._follower = follower
         self._guessed: _Guessed | None = None
         """The step for which guesses are being computed: nothing is in flight then."""
-        self._resolving = ResolvingQueue(Resolver(None), self._launch_resolved, self._pass_by)
+        self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by)
         self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
@@ -153,15 +152,12 @@ class CudaRunner:
         if self._failure is not None:
             _fail(future, self._failure)
             return future
-        try:
-            step = self._reader.read_open(plan, masks)
-        except Exception as error:
-            step = error  # where its turn comes: what follows the steps has to hear of it
-        self._resolving.put(plan, step, future)
+        # One that can't be read fails where its turn comes: what follows the steps hears of it.
+        self._resolving.put(plan, self._host.read(plan, masks), future)
         return future
 
     def take_drafter(self, drafter: Drafter) -> None:
-        """Let a drafter make the guesses that plans ask for. To be called before the first."""
+        """Let a drafter make the draft tokens that plans ask for. To be called before the first."""
         clock, ask = self._callbacks.clock, None
         if self._follower is not None:
             apart = DrafterApart(
@@ -172,8 +168,8 @@ class CudaRunner:
                 self._device.meaning_of,
             )
             drafter, ask = apart, functools.partial(self._have_guessed, apart)
-        resolver = Resolver(drafter, clock=clock)
-        self._resolving = ResolvingQueue(resolver, self._launch_resolved, self._pass_by, ask)
+        self._host.take_drafter(drafter, clock)
+        self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by, ask)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with

@@ -115,15 +115,18 @@ class CudaPlacement(Placement[CudaRunner]):
         self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
     ) -> int:
         """Bytes of the pool, without the page for padding."""
-        most = _most(config)
+        max_tokens, most_sequences = config.max_num_batched_tokens, max_sequences(config)
         trial = DecoderSteps(
             decoder,
             decoder.new_cache(2, config.page_size),
             num_slots=num_slots,
             max_model_len=wanted_model_len(decoder, config),
-            **most,
+            max_tokens=max_tokens,
+            max_sequences=most_sequences,
         )
-        step_bytes = measure_step(self.device, trial, self.memory, **most)
+        step_bytes = measure_step(
+            self.device, trial, self.memory, max_tokens=max_tokens, max_sequences=most_sequences
+        )
         if draft is not None:
             step_bytes = max(step_bytes, self._measure_draft(draft, num_slots))
         if graph_sizes(config):
@@ -162,8 +165,9 @@ class CudaPlacement(Placement[CudaRunner]):
             host_cache=model.host_cache,
             num_slots=options.num_slots,
             max_model_len=model.max_model_len,
+            max_tokens=config.max_num_batched_tokens,
+            max_sequences=max_sequences(config),
             states=None if drafter is None else drafter.states,
-            **_most(config),
         )
         return functools.partial(
             CudaRunner,
@@ -189,11 +193,3 @@ class CudaPlacement(Placement[CudaRunner]):
             began = time.perf_counter()
             await runner.capture_graphs(progress or (lambda done, total: None))
             seconds["graphs"] = time.perf_counter() - began
-
-
-def _most(config: EngineConfig) -> dict[str, int]:
-    """Tokens and sequences of the largest step."""
-    return {
-        "max_tokens": config.max_num_batched_tokens,
-        "max_sequences": max_sequences(config),
-    }

@@ -21,16 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aioserve.execution.batch import StepArrays, UnresolvedStep
+from aioserve.execution.host import Host, ReadStep
 from aioserve.execution.loop_callbacks import settle
-from aioserve.execution.speculation.resolver import DraftRequest, Resolver
+from aioserve.execution.speculation.resolver import DraftRequest
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["ResolvingQueue"]
 
 OutcomeFuture = asyncio.Future[StepOutcome]
-ReadStep = StepArrays | UnresolvedStep | Exception
-"""A plan as it was read, or why it can't be."""
 Launch = Callable[[StepArrays, OutcomeFuture, StepPlan | None], object]
 Ask = Callable[[DraftRequest, Callable[[Exception | None], None]], None]
 
@@ -47,7 +46,7 @@ class ResolvingQueue:
 
     def __init__(
         self,
-        resolver: Resolver,
+        host: Host,
         launch: Launch,
         pass_by: Callable[[StepPlan], object] = lambda plan: None,
         ask: Ask | None = None,
@@ -57,9 +56,9 @@ class ResolvingQueue:
         then `go_on` are to be called for each that was launched, in this order.
 
         `ask` has guesses computed, and a follower hear of their plan; on the loop it calls what it
-        was given, later. None: `resolver` makes them when it is called.
+        was given, later. None: the host's drafter makes them when it is called.
         """
-        self._resolver = resolver
+        self._host = host
         self._launch = launch
         self._pass_by = pass_by
         self._ask = ask
@@ -80,9 +79,9 @@ class ResolvingQueue:
         oldest = self._launched.popleft()
         try:
             if not oldest.is_taken:
-                self._resolver.take(oldest.plan)
+                self._host.resolver.take(oldest.plan)
             if isinstance(result, StepOutcome):
-                return self._resolver.noted(oldest.plan, result)
+                return self._host.resolver.noted(oldest.plan, result)
         except Exception as error:
             return error
         return result
@@ -120,11 +119,11 @@ class ResolvingQueue:
         """Launch a step that goes on from where those before it have come, which is known."""
         request = None
         try:
-            self._resolver.take(plan)
+            self._host.resolver.take(plan)
             if isinstance(step, Exception):
                 raise step
             if self._ask is not None:
-                request = self._resolver.draft_request(plan)
+                request = self._host.resolver.draft_request(plan)
         except Exception as error:
             self._pass_by(plan)
             settle(future, error)
@@ -150,7 +149,7 @@ class ResolvingQueue:
         self, plan: StepPlan, step: UnresolvedStep, future: OutcomeFuture, followed: StepPlan | None
     ) -> None:
         try:
-            plan = self._resolver.resolved(plan)
+            plan = self._host.resolver.resolved(plan)
             resolved = step.resolved(plan, one_by_one=True)
         except Exception as error:
             if followed is not None:

@@ -1,0 +1,83 @@
+"""The worker of the CPU: copies pages, and computes steps by a decoder on one of its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import InvariantError
+from aioserve.execution.batch import StepArrays
+from aioserve.execution.prefault import Prefault
+from aioserve.execution.speculation.verification import SamplerMatch, Verification
+from aioserve.models.decoder import Decoder
+from aioserve.ops import KVCache
+from aioserve.steps.outcome import StepOutcome
+
+__all__ = ["CpuWorker"]
+
+
+class CpuWorker:
+    """A `Worker` on the thread of the steps, inside `torch.inference_mode`."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        host_cache: KVCache | None,
+        *,
+        num_slots: int,
+        prefault: Prefault,
+        verification: Verification | None,
+        leave_python: Callable[[], None],
+    ) -> None:
+        """`host_cache` is where pages are copied to and from "the host": here it is the same
+        memory. `prefault` is told what steps write. `verification` says which draft tokens are
+        accepted; None: by sampler match. `leave_python` is called where a step goes on in compiled
+        code for a while."""
+        self._model = model
+        self._cache = cache
+        self._caches = (cache,) if host_cache is None else (cache, host_cache)
+        # Token ids stay here between steps: the next step may be launched before the host has
+        # seen them.
+        self._last_tokens = model.backend.allocate_slots(num_slots + 1)  # and `spare_slot`
+        self._prefault = prefault
+        self._verification = verification or SamplerMatch(model.backend)
+        self._leave_python = leave_python
+
+    def copy(self, copies: npt.NDArray[np.int32]) -> None:
+        self._leave_python()
+        self._model.backend.copy_pages(self._caches, copies)
+
+    def step(self, block: StepArrays) -> StepOutcome:
+        model, batch = self._model, block.batch
+        if batch is None:
+            raise InvariantError(f"step {block.step} has nothing to compute")
+        self._prefault.note_writes(batch.token_locations)
+        batch = model.backend.prepare(batch, self._cache, self._last_tokens)
+        # torch lets go of the GIL while it makes a tensor. From here on the loop takes it then.
+        model.make_room(len(batch.token_ids))
+        self._leave_python()
+        extras, pooled = block.extras, ()
+        drawn_at_once = not block.pooled and (extras is None or extras.logprobs is None)
+        if drawn_at_once and not self._verification.reads_logits(block):
+            edits = None if extras is None else extras.edits
+            drawn = model.draw(batch, self._cache, block.samples, self._last_tokens, edits)
+            if edits is not None:
+                edits.note(drawn.token_ids)
+            return block.outcome(drawn.token_ids.tolist(), drawn.row_errors)
+        if block.pooled:
+            logits, sums = model.forward_pooled(batch, self._cache, block.pooled)
+            pooled = sums.numpy()
+        else:
+            logits = model.forward(batch, self._cache)
+        if extras is None:
+            drawn = self._verification.draw(logits, block, self._last_tokens)
+            return block.outcome(drawn.token_ids.tolist(), drawn.row_errors, pooled=pooled)
+        asked = extras.before_draw(logits, len(block.samples))
+        drawn = self._verification.draw(asked.sampled, block, self._last_tokens)
+        asked.after_draw(drawn.token_ids)
+        top = asked.most_likely
+        most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())
+        return block.outcome(drawn.token_ids.tolist(), drawn.row_errors, most_likely, pooled)

@@ -1,0 +1,102 @@
+"""The host's part of steps, the same for every device.
+
+    read        plan -> arrays, on the event loop while the step before is computed
+    resolve     draft tokens, and where their items begin, once the step before is known
+    outcome     of what a worker made of the arrays
+
+A worker that is waited for is driven by `Host.step`, on the thread that has the worker. Where a
+device runs ahead of the host, a `ResolvingQueue` orders what `Host.step` does in a row.
+
+Knows plans, arrays and drafters, and neither devices nor threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aioserve.drafting.drafter import Drafter
+from aioserve.execution.batch import PlanReader, StepArrays, UnresolvedStep
+from aioserve.execution.speculation.branches import BranchedStep, ScratchPages
+from aioserve.execution.speculation.resolver import Resolver, StepFollower
+from aioserve.execution.worker import Worker
+from aioserve.sampling.masks import LateMasks
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["Host", "ReadStep"]
+
+ReadStep = StepArrays | UnresolvedStep | Exception
+"""A plan as it was read, or why it can't be: that step fails when its turn comes."""
+
+
+class Host:
+    """Reads plans and resolves them, in the order of the steps. `read` may be called ahead of the
+    other methods, by another thread."""
+
+    def __init__(
+        self,
+        page_size: int,
+        num_slots: int,
+        num_groups: int,
+        processors: Sequence[Callable[[str], Any]] = (),
+        *,
+        follower: StepFollower | None = None,
+        max_branches: int = 0,
+        scratch: ScratchPages | None = None,
+    ) -> None:
+        """`processors` are as `PlanReader` has them. `follower` hears of every plan from the
+        methods of `resolver`; None: from somebody else, if there is one. `max_branches`: most paths
+        beside the draft tokens of a sequence, which are computed in the pages of `scratch`."""
+        self._reader = PlanReader(page_size, num_slots, processors, num_groups=num_groups)
+        self._follower = follower
+        self._max_branches = max_branches
+        self._scratch = scratch or ScratchPages(0, 0)
+        self.resolver: Resolver = Resolver(None, follower)
+
+    def take_drafter(self, drafter: Drafter, clock: Callable[[], float]) -> None:
+        """Let a drafter make the draft tokens that plans ask for. To be called before the first.
+        `clock`, in seconds, is what it is measured by."""
+        self.resolver = Resolver(drafter, self._follower, clock, self._max_branches)
+
+    def read(self, plan: StepPlan, masks: LateMasks | None = None) -> ReadStep:
+        """The arrays of a plan. Raises nothing."""
+        try:
+            return self._reader.read_open(plan, masks)
+        except Exception as error:
+            return error
+
+    def step(self, plan: StepPlan, read: ReadStep, worker: Worker) -> StepOutcome:
+        """Compute a plan that was read. Raises why it couldn't be read, `InvariantError` for one
+        that can't be resolved, and what the worker raises."""
+        resolver, is_used = self.resolver, self.resolver.is_used
+        if is_used:
+            resolver.take(plan)
+        if isinstance(read, Exception):
+            raise read
+        if len(read.copies):
+            worker.copy(read.copies)
+        if is_used or plan.num_verified:
+            plan = resolver.resolved(plan)
+        if not plan.items:
+            return StepOutcome(step=plan.step, token_ids=())
+        if isinstance(read, UnresolvedStep):
+            if resolver.branches:
+                branched = self._scratch.branched(plan, read, resolver.branches)
+                if branched is not None:
+                    return self._branched_step(branched, worker)
+            read = read.resolved(plan)
+        outcome, batch = worker.step(read), read.batch
+        if not is_used:
+            return outcome
+        locations = None if batch is None else batch.token_locations[0]
+        return resolver.noted(plan, outcome, locations=locations)
+
+    def _branched_step(self, branched: BranchedStep, worker: Worker) -> StepOutcome:
+        if len(branched.copies):
+            worker.copy(branched.copies)
+        outcome = worker.step(branched.read.resolved(branched.plan))
+        plan, rows, copies = branched.drawn(outcome)
+        if len(copies):
+            worker.copy(copies)
+        return self.resolver.noted(plan, outcome, rows)

@@ -1,0 +1,91 @@
+"""The host: what a worker is called with, and what it never sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from aioserve.errors import InvariantError
+from aioserve.execution.batch import StepArrays
+from aioserve.execution.host import Host
+from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import SampleRow, SlotStart, StepPlan
+from tests.placed import placed_item, placed_plan
+
+PAGE_SIZE = 4
+COPY = PageCopy(CopyKind.DEVICE, 0, 1, PAGE_SIZE)
+
+
+class Recorder:
+    """A `Worker` that keeps its calls, and draws the number of the step in each row."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def copy(self, copies: npt.NDArray[np.int32]) -> None:
+        self.calls.append(("copy", copies.tolist()))
+
+    def step(self, block: StepArrays) -> StepOutcome:
+        self.calls.append(("step", block.step))
+        return block.outcome([block.step] * len(block.samples), {})
+
+
+def plan_of(step: int, *slots: int, **fields: Any) -> StepPlan:
+    """A step with a token of each slot."""
+    items = tuple(
+        placed_item(
+            sequence_id=slot,
+            slot=slot,
+            start=0,
+            count=1,
+            token_ids=np.array([7], np.int32),
+            page_ids=np.array([slot], np.int32),
+            rows=(SampleRow(offset=0, slot=slot),),
+        )
+        for slot in slots
+    )
+    return placed_plan(step=step, items=items, **fields)
+
+
+def starts(*slots: int) -> tuple[SlotStart, ...]:
+    return tuple(SlotStart(slot=slot, params=SamplingParams(), seed=0) for slot in slots)
+
+
+def step(host: Host, worker: Recorder, plan: StepPlan) -> StepOutcome:
+    return host.step(plan, host.read(plan), worker)
+
+
+def test_pages_are_copied_before_the_step_that_has_them() -> None:
+    host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
+    outcome = step(host, worker, plan_of(5, 0, 1, started_slots=starts(0, 1), copies=(COPY,)))
+    assert outcome.token_ids == (5, 5)
+    assert worker.calls == [("copy", [[0, 0, 0, 1, PAGE_SIZE]]), ("step", 5)]
+
+
+def test_a_plan_without_items_has_its_pages_copied_and_nothing_computed() -> None:
+    host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
+    assert step(host, worker, plan_of(5)) == StepOutcome(step=5, token_ids=())
+    assert step(host, worker, plan_of(6, copies=(COPY,))).token_ids == ()
+    assert [what for what, _ in worker.calls] == ["copy"]
+
+
+def test_a_plan_that_cannot_be_read_fails_in_its_turn_and_reaches_no_worker() -> None:
+    host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
+    plans = [
+        plan_of(0, 0, started_slots=starts(0)),
+        plan_of(1, 1, copies=(COPY,)),  # of a slot that hasn't started
+        plan_of(2, 0),
+    ]
+    reads = [host.read(plan) for plan in plans]  # ahead, as a loop does
+    assert isinstance(reads[1], InvariantError)
+    assert host.step(plans[0], reads[0], worker).token_ids == (0,)
+    with pytest.raises(InvariantError) as raised:
+        host.step(plans[1], reads[1], worker)
+    assert raised.value is reads[1]
+    assert host.step(plans[2], reads[2], worker).token_ids == (2,)
+    assert worker.calls == [("step", 0), ("step", 2)]
