@@ -75,7 +75,8 @@ class Claims:
         self._page_size = groups[0].page_size
         self._partial = partial
         self._keeps_all = all(group.keeps_all for group in groups)
-        self._no_match = Match(NO_RECEIPT, (NO_PAGES,) * num_tiers)
+        self._beside = tuple(enumerate(groups))[1:]
+        self._no_match = Match(NO_RECEIPT, (NO_PAGES,) * num_tiers, 0)
 
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
         """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
@@ -126,8 +127,9 @@ class Claims:
         if match.tail_receipt == NO_RECEIPT:
             return claim
         self._release(match.tail_receipt)
-        self._drop_groups(claim)
-        without = Match(match.receipt, match.tiers)
+        for at, group in self._beside:
+            group.drop(claim.groups[at])
+        without = Match(match.receipt, match.tiers, match.num_pages)
         return self._claim(num_known, without, self._further_than(without, lease, limit))
 
     def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
@@ -159,20 +161,16 @@ class Claims:
         num_found = capacity_tokens(match.num_pages, self._page_size)
         if swapped is None:
             num_cached = num_found = num_found + match.tail_tokens
-            groups = [group.match(match, num_cached, num_known, None) for group in self._groups]
         else:
             num_cached = swapped.computed
-            pairs = zip(self._groups, swapped.groups, strict=True)
-            groups = [group.match(match, num_cached, num_known, run) for group, run in pairs]
-        return Claim(
-            match,
-            num_found,
-            num_cached,
-            sum([claim.num_new for claim in groups]),
-            swapped,
-            sum([claim.num_first for claim in groups]),
-            tuple(groups),
-        )
+        groups: list[GroupClaim] = []
+        num_new = num_first = 0
+        for at, group in enumerate(self._groups):
+            run = None if swapped is None else swapped.groups[at]
+            groups.append(group.match(match, num_cached, num_known, run))
+            num_new += groups[at].num_new
+            num_first += groups[at].num_first
+        return Claim(match, num_found, num_cached, num_new, swapped, num_first, tuple(groups))
 
     def pages_needed(
         self, lease: KVLease, token_ids: TokenIds, limit: int | None = None
@@ -183,21 +181,18 @@ class Claims:
         claim = self.without_tail(lease, len(token_ids), claim, limit)
         found = 0 if self._tree is None else evictable - self._tree.num_evictable
         self.drop(claim)
-        page_ids = [part.found[0] for part in claim.groups]
-        return PagesNeeded(
-            claim.num_first_pages, claim.num_new_pages, found, np.concatenate(page_ids)
-        )
+        page_ids = claim.match.page_ids
+        if self._beside:
+            page_ids = np.concatenate([part.found[0] for part in claim.groups])
+        return PagesNeeded(claim.num_first_pages, claim.num_new_pages, found, page_ids)
 
     def drop(self, claim: Claim) -> None:
         """Unlock what a claim found."""
         for receipt in (claim.match.receipt, claim.match.tail_receipt):
             if receipt != NO_RECEIPT:
                 self._release(receipt)
-        self._drop_groups(claim)
-
-    def _drop_groups(self, claim: Claim) -> None:
-        for group, part in zip(self._groups, claim.groups, strict=True):
-            group.drop(part)
+        for at, group in self._beside:
+            group.drop(claim.groups[at])
 
     def _release(self, receipt: int) -> None:
         if self._tree is None:

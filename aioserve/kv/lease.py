@@ -22,6 +22,8 @@ from aioserve.kv.prefix_tree import NO_RECEIPT
 
 __all__ = ["KVLease", "SwappedPages", "SwappedRun"]
 
+NO_TABLE = PageTable()
+
 
 class SwappedRun(msgspec.Struct, frozen=True, gc=False):
     """Pages of one group that were copied to another tier, up to the last position computed."""
@@ -72,8 +74,8 @@ class KVLease:
         """Pages are shared with leases of the same namespace alone."""
         self.tables: tuple[PageTable, ...] = ()
         """Its pages of each group, in the order of the memory's groups; none before it begins."""
-        self.page_table: PageTable = PageTable()
-        """The first of them."""
+        self.page_table: PageTable = NO_TABLE
+        """The first of them; an empty one before it begins."""
         self.covered: int = 0
         """Leading page positions that have their pages of all groups."""
         self.carried: int = 0

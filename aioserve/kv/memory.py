@@ -85,7 +85,9 @@ class KVMemory:
         """Pages stay until their lease leaves: there is nothing to `trim`."""
         self.grows_with_chunks: bool = any(group.grows_with_chunks for group in self.groups)
         """A prompt that has begun lacks pages for tokens that no chunk has computed."""
-        self._trimmed = [(at, group) for at, group in enumerate(self.groups) if not group.keeps_all]
+        self._trims = [(at, g.trim) for at, g in enumerate(self.groups) if not g.keeps_all]
+        self._beside = tuple(enumerate(self.groups))[1:]
+        self._num_short = tuple([(at, group.num_short) for at, group in enumerate(self.groups)])
         self._width = sum([group.width for group in self.groups])
         self.capacity_tokens: int = self.tokens_in(self.pool.num_pages)
         """Tokens that one sequence may have which has all pages of the first tier."""
@@ -158,34 +160,38 @@ class KVMemory:
 
         False, and the claim is dropped, when pages that must be evicted for it are fenced.
         """
-        match, fresh = claim.match, self._acquire(claim.num_first_pages, step)
+        match, num_found = claim.match, claim.match.num_pages
+        fresh = self._acquire(claim.num_first_pages, step)
         if fresh is None:
             self.claims.drop(claim)
             return False
         if match.receipt != NO_RECEIPT:
             self._tree.use(match.receipt, match.tail_receipt)
         tables: list[PageTable] = []
-        for group, part in zip(self.groups, claim.groups, strict=True):
-            tables.append(group.begin(part, fresh[: part.num_first]))
-            fresh = fresh[part.num_first :]
+        start = 0
+        for part, group in zip(claim.groups, self.groups, strict=True):
+            end = start + part.num_first
+            tables.append(group.begin(part, fresh[start:end]))
+            start = end
         lease.take(tuple(tables))
-        lease.receipt, lease.published = match.receipt, match.num_pages
-        if match.num_pages > len(match.page_ids):
+        lease.receipt, lease.published = match.receipt, num_found
+        if num_found > len(match.tiers[0]):
             self._swapping.promote(lease, match, claim.groups, step)
         if claim.swapped is not None:
             lease.inherited_step = self._swapping.swap_in(lease, claim.groups)
         elif match.tail_tokens:
-            index = match.num_pages
             for part, table in zip(claim.groups, tables, strict=True):
-                target = table.between(index, index + 1)
+                target = table.between(num_found, num_found + 1)
                 self._copies.within(0, part.tail, target, match.tail_tokens)
-        for group, part in zip(self.groups, claim.groups, strict=True):
-            group.end_claim(part, step)
+        for at, group in self._beside:
+            group.end_claim(claim.groups[at], step)
         if match.tail_receipt != NO_RECEIPT:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(lease, step)
         lease.computed = lease.cached = lease.borrowed = claim.num_cached
-        lease.covered = min([len(table) for table in tables])
+        lease.covered = lease.num_pages
+        for at, _ in self._beside:
+            lease.covered = min(lease.covered, len(tables[at]))
         return True
 
     def fork(self, lease: KVLease, child: KVLease, written_step: int, step: int) -> None:
@@ -229,8 +235,8 @@ class KVMemory:
         sharing: dict[int, int] = {}
         for lease in leases:
             whole = pages_for_each(lease.computed + num_tokens, self.page_size)
-            pairs = zip(self.groups, lease.tables, strict=True)
-            needed += sum([group.num_short(table, whole) for group, table in pairs])
+            for at, num_short in self._num_short:
+                needed += num_short(lease.tables[at], whole)
             if lease.shares_partial_page and self._must_copy(lease):
                 page = self._partial_page(lease)
                 sharing[page] = sharing.get(page, 0) + 1
@@ -242,8 +248,7 @@ class KVMemory:
         that it shares and would write; False, and nothing has changed, when too few are free."""
         copies = self._must_copy(lease) * self._width
         whole = pages_for_each(lease.computed + num_tokens, self.page_size)
-        pairs = zip(self.groups, lease.tables, strict=True)
-        short = [group.num_short(table, whole) for group, table in pairs]
+        short = [num_short(lease.tables[at], whole) for at, num_short in self._num_short]
         needed = copies + sum(short)
         if not needed:
             return True
@@ -253,8 +258,8 @@ class KVMemory:
         if copies:
             self._copy_shared(lease, pages[:copies], step)
         start = copies
-        for table, count in zip(lease.tables, short, strict=True):
-            table.append(pages[start : start + count])
+        for at, count in enumerate(short):
+            lease.tables[at].append(pages[start : start + count])
             start += count
         lease.covered = max(lease.covered, whole)
         return True
@@ -324,7 +329,7 @@ class KVMemory:
         that have gone. Raises `InvariantError` for a number below these, or above those computed.
         """
         least = capacity_tokens(lease.published, self.page_size)
-        for at, group in self._trimmed:
+        for at, group in self._beside:
             least = max(least, group.least_position(lease.tables[at].first))
         if not least <= num_tokens <= lease.computed:
             raise InvariantError(
@@ -346,8 +351,8 @@ class KVMemory:
     def trim(self, lease: KVLease, least: int) -> None:
         """Give back pages that no token from position `least` on needs. No other token will be
         computed, and `keeps_all` says that no group has such pages."""
-        for at, group in self._trimmed:
-            group.trim(lease, lease.tables[at], least)
+        for at, trim in self._trims:
+            trim(lease, lease.tables[at], least)
 
     def retreat(self, lease: KVLease, num_tokens: int) -> None:
         """Take note that of the last tokens of a lease `num_tokens` were computed in vain, as
@@ -374,9 +379,11 @@ class KVMemory:
         if full <= first or self.tree is None:
             return
         start, end = capacity_tokens(first, size), capacity_tokens(full, size)
-        page_ids, beside = lease.page_ids[first:full], lease.tables[1:]
-        held = max([first, *(table.first for table in beside)])
-        companions = rows_of(beside, held, full) if beside and held < full else None
+        page_ids, companions = lease.page_ids[first:full], None
+        if self._beside:
+            beside = lease.tables[1:]
+            held = max([first, *(table.first for table in beside)])
+            companions = rows_of(beside, min(held, full), full)
         count = self.tree.insert(
             lease.receipt, token_ids[start:end], page_ids, lease.last_step, companions
         )
@@ -418,8 +425,8 @@ class KVMemory:
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
         # No sooner, so that no leaf is younger than what it needs of other groups.
-        for group, table in zip(self.groups, lease.tables, strict=False):
-            group.leave(lease, table)
+        for at, table in enumerate(lease.tables):
+            self.groups[at].leave(lease, table)
 
     def swap_out(
         self, lease: KVLease, num_known: int, step: int, how: Preemption | None = None

@@ -41,14 +41,17 @@ class PageTable:
         self.width = width
         self.first: int = first
         """Position of the first pages that are held."""
-        self._take(np.empty(_FIRST_CAPACITY, np.int32))
-        self.page_ids: PageIds = self._shown[:0]
+        end = first * width
+        for part in parts:
+            end += len(part)
+        self._take(np.zeros(end if end > _FIRST_CAPACITY else _FIRST_CAPACITY, np.int32))
+        start = first * width
+        for part in parts:
+            self._buffer[start : start + len(part)] = part
+            start += len(part)
+        self.page_ids: PageIds = self._shown[:end]
         """The pages so far, a read-only view: int32 `[len(self) * width]`. What it shows never
         changes."""
-        if first:
-            self.append(np.zeros(first * width, np.int32))
-        for part in parts:
-            self.append(part)
 
     def __len__(self) -> int:
         """Number of positions, those included whose pages have gone."""

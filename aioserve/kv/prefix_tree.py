@@ -15,7 +15,7 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.kv.eviction import Eviction, StrategyCalls
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.kv.pages import full_pages
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
 
@@ -43,6 +43,8 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     tiers: tuple[Int32Array, ...]
     """Pages in each tier, nearest first, int32 `[n]` each: those of a tier follow those of the one
     before."""
+    num_pages: int
+    """Pages in all tiers."""
     tail_page: int = -1
     """A page of tier 0 whose first `tail_tokens` tokens are the next of the prompt; -1 if none."""
     tail_tokens: int = 0
@@ -54,11 +56,6 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     def page_ids(self) -> Int32Array:
         """Pages in tier 0, where steps read them: int32 `[n]`."""
         return self.tiers[0]
-
-    @property
-    def num_pages(self) -> int:
-        """Pages in all tiers."""
-        return sum([len(page_ids) for page_ids in self.tiers])
 
 
 class Evicted(msgspec.Struct, frozen=True, gc=False):
@@ -216,8 +213,10 @@ class PrefixTree:
         receipt, first, second, *tail = self._native.match(
             namespace, token_ids, partial, use, whole, pages
         )
-        tiers = (pages[:first], pages[first : first + second])
-        return Match(receipt, tiers[: len(self.pools)], *tail)
+        tiers: tuple[Int32Array, ...] = (pages[:first],)
+        if len(self.pools) > 1:
+            tiers = (pages[:first], pages[first : first + second])
+        return Match(receipt, tiers, first + second, *tail)
 
     def use(self, receipt: int, tail_receipt: int = NO_RECEIPT) -> None:
         """Count a use of the paths of both receipts, once where they are the same, as their match
@@ -230,8 +229,10 @@ class PrefixTree:
     ) -> tuple[int, ...]:
         """Tokens of `token_ids`, int32 `[n]`, that `match` would find in each tier, in whole pages,
         with the same `whole`. Read-only: does not count as a use for eviction."""
-        counts = self._native.peek(namespace, token_ids, whole)[: len(self.pools)]
-        return tuple([capacity_tokens(count, self.page_size) for count in counts])
+        first, second = self._native.peek(namespace, token_ids, whole)
+        if len(self.pools) == 1:
+            return (first * self.page_size,)
+        return first * self.page_size, second * self.page_size
 
     def insert(
         self,

@@ -106,9 +106,10 @@ class Group(ABC):
         """Find the pages with which a lease of `num_known` tokens goes on from `num_cached`, and
         hold what the receipts of `match` don't lock. `swapped` are pages to go on from."""
 
-    @abstractmethod
     def drop(self, claim: GroupClaim) -> None:
-        """Let go of what a claim holds that led to nothing."""
+        """Let go of what a claim holds that led to nothing. Not asked of group 0: receipts lock
+        all that it finds."""
+        raise NotImplementedError
 
     @abstractmethod
     def pin(self, match: Match) -> PageTable:
@@ -120,9 +121,10 @@ class Group(ABC):
     def begin(self, claim: GroupClaim, page_ids: PageIds) -> PageTable:
         """A table of the pages found in tier 0 and of new ones, with a reference to each."""
 
-    @abstractmethod
     def end_claim(self, claim: GroupClaim, step: int) -> None:
-        """Let go of pages that were found and not taken: `step` is the last to read them."""
+        """Let go of pages that were found and not taken: `step` is the last to read them. Not asked
+        of group 0."""
+        raise NotImplementedError
 
     def fork(self, table: PageTable, num_positions: int) -> PageTable:
         """A table that shares the pages of the first `num_positions` positions."""

@@ -32,12 +32,9 @@ class FullGroup(Group):
     def match(
         self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
     ) -> GroupClaim:
-        num_new = pages_for(num_known, self.page_size) - len(match.page_ids)
+        num_new = pages_for(num_known, self.page_size) - len(match.tiers[0])
         tail = np.array([match.tail_page], np.int32) if match.tail_tokens else NO_PAGES
         return GroupClaim(0, match.tiers, tail, num_new, num_new)
-
-    def drop(self, claim: GroupClaim) -> None:
-        pass
 
     def pin(self, match: Match) -> PageTable:
         return PageTable()
@@ -45,9 +42,6 @@ class FullGroup(Group):
     def begin(self, claim: GroupClaim, page_ids: PageIds) -> PageTable:
         self._pool.retain(claim.found[0])
         return PageTable(1, 0, claim.found[0], page_ids)
-
-    def end_claim(self, claim: GroupClaim, step: int) -> None:
-        pass
 
     def first_swapped(self, lease: KVLease, position: int) -> int:
         return lease.published

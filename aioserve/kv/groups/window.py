@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.kv.groups.base import Group, GroupClaim
-from aioserve.kv.layout import GroupSpec, first_seen
+from aioserve.kv.layout import GroupSpec
 from aioserve.kv.lease import KVLease, SwappedRun
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.page_table import NO_PAGES, PageTable
@@ -38,16 +38,18 @@ class WindowGroup(Group):
     def __init__(self, tiers: Sequence[Tier], spec: GroupSpec) -> None:
         super().__init__(tiers, spec)
         self.needed_tokens = spec.window
+        self._num_before = spec.window - 1
         self._most_positions = window_pages(spec.window, self.page_size)
 
     def need(self, num_positions: int) -> int:
         return self.width * min(num_positions, self._most_positions)
 
     def first_needed(self, position: int) -> int:
-        return full_pages(first_seen(position, self.needed_tokens), self.page_size)
+        first = position - self._num_before  # not by `first_seen`: each step asks for each sequence
+        return full_pages(first, self.page_size) if first > 0 else 0
 
     def least_position(self, first: int) -> int:
-        return capacity_tokens(first, self.page_size) + self.needed_tokens - 1 if first else 0
+        return capacity_tokens(first, self.page_size) + self._num_before if first else 0
 
     def pages_of(self, tier: int, page_ids: PageIds) -> PageIds:
         return self._pools[tier].companions(page_ids).ravel()
@@ -69,13 +71,14 @@ class WindowGroup(Group):
                 self._pool.retain(tail)
         num_first = (pages_for(num_cached + 1, size) - first) * self.width - len(found[0])
         # Others may have the pages found, so that none comes back when these leave the window.
-        num_later = self.need(pages_for(num_known, size) - max(len(match.page_ids), first))
+        num_later = self.need(pages_for(num_known, size) - max(len(match.tiers[0]), first))
         return GroupClaim(first, tuple(found), tail, num_first, max(num_first, num_later))
 
     def drop(self, claim: GroupClaim) -> None:
         for pool, page_ids in zip(self._pools, claim.found, strict=True):
             pool.unretain(page_ids)
-        self._pool.unretain(claim.tail)
+        if len(claim.tail):
+            self._pool.unretain(claim.tail)
 
     def pin(self, match: Match) -> PageTable:
         first = self.first_needed(capacity_tokens(match.num_pages, self.page_size))
@@ -90,7 +93,8 @@ class WindowGroup(Group):
     def end_claim(self, claim: GroupClaim, step: int) -> None:
         for pool, page_ids in zip(self._pools[1:], claim.found[1:], strict=True):
             pool.release(page_ids, step)
-        self._pool.release(claim.tail, NO_STEP)
+        if len(claim.tail):
+            self._pool.release(claim.tail, NO_STEP)
 
     def first_swapped(self, lease: KVLease, position: int) -> int:
         return self.first_needed(position)
