@@ -26,9 +26,9 @@ class RequestAccount(msgspec.Struct, gc=False):
     """Its shares of the time of steps that are done, those of its items that were dropped
     included."""
     drafted_tokens: int = 0
-    """Guesses of its drafter that steps verified."""
+    """Draft tokens of its own that steps verified."""
     accepted_tokens: int = 0
-    """Guesses among them that were what the step itself drew: they are tokens of its samples."""
+    """Those of them that the step itself drew: they are tokens of its samples."""
 
     def start(self, sequence_id: int, found_tokens: int, now_seconds: float) -> None:
         """A step is planned in which one of its sequences starts: only the first time counts."""

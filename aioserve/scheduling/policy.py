@@ -228,7 +228,7 @@ class SchedulingPolicy:
         return running
 
     def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
-        """Guesses of a running request's next tokens that this step may verify, 0 to `limit`, which
+        """Draft tokens of a running request that this step may verify, 0 to `limit`, which
         is what measured times and the request's own acceptance make of it. Each is one more of the
         step's tokens. Asked where the engine speculates and `limit` isn't 0. By default `limit`.
         """

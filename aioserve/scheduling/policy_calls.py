@@ -186,7 +186,7 @@ class PolicyCalls(PluginCalls):
         return running if named is None else named
 
     def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
-        """Guesses of a request in this step, 0 to `limit`; `limit` after a fault."""
+        """Draft tokens of a request in this step, 0 to `limit`; `limit` after a fault."""
         answer = self._ask("draft", partial(_index, 0, limit), request, limit, view)
         return limit if answer is None else answer
 

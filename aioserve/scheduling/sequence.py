@@ -136,33 +136,9 @@ class SequenceState:
         """The known ids, and room for more behind them."""
         self._id_memory: memoryview = self.id_buffer.data
         """The same memory: one id is written to it in a third of the time."""
-        self.scored: int = request.prompt_tokens
-        """Position of the first token of the prompt whose log-probability is wanted and not yet
-        known; the end of the prompt where there is none."""
-        if request.score_from is not None and not sample:
-            self.scored = request.score_from
-        self.pooling: PoolingState | None = None
-        """Where the request asks for hidden states."""
-        if request.pooled is not None:
-            self.pooling = PoolingState(request.pooled)
-        self.constrained: bool = request.params.is_guided
-        """Each of its tokens is drawn under a mask, which comes while the step runs."""
-        self.masked_to: int = -1
-        """Where it is constrained: how many tokens are known, or forced, before the last one that
-        there is a mask for."""
-        self.forced_ids: tuple[int, ...] = ()
-        """Tokens that a grammar forces and that are drawn all the same: the last ones of those up
-        to `masked_to`."""
-        self.drafts: SequenceDrafts | None = None
-        """Where steps may verify draft tokens for it."""
         self.pending: int = 0
         """Tokens that launched steps sample and the host has not seen yet, or the most that there
         may be of them."""
-        self.forced_in_flight: int = 0
-        """How many tokens launched steps sample that are known all the same: they were forced.
-        While it isn't known that these steps had their masks, nothing more is published."""
-        self.score_at: int = self.scored
-        """As `scored`, with what launched steps score."""
         self.lease: KVLease = KVLease(request.namespace)
         self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -184,6 +160,34 @@ class SequenceState:
         self.view: Any = None
         """What plugins see of it: a `RequestView`, which looks at the sequence."""
         self._begin()
+        self._begin_parts(request, is_first=not sample)
+
+    def _begin_parts(self, request: Request, *, is_first: bool) -> None:
+        """What parts of its steps keep of it (`aioserve.scheduling.parts`)."""
+        self.scored: int = request.prompt_tokens
+        """Position of the first token of the prompt whose log-probability is wanted and not yet
+        known; the end of the prompt where there is none."""
+        if request.score_from is not None and is_first:
+            self.scored = request.score_from
+        self.pooling: PoolingState | None = None
+        """Where the request asks for hidden states."""
+        if request.pooled is not None:
+            self.pooling = PoolingState(request.pooled)
+        self.constrained: bool = request.params.is_guided
+        """Each of its tokens is drawn under a mask, which comes while the step runs."""
+        self.masked_to: int = -1
+        """Where it is constrained: how many tokens are known, or forced, before the last one that
+        there is a mask for."""
+        self.forced_ids: tuple[int, ...] = ()
+        """Tokens that a grammar forces and that are drawn all the same: the last ones of those up
+        to `masked_to`."""
+        self.drafts: SequenceDrafts | None = None
+        """Where steps may verify draft tokens for it."""
+        self.forced_in_flight: int = 0
+        """How many tokens launched steps sample that are known all the same: they were forced.
+        While it isn't known that these steps had their masks, nothing more is published."""
+        self.score_at: int = self.scored
+        """As `scored`, with what launched steps score."""
 
     def _begin(self) -> None:
         self.slot: int = NO_SLOT
@@ -224,7 +228,7 @@ class SequenceState:
     @property
     def num_computed(self) -> int:
         """Known tokens whose KV is in its pages, or will be by launched steps. These compute more:
-        tokens that nobody knows yet, and guesses, of which some may be wrong."""
+        tokens that nobody knows yet, and draft tokens, of which some may be wrong."""
         return min(self.lease.computed, self.num_known)
 
     @property

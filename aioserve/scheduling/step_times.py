@@ -33,7 +33,8 @@ class StepSummary(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int
     """Tokens known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
-    """Sequences of which the step computes the token sampled last, and guesses behind it."""
+    """Sequences of which the step computes the token sampled last, and draft tokens behind
+    it."""
     context_tokens: int
     """Tokens that the step attended to: for each item, all up to its last."""
     seconds: float

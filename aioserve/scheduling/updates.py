@@ -50,7 +50,7 @@ class SchedulerCounters(msgspec.Struct):
     preemptions: int = 0
     """Times that a sequence gave its pages to others, to begin again later."""
     drafted: list[int] = []
-    """Guesses that steps verified, by their place: entry 0 counts those that came right behind a
-    sequence's last token. As long as the most guesses of a sequence that a step has verified."""
+    """Draft tokens that steps verified, by their place: entry 0 counts those right behind a
+    sequence's last token. As long as the most of a sequence that a step has verified."""
     accepted: list[int] = []
-    """Guesses among them that were right, likewise."""
+    """Draft tokens among them that were right, likewise."""
