@@ -30,7 +30,7 @@ KINDS_NAMED = {
     "kv/groups/": "the kinds themselves",
     "kv/layout.py": "which layers have which kind",
     "kv/pages.py": "page arithmetic of a layout's window groups",
-    "execution/assembling.py": "pages of a layout, from the arithmetic",
+    "execution/loading/place.py": "pages of a layout, from the arithmetic",
     "execution/gpu/attention_choice.py": "what an attention kernel is told of a layer",
     "simulation/cost.py": "facts of a cost table, a public format",
     "simulation/machine.py": "facts of a model and of a cost table",

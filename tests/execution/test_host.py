@@ -13,12 +13,12 @@ from aioserve.execution.batch import StepArrays
 from aioserve.execution.host import Host
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import SampleRow, SlotStart, StepPlan
 from tests.placed import placed_item, placed_plan
 
 PAGE_SIZE = 4
-COPY = PageCopy(CopyKind.DEVICE, 0, 1, PAGE_SIZE)
+COPY = PageCopy(0, 0, 0, 1, PAGE_SIZE)
 
 
 class Recorder:
