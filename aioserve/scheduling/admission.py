@@ -1,7 +1,7 @@
 """Admission: which waiting sequences start in a step, in the policy's order, while there is room.
 
 All pages of a prompt are taken when it is admitted, so that a prefill never waits half-done for
-pages. Window pages alone are taken with each chunk.
+pages. Those of groups that grow with chunks are taken with each chunk.
 """
 
 from __future__ import annotations

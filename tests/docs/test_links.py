@@ -22,6 +22,22 @@ def test_relative_links_lead_to_files() -> None:
     assert lost == []
 
 
+BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|cpp|cu|h|inl|toml))`")
+PLACES = ("", "aioserve", "plugins/aioserve_plugins")
+"""Folders that names of files begin in."""
+
+
+def test_files_that_pages_name_are_there() -> None:
+    lost = [
+        f"{page.relative_to(ROOT)}: {file}"
+        for page in PAGES
+        for file in FILE.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+        if not any((ROOT / place / file).exists() for place in PLACES)
+    ]
+    assert lost == []
+
+
 @cache
 def slugs(page: Path) -> set[str]:
     """What its headings are called in links."""
