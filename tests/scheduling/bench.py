@@ -94,6 +94,7 @@ class Bench:
 
     @property
     def host(self) -> PagePool:
+        assert len(self.memory.tiers) == 2
         return self.memory.tiers[1].pool
 
     @property
