@@ -16,7 +16,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -29,6 +38,7 @@ __all__ = [
     "boolean_or",
     "brief",
     "check",
+    "check_fields",
     "choice",
     "counted",
     "integer",
@@ -41,6 +51,7 @@ __all__ = [
     "plain_str",
     "plain_value",
     "quoted",
+    "rules_of",
     "sequence",
     "several",
     "shown",
@@ -171,6 +182,36 @@ def boolean_or(word: str) -> Rule[Any]:
         return value
 
     return rule
+
+
+def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule[Any]]:
+    """Rules of a struct's fields: those that stand beside their types, as in
+    `Annotated[int, integer(1)]`; for a bool, a `Literal`, and one of these or None, what the type
+    says."""
+    hints = get_type_hints(kind, include_extras=True)
+    rules = {field: _rule_of(hint) for field, hint in hints.items()}
+    return {field: rule for field, rule in rules.items() if rule is not None}
+
+
+def _rule_of(hint: Any) -> Rule[Any] | None:
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    if get_origin(hint) is Literal:
+        return choice(*inner)
+    if len(inner) == 2 and inner[1] is type(None):
+        rule = _rule_of(inner[0])
+        return None if rule is None else optional(rule)
+    return boolean if hint is bool else None
+
+
+def check_fields(
+    error: Callable[..., Exception], struct: msgspec.Struct, rules: Mapping[str, Rule[Any]]
+) -> None:
+    """Make fields what their rules make of them. Raises as `check` does."""
+    for field, rule in rules.items():
+        value = check(error, field, getattr(struct, field), rule)
+        msgspec.structs.force_setattr(struct, field, value)
 
 
 def optional(rule: Rule[T]) -> Rule[T | None]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args, get_origin
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import msgspec
 
 from aioserve.arguments import (
     MAX_INT,
     MadeByNames,
-    Rule,
-    boolean,
-    check,
+    check_fields,
     choice,
     integer,
     name,
     number,
     optional,
     plain_str,
+    rules_of,
     sequence,
     shown,
     text,
@@ -118,19 +117,19 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
     Raises `ConfigError` for a value outside its range.
     """
 
-    drafter: str
+    drafter: Annotated[str, text(1, MAX_DRAFTER_CHARS)]
     """What guesses: the name of a drafter that a plugin offers, options behind it as in
     "suffix:max_depth=32", or a class of a file, "FILE.py:CLASS". That there is one of the name
     shows when the engine is entered, or when it is made, where none but the bundled plugins could
     offer it."""
-    max_tokens: int = 8
+    max_tokens: Annotated[int, integer(1, MAX_DRAFT_TOKENS)] = 8
     """Most guesses for a sequence in one step, in [1, 64]."""
     acceptance: Acceptance = "match"
     """Which guesses are kept: "match", sampler match: those that are what the step draws, so that
     the tokens are the same without any. "rejection", rejection sampling: of a draft model's at a
     temperature above 0 as many as can be without changing how often a token comes; the tokens are
     others than without it. Guesses that aren't drawn are kept by "match" either way."""
-    max_branches: int = 0
+    max_branches: Annotated[int, integer(0, MAX_BRANCHES)] = 0
     """Most paths of guesses beside the first one of a sequence in one step, in [0, 8] and at most
     half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a drafter
     that makes some, and with `acceptance` "match"."""
@@ -160,9 +159,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
         return named.partition(":")[0].strip()
 
     def __post_init__(self) -> None:
-        for option, rule in _SPECULATION_RULES.items():
-            value = check(ConfigError, option, getattr(self, option), rule)
-            msgspec.structs.force_setattr(self, option, value)
+        check_fields(ConfigError, self, _SPECULATION_RULES)
         if 2 * self.max_branches > self.max_tokens:
             raise ConfigError(
                 f"max_branches must be at most half of max_tokens={self.max_tokens}, got "
@@ -180,6 +177,18 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
             )
 
 
+def _speculation(value: object) -> Speculation:
+    if issubclass(type(value), Speculation):
+        return value  # pyright: ignore[reportReturnType]
+    if (drafter := plain_str(value)) is not None:
+        return Speculation(drafter=drafter)
+    raise ConfigError(
+        f"speculation must be a Speculation or the name of a drafter, got {shown(value)}",
+        argument="speculation",
+        value=value,
+    )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """How an engine runs its model.
 
@@ -187,7 +196,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     which another option leaves without effect. An option at its default asks for nothing.
     """
 
-    device: Device = "auto"
+    device: Annotated[
+        Device,
+        choice("auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")),
+    ] = "auto"
     """Where the model runs: "cpu"; "cuda", an NVIDIA GPU, or "cuda:1", the second one. "auto" is
     the first GPU that can be used, and the CPU where there is none or a `backend` is named."""
     backend: Backend = "auto"
@@ -211,13 +223,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     quantization). "none": floats (weight-only quantization, W4A16); such weights become floats of
     `dtype` on the way into a product, and take the memory of their integers; but for GPTQ in the
     order of activations, which becomes floats while it is loaded."""
-    page_size: int = 16
+    page_size: Annotated[int, choice(*PAGE_SIZES)] = 16
     """Tokens in a page of the KV cache."""
-    num_pages: int | None = None
+    num_pages: Annotated[int | None, optional(integer(1, MAX_COUNT))] = None
     """Pages of the KV cache. A model with groups of window layers takes one of each group for the
     same tokens, as long as these are in the window. None: as many as `memory_utilization` allows,
     and no more than `max_num_seqs` sequences of `max_model_len` can use."""
-    memory_utilization: float = 0.9
+    memory_utilization: Annotated[float, number(0, 1, above=True)] = 0.9
     """Share of the memory that is left after loading the weights that the KV cache may take, host
     pages included. On a CPU pages are resident when they are used, or ready to be used next, and
     the least recently freed come last; a prefix cache in use comes to need all of it."""
@@ -227,26 +239,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     partial_page_reuse: bool = True
     """Copy the valid part of a cached page where a prompt ends or goes on differently inside it,
     instead of computing that part again."""
-    eviction: str = "lru"
+    eviction: Annotated[str, name] = "lru"
     """Which cached pages go first when memory is needed: "lru", least recently used; "lfu", least
     frequently used; "fifo", first in first out; "slru", segmented LRU (what was used once goes
     before what was used again); or the name of a strategy that a plugin offers. That there is one
     of the name shows when the engine is entered."""
-    num_host_pages: int = 0
+    num_host_pages: Annotated[int, integer(0, MAX_COUNT)] = 0
     """Pages of a second pool in the host's memory, where evicted cached pages and swapped-out
     requests go. 0: none."""
     preemption: Preemption = "auto"
     """What happens to a running request whose pages are needed: "recompute" gives them back and
     computes them again, "swap" copies them to the host pool and back, "auto" swaps long contexts
     if there is a host pool."""
-    max_num_seqs: int = 256
+    max_num_seqs: Annotated[int, integer(1, MAX_SEQS)] = 256
     """Sequences that one step may hold."""
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: Annotated[int, integer(1, MAX_BATCHED_TOKENS)] = 2048
     """Tokens that one step may compute: long prompts are computed in chunks of at most this."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, optional(integer(2, MAX_COUNT))] = None
     """Prompt and answer together, in tokens. None: what the model was made for, and at most what
     the KV cache holds."""
-    output_reserve_tokens: int = 64
+    output_reserve_tokens: Annotated[int, integer(0, MAX_COUNT)] = 64
     """Pages for this many further tokens of every running answer must be free for a request to
     start. 0 starts requests as soon as their prompts fit and preempts more."""
     overlap: bool = True
@@ -257,7 +269,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     step_program: bool = True
     """Run the model's ops of a step by one call that holds no GIL, where the backend can record
     them: the native one can. False: op by op. The tokens are the same either way."""
-    graph_sizes: Sequence[int] | None = None
+    graph_sizes: Annotated[
+        Sequence[int] | None, optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES))
+    ] = None
     """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs. A step runs as
     the next larger one. None: a ladder up to `max_num_seqs`. None at all, `()`: no graphs."""
     capture_graphs: bool = True
@@ -269,7 +283,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, optional(text(1, MAX_PATH_CHARS))] = None
     """A file with the chat template, in Jinja, in place of the model's own. Special tokens by which
     it goes, such as `bos_token`, are those of the model."""
     tool_parser: ToolParserName = "auto"
@@ -282,31 +296,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     """How the model tells the relevance of a document to a query: "qwen3", as Qwen3-Reranker, by
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
-    speculation: Speculation | None = None
+    speculation: Annotated[Speculation | None, optional(_speculation)] = None
     """The drafter that guesses tokens of completions, and their number; a drafter's name alone is
     `Speculation(drafter=NAME)`. The tokens are the same with any, but for
     `acceptance="rejection"`. None: each step computes one token of a completion."""
-    seed: int = 0
+    seed: Annotated[int, integer(0, MAX_SEED)] = 0
     """Key of the noise of requests that bring no seed of their own."""
-    max_waiting: int = 4096
+    max_waiting: Annotated[int, integer(1, MAX_COUNT)] = 4096
     """Requests that may wait to start; one more is refused with `QueueFullError`."""
-    max_waiting_tokens: int = 4_194_304
+    max_waiting_tokens: Annotated[int, integer(1, MAX_INT)] = 4_194_304
     """Tokens of prompts that may wait for their answers to begin; a request that makes them more
     is refused with `QueueFullError`, unless none wait."""
     refuse_late: bool = False
     """Refuse a request whose answer would begin after its `deadline_seconds`, by how long others
     waited lately. Such an estimate knows nothing of a policy's order: it is that of `fcfs`. False:
     it waits, and is ended at its deadline."""
-    max_buffered_tokens: int = 256
+    max_buffered_tokens: Annotated[int, integer(1, MAX_COUNT)] = 256
     """Tokens that wait for a slow reader, of all samples together, before its request is no longer
     scheduled."""
-    stall_timeout_seconds: float = 60.0
+    stall_timeout_seconds: Annotated[float, number(0, MAX_SECONDS, above=True)] = 60.0
     """How long a reader with a full buffer may take nothing before its request is aborted."""
 
     def __post_init__(self) -> None:
-        for option, rule in _RULES.items():
-            value = check(ConfigError, option, getattr(self, option), rule)
-            msgspec.structs.force_setattr(self, option, value)
+        check_fields(ConfigError, self, _RULES)
         if self.preemption == "swap" and self.num_host_pages == 0:
             raise ConfigError(
                 'preemption="swap" needs num_host_pages of at least 1, got 0',
@@ -422,52 +434,7 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 _SPECULATION_DEFAULTS: dict[str, Any] = {
     field.name: field.default for field in msgspec.structs.fields(Speculation)
 }
-_SPECULATION_RULES: dict[str, Rule[Any]] = {
-    "drafter": text(1, MAX_DRAFTER_CHARS),
-    "max_tokens": integer(1, MAX_DRAFT_TOKENS),
-    "acceptance": choice(*get_args(Acceptance)),
-    "max_branches": integer(0, MAX_BRANCHES),
-}
 
 
-def _speculation(value: object) -> Speculation:
-    if issubclass(type(value), Speculation):
-        return value  # pyright: ignore[reportReturnType]
-    if (drafter := plain_str(value)) is not None:
-        return Speculation(drafter=drafter)
-    raise ConfigError(
-        f"speculation must be a Speculation or the name of a drafter, got {shown(value)}",
-        argument="speculation",
-        value=value,
-    )
-
-
-_RULES: dict[str, Rule[Any]] = {
-    **{
-        field.name: boolean if field.type is bool else choice(*get_args(field.type))
-        for field in msgspec.structs.fields(EngineConfig)
-        if field.type is bool or get_origin(field.type) is Literal
-    },
-    "device": choice(
-        "auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
-    ),
-    "architecture": optional(choice(*get_args(Architecture))),
-    "quantization": optional(choice(*get_args(Quantization))),
-    "page_size": choice(*PAGE_SIZES),
-    "num_pages": optional(integer(1, MAX_COUNT)),
-    "memory_utilization": number(0, 1, above=True),
-    "eviction": name,
-    "num_host_pages": integer(0, MAX_COUNT),
-    "max_num_seqs": integer(1, MAX_SEQS),
-    "max_num_batched_tokens": integer(1, MAX_BATCHED_TOKENS),
-    "max_model_len": optional(integer(2, MAX_COUNT)),
-    "output_reserve_tokens": integer(0, MAX_COUNT),
-    "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
-    "chat_template": optional(text(1, MAX_PATH_CHARS)),
-    "speculation": optional(_speculation),
-    "seed": integer(0, MAX_SEED),
-    "max_waiting": integer(1, MAX_COUNT),
-    "max_waiting_tokens": integer(1, MAX_INT),
-    "max_buffered_tokens": integer(1, MAX_COUNT),
-    "stall_timeout_seconds": number(0, MAX_SECONDS, above=True),
-}
+_SPECULATION_RULES = rules_of(Speculation)
+_RULES = rules_of(EngineConfig)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import pytest
 
 from aioserve import Engine
+from aioserve.arguments import check, integer, rules_of
 from aioserve.config import EngineConfig, EngineOptions, Speculation
 from aioserve.errors import ConfigError
+from aioserve.server import ServerSettings
+from aioserve.server.listening import Listening
 from aioserve.testing import FakeModel
 
 WITHOUT_EFFECT = [
@@ -79,11 +82,35 @@ def test_an_engine_takes_each_field_of_its_config_by_name_with_its_type_and_defa
     assert list(hints) == list(fields)
     assert hints.pop("chat_template") == str | Path | None
     assert hints.pop("speculation") == Speculation | str | None  # its drafter's name
-    assert hints == {name: fields[name].type for name in hints}
+    own = get_type_hints(EngineConfig)
+    assert hints == {name: own[name] for name in hints}
     shown = inspect.signature(Engine).parameters
     assert {name: shown[name].default for name in fields} == {
         name: field.default for name, field in fields.items()
     }
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, Speculation, Listening, ServerSettings])
+def test_each_option_is_checked_by_a_rule_beside_its_type(kind: type[msgspec.Struct]) -> None:
+    unchecked = set(kind.__struct_fields__) - rules_of(kind).keys()
+    # Keys are made anew, and checked by that.
+    assert unchecked == ({"api_keys"} if kind is ServerSettings else set())
+
+
+def test_a_type_that_says_what_a_value_may_be_is_a_rule() -> None:
+    class Options(msgspec.Struct):
+        on: bool
+        maybe: bool | None
+        word: Literal["a", "b"] | None
+        count: Annotated[int, integer(1, 3)]
+        free: str
+
+    rules = rules_of(Options)
+    good = {"on": True, "maybe": None, "word": "b", "count": 3}
+    assert {name: rule(good[name]) for name, rule in rules.items()} == good
+    for name, wrong in (("on", None), ("maybe", 0), ("word", "c"), ("count", 4)):
+        with pytest.raises(ConfigError, match=f"^{name} must be"):
+            check(ConfigError, name, wrong, rules[name])
 
 
 def test_an_unknown_option_is_named_as_python_does() -> None:

@@ -18,9 +18,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from aioserve.arguments import boolean, integer, name, number, optional, text
+from aioserve.arguments import check_fields, integer, name, number, optional, rules_of, text
 from aioserve.errors import ConfigError
-from aioserve.server.settings import check_fields, rules_of
 
 __all__ = ["Listening", "bound", "check_reach", "check_tls", "url_of"]
 
@@ -41,7 +40,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """PEM file with the certificate and those that signed it: the server speaks HTTPS."""
     tls_key_file: Annotated[str | None, optional(text(1, 4096))] = None
     """PEM file with its key, where that isn't in the same file."""
-    allow_without_key: Annotated[bool, boolean] = False
+    allow_without_key: bool = False
     """Serve a host that other machines can reach without any key."""
     drain_seconds: Annotated[float, number(0, MAX_SECONDS)] = 30.0
     """After SIGTERM or Ctrl-C: how long answers that have begun may go on."""
@@ -59,7 +58,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
     def __post_init__(self) -> None:
-        check_fields(self, _RULES)
+        check_fields(ConfigError, self, _RULES)
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ConfigError(
                 "tls_key_file has no effect without tls_cert_file",

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 
-from aioserve.arguments import Rule, boolean, check, choice, integer, number, sequence, text
+from aioserve.arguments import check_fields, integer, number, rules_of, sequence, text
 from aioserve.errors import ConfigError
 from aioserve.hints import (
     MAX_METADATA,
@@ -30,9 +30,7 @@ __all__ = [
     "MIN_KEY_CHARS",
     "ApiKey",
     "ServerSettings",
-    "check_fields",
     "keys_of",
-    "rules_of",
 ]
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -111,21 +109,6 @@ def _wrong(message: str, *, value: int | None = None, limit: int | None = None) 
     return ConfigError(f"api_keys{space}{message}", argument="api_keys", value=value, limit=limit)
 
 
-def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule[Any]]:
-    """Rules of fields, which stand in their annotations."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated
-    }
-
-
-def check_fields(struct: msgspec.Struct, rules: Mapping[str, Rule[Any]]) -> None:
-    """Make fields what their rules make of them. Raises `ConfigError`."""
-    for name, rule in rules.items():
-        value = check(ConfigError, name, getattr(struct, name), rule)
-        msgspec.structs.force_setattr(struct, name, value)
-
-
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Raises `ConfigError` for a value outside its range."""
 
@@ -193,18 +176,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of each choice that a streamed answer gathers for one chunk. More make a faster server
     and a less even stream. The first token of a choice is never held back, nor is its last, and a
     chunk has no more than half of the engine's `max_buffered_tokens`."""
-    metrics: Annotated[bool, boolean] = True
+    metrics: bool = True
     """`/metrics`."""
-    metrics_names: Annotated[
-        Literal["aioserve", "vllm", "both"], choice("aioserve", "vllm", "both")
-    ] = "aioserve"
+    metrics_names: Literal["aioserve", "vllm", "both"] = "aioserve"
     """Names of what `/metrics` shows. "vllm": those of vLLM, for dashboards made for it, where
     aioserve has the number too."""
-    access_log: Annotated[
-        Literal["json", "key_value", "off"], choice("json", "key_value", "off")
-    ] = "json"
+    access_log: Literal["json", "key_value", "off"] = "json"
     """How the logger `aioserve.access` writes a call that has ended."""
-    page: Annotated[bool, boolean] = True
+    page: bool = True
     """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
     does."""
     max_live_readers: Annotated[int, integer(1, 1024)] = 16
@@ -230,7 +209,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """After that long a response is forgotten."""
 
     def __post_init__(self) -> None:
-        check_fields(self, _RULES)
+        check_fields(ConfigError, self, _RULES)
         msgspec.structs.force_setattr(self, "api_keys", keys_of(self.api_keys))
 
     @property
