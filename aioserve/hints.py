@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 
 from aioserve.arguments import (
     EMPTY_MAPPING,
-    Rule,
     check,
     integer,
     mapping,
     name,
     number,
     optional,
+    rules_of,
     text,
 )
 from aioserve.errors import InvalidRequestError
@@ -46,22 +46,25 @@ MAX_METADATA_VALUE_CHARS = 512
 class SchedulingHints(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one request. No model reads them, so they change no token."""
 
-    tenant: str | None = None
+    tenant: Annotated[str | None, optional(text(1, MAX_TENANT_CHARS))] = None
     """Tenant on whose behalf the request was sent, where the caller said so."""
-    priority: int = 0
+    priority: Annotated[int, integer(MIN_PRIORITY, MAX_PRIORITY)] = 0
     """Urgency as the caller gave it, 0 unless it did: what it means is up to the policy."""
-    ttft_target_seconds: float | None = None
+    ttft_target_seconds: Annotated[float | None, optional(number(0, above=True))] = None
     """Time after its arrival within which the first token is wanted, where the caller said so."""
-    tpot_target_seconds: float | None = None
+    tpot_target_seconds: Annotated[float | None, optional(number(0, above=True))] = None
     """Time that each further token may take on average, where the caller said so."""
-    deadline_seconds: float | None = None
+    deadline_seconds: Annotated[float | None, optional(number(0, above=True))] = None
     """Time after its arrival when the request is ended, unless it has ended before; None where the
     caller gave it all the time there is."""
-    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
+    metadata: Annotated[
+        MappingProxyType[str, str],
+        mapping(text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA),
+    ] = EMPTY_MAPPING
     """Facts that the caller tells in words of its own, read-only; empty where it told nothing."""
-    session_id: str | None = None
+    session_id: Annotated[str | None, optional(name)] = None
     """Conversation or agent that the request is part of, where the caller said so."""
-    predicted_output_tokens: int | None = None
+    predicted_output_tokens: Annotated[int | None, optional(integer(1))] = None
     """Length that the caller expects of each completion, where it said so: a forecast, which may be
     wrong either way, and may be above the most tokens that a completion may have."""
 
@@ -76,18 +79,7 @@ def checked_hints(given: Mapping[str, object]) -> SchedulingHints:
     )
 
 
-_RULES: dict[str, Rule[Any]] = {
-    "tenant": optional(text(1, MAX_TENANT_CHARS)),
-    "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
-    "ttft_target_seconds": optional(number(0, above=True)),
-    "tpot_target_seconds": optional(number(0, above=True)),
-    "deadline_seconds": optional(number(0, above=True)),
-    "metadata": mapping(
-        text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA
-    ),
-    "session_id": optional(name),
-    "predicted_output_tokens": optional(integer(1)),
-}
+_RULES = rules_of(SchedulingHints)
 
 
 class SearchHintOptions(TypedDict, total=False):

@@ -21,7 +21,7 @@ from aioserve.arguments import (
     MadeByNames,
     Rule,
     boolean,
-    check,
+    check_fields,
     integer,
     number,
     optional,
@@ -139,9 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
     tokenizer."""
 
     def __post_init__(self) -> None:
-        for name, parameter in PARAMETERS.items():
-            value = check(InvalidSamplingError, name, getattr(self, name), parameter.rule)
-            msgspec.structs.force_setattr(self, name, value)
+        check_fields(InvalidSamplingError, self, _RULES)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingError(
                 f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}",
@@ -317,6 +315,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 """Rows in the order of the fields of `SamplingParams`."""
 
 
+_RULES = {name: row.rule for name, row in PARAMETERS.items()}
 # Looked at for each row of a step: one call gets them all.
 _of_history = attrgetter(*[name for name, row in PARAMETERS.items() if row.edits == "history"])
 _edits = attrgetter(*[name for name, row in PARAMETERS.items() if row.edits is not None])
