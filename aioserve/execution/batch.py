@@ -52,8 +52,8 @@ def largest_counts(
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedStep:
-    """A step of which it isn't known yet where its items begin that verify guesses, nor what they
-    guess: what can be said of it before. Arrays have a row for each item, in the plan's order."""
+    """A step whose items that verify draft tokens are known but for where they begin, and for these
+    tokens. Arrays have a row for each item, in the plan's order."""
 
     copies: npt.NDArray[np.int32]
     page_table: npt.NDArray[np.int32]
@@ -79,7 +79,7 @@ class UnresolvedStep:
         slots = np.array([item.slot for item in items], np.int64)
         batch = _batch_of(items, slots, page_table, self.page_size)
         verified = VerifiedRows.of(plan, self.branch_of)
-        firsts, counts, guesses = verified.firsts, verified.counts, verified.guesses
+        firsts, counts, draft_tokens = verified.firsts, verified.counts, verified.draft_tokens
         positions = [
             item.start + row.offset + 1 + place
             for item in plan.items
@@ -87,9 +87,9 @@ class UnresolvedStep:
             for place in range(item.most_tokens(row))
         ]
         if self.masks is not None:
-            self.masks.spread(firsts, guesses)
+            self.masks.spread(firsts, draft_tokens)
         asks = self.asks.repeated(counts)
-        extras = asks.extras(positions, self.scored, self.masks, guesses)
+        extras = asks.extras(positions, self.scored, self.masks, draft_tokens)
         samples = self.samples.repeated(counts, np.array(positions, np.uint64))
         if max(counts, default=1) > 1:  # a slot's next token is the last of its rows
             ends = np.cumsum(counts) - 1
@@ -117,7 +117,7 @@ class StepArrays:
     """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
     verified: VerifiedRows | None = None
-    """Where items verify guesses: the plan's rows among those of `samples`."""
+    """Where items verify draft tokens: the plan's rows among those of `samples`."""
 
     @property
     def masks(self) -> LateMasks | None:

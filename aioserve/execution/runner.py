@@ -112,10 +112,10 @@ class LoadedModel(msgspec.Struct, frozen=True):
     processors: list[Callable[[str], Any]] = []
     """What the runner makes logits processors with, by number: filled by the engine."""
     take_drafter: Callable[[Drafter], None] | None = None
-    """Gives its runner what guesses for the items that verify, before the first step; None: its
+    """Gives its runner what drafts for the items that verify, before the first step; None: its
     runner verifies none."""
     max_branches: int = 0
-    """Most paths of guesses beside the first one of a sequence that its runner verifies."""
+    """Most paths of draft tokens beside the first one of a sequence that its runner verifies."""
     pools: bool = True
     """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
     generates: bool = True

@@ -169,7 +169,7 @@ class FakeDevice:
         rows = [(item, row) for item in plan.items for row in item.rows]
         verified = VerifiedRows.of(plan)
         if masks is not None and plan.num_verified:
-            masks.spread(verified.firsts, verified.guesses)
+            masks.spread(verified.firsts, verified.draft_tokens)
         found = {} if masks is None else dict(masks.found(0))
         late = frozenset() if masks is None else masks.late or frozenset()
         for index, (item, row) in enumerate(rows):

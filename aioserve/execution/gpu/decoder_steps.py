@@ -41,9 +41,9 @@ class DecoderSteps:
     """The `StepModel` of a decoder whose backend is `CudaBackend`.
 
     `cache` has one page more than plans may name. `num_slots` are those that plans may name;
-    `max_tokens` and `max_sequences` are of a step, where each guess that is verified is a sequence
-    more, and `max_model_len` is the longest context in tokens. A step samples no more rows than
-    there are slots, or sequences.
+    `max_tokens` and `max_sequences` are of a step, where each draft token that is verified is a
+    sequence more, and `max_model_len` is the longest context in tokens. A step samples no more rows
+    than there are slots, or sequences.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class DecoderSteps:
         try:
             logits = self._forward(packed, views.batch, results)
         finally:
-            # A graph would go on writing to it, and guesses may have its memory.
+            # A graph would go on writing to it, and draft tokens may have its memory.
             self.decoder.leave_room()
         if packed.is_sampled_apart:
             if self._logits is None:

@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def max_sequences(config: EngineConfig) -> int:
-    """Sequences of a step, each guess that it verifies being one more."""
+    """Sequences of a step, each draft token that it verifies being one more."""
     if config.speculation is None:
         return config.max_num_seqs
     most = config.max_num_seqs * (1 + config.speculation.max_tokens)

@@ -164,7 +164,7 @@ def largest_step(
     of_sequences = np.bincount(np.searchsorted(ends, others, side="right"))
     pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
-    slots = np.arange(rows) % num_slots  # a slot has a row for each guess that is verified
+    slots = np.arange(rows) % num_slots  # a slot has a row for each draft token that is verified
     keys = np.zeros(rows, np.uint64)
     samples = SampleRows.alike(REHEARSED, slots, seeds=keys, positions=keys)
     logprobs = LogprobRows(

@@ -72,8 +72,8 @@ class _Queued:
 
 
 @dataclass(slots=True, frozen=True)
-class _Guessed:
-    """A step whose guesses are being computed, as the watchdog sees one: like a launch it may
+class _Drafting:
+    """A step whose draft tokens are being computed, as the watchdog sees one: like a launch it may
     compile kernels, so that it has as long."""
 
     step: int
@@ -119,8 +119,8 @@ class CudaRunner:
         """Steps for which there is no block."""
         self._in_flight: deque[StepInFlight] = deque()
         self._follower = follower
-        self._guessed: _Guessed | None = None
-        """The step for which guesses are being computed: nothing is in flight then."""
+        self._drafting: _Drafting | None = None
+        """The step for which draft tokens are being computed: nothing is in flight then."""
         self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by)
         self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
         self._failure: RunnerFailedError | None = None
@@ -167,7 +167,7 @@ class CudaRunner:
                 self._callbacks,
                 self._device.meaning_of,
             )
-            drafter, ask = apart, functools.partial(self._have_guessed, apart)
+            drafter, ask = apart, functools.partial(self._have_drafted, apart)
         self._host.take_drafter(drafter, clock)
         self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by, ask)
 
@@ -227,10 +227,10 @@ class CudaRunner:
         if self._follower is not None:
             self._launching.put(functools.partial(self._launcher.pass_by, plan))
 
-    def _have_guessed(
+    def _have_drafted(
         self, drafter: DrafterApart, request: DraftRequest, told: Callable[[Exception | None], None]
     ) -> None:
-        self._guessed = _Guessed(request.plan.step)
+        self._drafting = _Drafting(request.plan.step)
         self._at_rest.clear()
         self._watchdog.progress()
         drafter.ask(request, functools.partial(self._have_heard, told))
@@ -238,7 +238,7 @@ class CudaRunner:
     def _have_heard(
         self, told: Callable[[Exception | None], None], error: Exception | None
     ) -> None:
-        self._guessed = None
+        self._drafting = None
         if isinstance(error, RunnerFailedError):
             self._fail(error)
         else:
@@ -247,7 +247,7 @@ class CudaRunner:
         self._note_rest()
 
     def _note_rest(self) -> None:
-        if not self._in_flight and self._guessed is None:
+        if not self._in_flight and self._drafting is None:
             self._at_rest.set()
 
     def _start_queued(self) -> None:
@@ -305,8 +305,8 @@ class CudaRunner:
         self._queued.clear()
         self._resolving.fail(failure)
 
-    def _oldest(self) -> StepInFlight | _Guessed | None:
-        return self._in_flight[0] if self._in_flight else self._guessed
+    def _oldest(self) -> StepInFlight | _Drafting | None:
+        return self._in_flight[0] if self._in_flight else self._drafting
 
     def _hung(self, seconds: float) -> None:
         oldest = self._oldest()
@@ -316,7 +316,7 @@ class CudaRunner:
         now = self._callbacks.clock()
         steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
         steps += "".join(f"\n  step {one.step.step}, which waits" for one in self._queued)
-        steps += "" if self._guessed is None else f"\n  {self._guessed}"
+        steps += "" if self._drafting is None else f"\n  {self._drafting}"
         logger.error(
             "%s: nothing has ended for %.1f s; in flight:%s", self._device.name, seconds, steps
         )
@@ -328,7 +328,7 @@ class CudaRunner:
         failure = HungDeviceError(hung)
         self._fail(failure)
         self._in_flight.clear()
-        self._guessed = None
+        self._drafting = None
         futures, self._futures = self._futures, {}
         for future in futures.values():
             _fail(future, failure)

@@ -1,4 +1,4 @@
-"""Further paths of guesses beside a sequence's chain: each is one more sequence of the batch.
+"""Further paths of draft tokens beside a sequence's chain: each is one more sequence of the batch.
 
     known           a b c d | e            pages P Q, of two tokens each; e is pending
     chain           e f g                  pages P Q R, as without branches
@@ -33,15 +33,15 @@ BRANCHED_SEQUENCES = 8
 """Sequences of a step of which all branches have pages."""
 
 Paths = Mapping[int, Sequence[Sequence[int]]]
-"""Paths of guesses beside the chain of each slot."""
+"""Paths of draft tokens beside the chain of each slot."""
 
 
 def scratch_pages(
     max_branches: int, max_tokens: int, max_num_seqs: int, page_size: int, num_groups: int
 ) -> int:
     """Pages behind those of requests that branches of a step are computed in."""
-    # The branches of a sequence have no more rows together than its chain may have guesses, and
-    # each begins and ends in the middle of a page.
+    # The branches of a sequence have no more rows together than its chain may have draft tokens,
+    # and each begins and ends in the middle of a page.
     one = pages_for(max_tokens, page_size) + 2 * max_branches if max_branches else 0
     return one * num_groups * min(max_num_seqs, BRANCHED_SEQUENCES)
 
@@ -53,7 +53,7 @@ class _Branch:
     row: int
     """Number of that item's row among those of the plan."""
     ids: list[int]
-    """The pending token, and its guesses."""
+    """The pending token, and its draft tokens."""
     page_table: npt.NDArray[np.int32]
     """int32 `[num_groups, n]`."""
 

@@ -42,7 +42,7 @@ class DrafterApart(AtOnce):
         callbacks: LoopCallbacks,
         meaning_of: Callable[[Exception], Exception],
     ) -> None:
-        """`follower` is what `drafter` guesses by; it must hear of all plans that `ask` isn't
+        """`follower` is what `drafter` drafts by; it must hear of all plans that `ask` isn't
         called for, in their order, on the same thread. `meaning_of` is the device's."""
         self._drafter = drafter
         self._follower = follower
@@ -52,7 +52,7 @@ class DrafterApart(AtOnce):
         self._error: Exception | None = None
         """What a call raised that nobody awaited. For that thread."""
         self._made: dict[int, Sequence[int]] = {}
-        """Guesses that were made last, by slot."""
+        """Draft tokens that were made last, by slot."""
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._pass_on(functools.partial(self._drafter.start, slot, sequence))
@@ -64,13 +64,13 @@ class DrafterApart(AtOnce):
         self._pass_on(functools.partial(self._drafter.extend_all, slots, token_ids))
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """What was guessed when `ask` was called for these."""
+        """Draft tokens made when `ask` was called for these."""
         return [self._made[slot] for slot in slots]
 
     def ask(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
-        """Let the follower hear of a plan, and guesses be made for it. `told` is called on the loop
-        when they are known, or with what was raised."""
-        self._put(functools.partial(self._guess, request, told))
+        """Let the follower hear of a plan, and draft tokens be made for it. `told` is called on the
+        loop when they are known, or with what was raised."""
+        self._put(functools.partial(self._draft, request, told))
 
     # -- on the other thread
 
@@ -83,15 +83,15 @@ class DrafterApart(AtOnce):
 
         self._put(passed_on)
 
-    def _guess(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
+    def _draft(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
         made: dict[int, Sequence[int]] = {}
         error, self._error = self._error, None
         try:
             self._follower.take(request.plan)
             self._follower.follow(request.plan)
             if error is None:
-                guesses = self._drafter.draft_all(request.slots, request.limits)
-                made = dict(zip(request.slots, guesses, strict=True))
+                draft_tokens = self._drafter.draft_all(request.slots, request.limits)
+                made = dict(zip(request.slots, draft_tokens, strict=True))
         except Exception as raised:
             error = self._meaning_of(raised)
         self._callbacks.put(functools.partial(self._tell, made, error, told))
@@ -108,11 +108,11 @@ class DrafterApart(AtOnce):
 
 
 class DrafterInMemory(AtOnce):
-    """Passes calls on to `drafter`, whose guesses take memory of `device`: where there is none for
-    those of a step, what allocators keep is given back, and they are made once more. If that fails
-    too, the step has no guesses, and the next one is asked for as before.
+    """Passes calls on to `drafter`, whose draft tokens take memory of `device`. Where there is none
+    for those of a step, what allocators keep is given back, and they are made once more. If that
+    fails too, the step has no draft tokens, and the next one is asked for as before.
 
-    Guesses that weren't made leave `drafter` as it was. For the thread that launches steps.
+    Draft tokens that weren't made leave `drafter` as it was. For the thread that launches steps.
     """
 
     def __init__(self, drafter: Drafter, device: Device) -> None:

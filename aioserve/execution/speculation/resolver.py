@@ -2,7 +2,7 @@
 were in flight; this resolves them.
 
     plan        VERIFY  start at most 13, at most 4 tokens: pending, draft, draft, draft
-    resolved    VERIFY  start 11, 3 tokens: pending, 7, 9     the drafter made two guesses
+    resolved    VERIFY  start 11, 3 tokens: pending, 7, 9     the drafter made two tokens
     noted       7 was right, 4 was drawn in place of 9        the slot's next item starts at 13
 
 Knows plans, and neither tensors nor devices; called in the order of the steps, where each step's
@@ -31,7 +31,7 @@ TokenRows = npt.NDArray[np.int64]
 VERIFY = ItemKind.VERIFY
 LOOK_STEPS = 16
 """After so many steps that verify nothing their tokens are read, a quick drafter hears of them, and
-it guesses as many: nobody verifies these, and what comes instead tells how many are right."""
+it drafts as many: nobody verifies these, and what comes instead tells how many are right."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +55,7 @@ class StepFollower(Protocol):
         ...
 
     def follow(self, plan: StepPlan) -> None:
-        """The pages of a plan are copied, its guesses come next, and then it is computed."""
+        """The pages of a plan are copied, its draft tokens come next, and then it is computed."""
         ...
 
     def computed(
@@ -72,9 +72,9 @@ class StepFollower(Protocol):
 
 
 class Resolver:
-    """Known tokens of the slots whose sequences may have guesses verified. `drafter` makes these;
-    None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter is
-    measured by; None: it isn't. `max_branches`: most paths beside the guesses of a slot."""
+    """Known tokens of the slots whose sequences may have draft tokens verified. `drafter` makes
+    these; None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter
+    is measured by; None: it isn't. `max_branches`: most paths beside the draft tokens of a slot."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Resolver:
         self._follower = follower
         self._max_branches = max_branches
         self.branches: dict[int, Sequence[Sequence[int]]] = {}
-        """Paths beside the guesses of slots in the plan that was resolved last."""
+        """Paths beside the draft tokens of slots in the plan that was resolved last."""
         self._started: dict[int, DraftedSequence] = {}
         """What each slot started with."""
         self._known: dict[int, array[int]] = {}
@@ -103,7 +103,7 @@ class Resolver:
         self._heard: dict[int, int] = {}
         """How many of them the drafter has heard of."""
         self._ahead: dict[int, Sequence[int]] = {}
-        """What it guessed behind these to no end."""
+        """What it drafted behind these to no end."""
         self._dry_runs: dict[int, DryRun] = {}
         """What that came to, until an outcome tells it."""
         self._unread: list[tuple[StepPlan, StepOutcome]] = []
@@ -152,24 +152,25 @@ class Resolver:
         self._start(slot, sequence)
 
     def resolved(self, plan: StepPlan) -> StepPlan:
-        """The plan with its guesses made and its items where they begin. Raises `InvariantError`
-        for an item whose slot is further than the plan allows, or asks for guesses and started
-        without saying so."""
+        """The plan with its draft tokens made and its items where they begin.
+
+        Raises `InvariantError` for an item whose slot is further than the plan allows, or asks for
+        draft tokens and started without saying so."""
         if self._follower is not None:
             self._follower.follow(plan)
         self.branches.clear()
         if not plan.num_verified:
             return plan
-        guesses = self._guesses(self.draft_request(plan))
+        draft_tokens = self._draft_tokens(self.draft_request(plan))
         items = [
-            self._resolved(item, guesses.get(item.slot, ())) if item.kind is VERIFY else item
+            self._resolved(item, draft_tokens.get(item.slot, ())) if item.kind is VERIFY else item
             for item in plan.items
         ]
         return msgspec.structs.replace(plan, items=tuple(items))
 
     def draft_request(self, plan: StepPlan) -> DraftRequest:
         """What `resolved` asks the drafter for, which has heard by then of all that it needs. For
-        who lets the drafter guess elsewhere, before the plan is resolved; once for each plan."""
+        who lets the drafter run elsewhere, before the plan is resolved; once for each plan."""
         if self._request is not None and self._request.plan is plan:
             return self._request
         self._read()
@@ -182,15 +183,15 @@ class Resolver:
         self._request = DraftRequest(plan, slots, limits, began)
         return self._request
 
-    def _guesses(self, request: DraftRequest) -> Mapping[int, Sequence[int]]:
-        """What the drafter guesses, by slot."""
+    def _draft_tokens(self, request: DraftRequest) -> Mapping[int, Sequence[int]]:
+        """Draft tokens of slots."""
         self._request, self._drafting_seconds = None, 0.0
         if not request.slots or self._drafter is None:
             return {}
         made = self._drafter.draft_all(request.slots, request.limits)
         if self._max_branches:
-            for slot, limit, guesses in zip(request.slots, request.limits, made, strict=True):
-                if (left := limit - len(guesses)) > 1:
+            for slot, limit, draft_tokens in zip(request.slots, request.limits, made, strict=True):
+                if (left := limit - len(draft_tokens)) > 1:
                     self._branch(self._drafter, slot, left)
         self._drafting_seconds = self._clock() - request.since_seconds
         return dict(zip(request.slots, made, strict=True))
@@ -214,7 +215,7 @@ class Resolver:
                 forced[item.slot] = item.token_ids[:1].tolist()
         self._extend(forced)
 
-    def _resolved(self, item: WorkItem, guesses: Sequence[int]) -> WorkItem:
+    def _resolved(self, item: WorkItem, draft_tokens: Sequence[int]) -> WorkItem:
         known = self._known.get(item.slot)
         if known is None and not _asks(item):
             return item
@@ -223,7 +224,7 @@ class Resolver:
                 f"sequence {item.sequence_id} goes on from position {item.start} at most, and slot "
                 f"{item.slot} has {known and len(known)} known tokens"
             )
-        start, behind = len(known) - 1, guesses if _asks(item) else item.token_ids[1:]
+        start, behind = len(known) - 1, draft_tokens if _asks(item) else item.token_ids[1:]
         if start < item.least_start:
             # Nothing was drawn by what was in flight: what comes of it counts for nothing either.
             start, behind = item.start, ()
@@ -239,7 +240,7 @@ class Resolver:
         locations: npt.NDArray[np.int64] | None = None,
     ) -> StepOutcome:
         """Take note of what a step, whose plan was resolved, computed and sampled row by row; the
-        outcome, with what has come to be known of guesses that no step verified. `rows` and
+        outcome, with what has come to be known of draft tokens that no step verified. `rows` and
         `locations` are as `StepFollower.computed` has them."""
         if self._follower is not None and plan.items:
             self._follower.computed(plan, rows, locations)
@@ -315,7 +316,7 @@ class Resolver:
             self._drafter.extend_all(list(extended), list(extended.values()))
 
     def _look_ahead(self) -> None:
-        """Let the drafter hear of everything, and guess what comes."""
+        """Let the drafter hear of everything, and draft what comes."""
         if self._drafter is None:
             return
         self._tell(self._known)
@@ -347,15 +348,15 @@ class Resolver:
         return item.token_ids[item.count - count :].tolist() if count > 0 else []
 
 
-def _compared(guesses: Sequence[int], ids: Sequence[int]) -> DryRun:
-    drafted = accepted = min(len(guesses), len(ids))
+def _compared(draft_tokens: Sequence[int], ids: Sequence[int]) -> DryRun:
+    drafted = accepted = min(len(draft_tokens), len(ids))
     for place in range(drafted):
-        if guesses[place] != ids[place]:
+        if draft_tokens[place] != ids[place]:
             accepted = place
             break
     return DryRun(len(ids), drafted, accepted)
 
 
 def _asks(item: WorkItem) -> bool:
-    """Whether an item has guesses, and the drafter is to make them."""
+    """Whether an item has draft tokens, and the drafter is to make them."""
     return item.kind is VERIFY and item.count > 1 and item.token_ids[1] == DRAFT_TOKEN

@@ -1,14 +1,14 @@
-"""Steps that verify guesses, on a device that runs ahead of the host.
+"""Steps that verify draft tokens, on a device that runs ahead of the host.
 
-What is guessed depends on the last token, which the host knows when the step before is done. So a
-step that verifies is launched then, and those behind it wait with it; all others are launched as
-soon as they come, while steps before them run.
+Draft tokens depend on the last token, which the host knows when the step before is done. So a step
+that verifies is launched then, and those behind it wait with it; all others are launched as soon as
+they come, while steps before them run.
 
     loop      read 8, 9    results 7, resolve 8    read 10    results 8
     device    [ step 7 ]                 [ step 8 ][ step 9 ]           ..
                          8 verifies: it waits for 7, and 9 behind it
 
-Where guesses are computed, 8 is resolved when they are known, and the loop waits for nothing.
+Where draft tokens are computed, 8 is resolved when they are known, and the loop waits for nothing.
 
 On a CPU nothing waits: the thread that computes a step knows the tokens of the one before.
 """
@@ -38,7 +38,7 @@ Ask = Callable[[DraftRequest, Callable[[Exception | None], None]], None]
 class _Launched:
     plan: StepPlan
     is_taken: bool
-    """Whether the slots of guesses have changed as it says."""
+    """Whether the slots of draft tokens have changed as it says."""
 
 
 class ResolvingQueue:
@@ -55,8 +55,8 @@ class ResolvingQueue:
         of first, None where it has. `pass_by` takes that of a step that has failed. `noted` and
         then `go_on` are to be called for each that was launched, in this order.
 
-        `ask` has guesses computed, and a follower hear of their plan; on the loop it calls what it
-        was given, later. None: the host's drafter makes them when it is called.
+        `ask` has draft tokens computed, and a follower hear of their plan; on the loop it calls
+        what it was given, later. None: the host's drafter makes them when it is called.
         """
         self._host = host
         self._launch = launch
@@ -65,7 +65,7 @@ class ResolvingQueue:
         self._waiting: deque[tuple[StepPlan, ReadStep, OutcomeFuture]] = deque()
         self._launched: deque[_Launched] = deque()
         self._asking: tuple[StepPlan, UnresolvedStep, OutcomeFuture] | None = None
-        """The step whose guesses are being computed."""
+        """The step whose draft tokens are being computed."""
 
     def put(self, plan: StepPlan, step: ReadStep, future: OutcomeFuture) -> None:
         """Launch a step as soon as may be, or fail it when its turn comes."""
@@ -74,8 +74,8 @@ class ResolvingQueue:
 
     def noted(self, result: StepOutcome | Exception) -> StepOutcome | Exception:
         """The oldest step that was launched is done, or has failed; its result, with what is known
-        by it of guesses that no step verified. What can't be noted is a step that failed, as on a
-        CPU: whoever awaits it hears of it."""
+        by it of draft tokens that no step verified. What can't be noted is a step that failed, as
+        on a CPU: whoever awaits it hears of it."""
         oldest = self._launched.popleft()
         try:
             if not oldest.is_taken:
@@ -135,7 +135,7 @@ class ResolvingQueue:
         self._ask(request, self._answered)
 
     def _answered(self, error: Exception | None) -> None:
-        """The guesses that were asked for are known, or can't be made."""
+        """The draft tokens that were asked for are known, or can't be made."""
         if self._asking is None:
             return  # the step was given up before
         (plan, step, future), self._asking = self._asking, None

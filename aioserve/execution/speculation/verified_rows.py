@@ -1,12 +1,12 @@
 """Which rows of logits count, where several were drawn from for one row of a plan.
 
 plan's rows      0               1    2
-guesses          7 9 4           -    5 5
+draft tokens     7 9 4           -    5 5
 drawn            7 9 1 8         3    2 6 0
 kept             7 9 1           3    2
 
-A row may have further guesses beside its own, which are drawn from as one more row each, behind all
-others: its branches. It keeps what most is kept of, its own where that is as much.
+A row may have further draft tokens beside its own, which are drawn from as one more row each,
+behind all others: its branches. It keeps what most is kept of, its own where that is as much.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class VerifiedRows:
     """Index of the first of each, in rising order."""
     counts: Sequence[int]
     """Rows drawn from for each."""
-    guesses: Mapping[int, Sequence[int]]
-    """Ids guessed behind it, of which each has a row more, by that index."""
+    draft_tokens: Mapping[int, Sequence[int]]
+    """Draft tokens behind it, of which each has a row more, by that index."""
     branch_of: tuple[int, ...] = ()
     """The last rows are branches: numbers of the rows that they are beside."""
 
@@ -67,18 +67,18 @@ class VerifiedRows:
         rows = [(item, row) for item in plan.items for row in item.rows]
         counts = [item.most_tokens(row) for item, row in rows]
         firsts = [0, *accumulate(counts)][: len(rows)]
-        guesses = {
+        draft_tokens = {
             first: item.token_ids[row.offset + 1 :].tolist()
             for first, count, (item, row) in zip(firsts, counts, rows, strict=True)
             if count > 1
         }
-        return cls(firsts, counts, guesses, branch_of)
+        return cls(firsts, counts, draft_tokens, branch_of)
 
     @property
     def drafted(self) -> dict[int, int]:
         """`StepOutcome.drafted`."""
         numbers = {first: number for number, first in enumerate(self.firsts)}
-        found = {numbers[first]: len(ids) for first, ids in self.guesses.items()}
+        found = {numbers[first]: len(ids) for first, ids in self.draft_tokens.items()}
         for number, row in self._branches():
             found[row] = max(found.get(row, 0), found.pop(number))
         return found
@@ -98,7 +98,7 @@ class VerifiedRows:
         return enumerate(self.branch_of, len(self.firsts) - len(self.branch_of))
 
     def kept(self, drawn: DrawnRows) -> DrawnRows:
-        """Keep those that count: up to the first that is no guess, or that is bad."""
+        """Keep those that count: up to the first that is no draft token, or that is bad."""
         kept = [self._kept(first, drawn) for first in self.firsts]
         for number, row in self._branches():
             kept[row] = max(kept[row], kept[number], key=len)
@@ -108,10 +108,10 @@ class VerifiedRows:
         if first in drawn.late:
             return ()
         rows = [first]
-        for guess in self.guesses.get(first, ()):
+        for draft_token in self.draft_tokens.get(first, ()):
             row = rows[-1]
             behind = row + 1
-            if drawn.token_ids[row] != guess or drawn.is_bad(row) or drawn.is_bad(behind):
+            if drawn.token_ids[row] != draft_token or drawn.is_bad(row) or drawn.is_bad(behind):
                 break
             rows.append(behind)
         return rows

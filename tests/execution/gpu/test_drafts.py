@@ -322,7 +322,7 @@ def test_guesses_that_never_come_are_a_device_that_hangs(
     put = SimulatedHandler.put
 
     def put_some(self: SimulatedHandler, call: Callable[[], None]) -> None:
-        if "DrafterApart._guess" not in repr(call):
+        if "DrafterApart._draft" not in repr(call):
             put(self, call)
 
     monkeypatch.setattr(SimulatedHandler, "put", put_some)

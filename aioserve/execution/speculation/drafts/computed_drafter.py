@@ -132,7 +132,7 @@ class ComputedDrafter(AtOnce):
         return token_locations(table, rows, positions, page_size)[0]
 
     def distributions(self, slot: int) -> Sequence[Tensor]:
-        """As `DrawnGuesses.distributions`: a greedy request has none."""
+        """As `SampledDrafts.distributions`: a greedy request has none."""
         return self._distributions.get(slot, ())
 
     def _tells_of(self, samples: SampleRows) -> bool:
