@@ -218,16 +218,21 @@ async def measure(model: str, options: BenchOptions, concurrency: int) -> dict[s
         **figures(answers, seconds),
         "loop_lag_milliseconds": _spread(lag.samples),
         "host": host_share(before, after),
-        "stats": {
-            "steps": after.steps_total - before.steps_total,
-            "preemptions": after.preemptions_total - before.preemptions_total,
-            "tokens_prefilled": after.tokens_prefilled_total - before.tokens_prefilled_total,
-            "tokens_cached": after.tokens_cached_total - before.tokens_cached_total,
-            "tokens_drafted": _grown(before.tokens_drafted_total, after.tokens_drafted_total),
-            "tokens_accepted": _grown(before.tokens_accepted_total, after.tokens_accepted_total),
-            "pages_total": after.pages_total,
-            "pages_held_at_end": after.pages_held_by_requests,
-        },
+        "stats": _growth(before, after),
+    }
+
+
+def _growth(before: EngineStats, after: EngineStats) -> dict[str, Any]:
+    """Counters of a run, between two looks at them."""
+    return {
+        "steps": after.steps_total - before.steps_total,
+        "preemptions": after.preemptions_total - before.preemptions_total,
+        "tokens_prefilled": after.tokens_prefilled_total - before.tokens_prefilled_total,
+        "tokens_cached": after.tokens_cached_total - before.tokens_cached_total,
+        "tokens_drafted": _grown(before.tokens_drafted_total, after.tokens_drafted_total),
+        "tokens_accepted": _grown(before.tokens_accepted_total, after.tokens_accepted_total),
+        "pages_total": after.pages_total,
+        "pages_held_at_end": after.pages_held_by_requests,
     }
 
 
