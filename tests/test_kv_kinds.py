@@ -30,6 +30,8 @@ KINDS_NAMED = {
     "kv/groups/": "the kinds themselves",
     "kv/layout.py": "which layers have which kind",
     "kv/pages.py": "page arithmetic of a layout's window groups",
+    "engine/lifecycle.py": "limits of a model, which are public",
+    "execution/runner.py": "limits of a model, which are public",
     "execution/loading/place.py": "pages of a layout, from the arithmetic",
     "execution/gpu/attention_choice.py": "what an attention kernel is told of a layer",
     "simulation/cost.py": "facts of a cost table, a public format",

@@ -196,8 +196,7 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
     """As an engine has it that isn't being measured: with no sequence slots but its own."""
     page_size, num_bytes = options["page_size"], loaded.get("kv_cache_bytes")
-    num_groups = sum([group.width for group in limits.groups[1:]])
-    windows = {"num_window_groups": num_groups, "window": limits.groups[-1].window}
+    windows = {"num_window_groups": limits.num_window_groups, "window": limits.window}
     used = pages_of_engine(
         options["max_num_seqs"],
         options["max_num_batched_tokens"],

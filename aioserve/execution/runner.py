@@ -10,7 +10,6 @@ import msgspec
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import AioserveError
-from aioserve.kv.layout import ONE_GROUP, GroupSpec
 from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import SamplingParams
@@ -65,8 +64,10 @@ class ModelLimits(msgspec.Struct, frozen=True):
     """Prompt and answer together, in tokens; fits the KV cache."""
     num_pages: int
     eos_token_ids: frozenset[int]
-    groups: tuple[GroupSpec, ...] = ONE_GROUP
-    """Groups of layers, as KV memory handles them."""
+    num_window_groups: int = 0
+    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
+    window: int = 0
+    """Last positions that these keep, in tokens; 0: there are none."""
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -128,11 +128,6 @@ class KVLayout:
         """Last positions that window groups keep; 0: there are none."""
         return self.groups[-1].window
 
-    @property
-    def specs(self) -> tuple[GroupSpec, ...]:
-        """The groups as KV memory handles them."""
-        return group_specs(self.num_window_groups, self.window)
-
     @cached_property
     def windows(self) -> tuple[int, ...]:
         """Window of each group."""

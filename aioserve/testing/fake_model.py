@@ -22,7 +22,6 @@ from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
-from aioserve.kv.layout import group_specs
 from aioserve.kv.pages import tokens_of_sequence
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
@@ -330,7 +329,7 @@ class FakeModel:
                 ),
                 num_pages=num_pages,
                 eos_token_ids=self.eos_token_ids,
-                groups=group_specs(**groups),
+                **groups,
             ),
             defaults=SamplingParams(temperature=0.0),
             tokenizer=byte_tokenizer(),

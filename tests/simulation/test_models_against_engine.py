@@ -16,7 +16,7 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
-from aioserve.kv.layout import group_specs, kv_layout
+from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import pages_for
 from aioserve.models.config import DecoderConfig
 from aioserve.simulation.cost import CostTable, MeasuredKV
@@ -53,7 +53,7 @@ async def test_pages_are_those_of_an_engine(
     async with Engine(directory, device="cpu", num_pages=1000, **given) as engine:
         limits, loaded = engine.limits, engine.dump()["model"]
     windows = machine.num_window_groups, machine.window
-    assert group_specs(*windows) == limits.groups
+    assert windows == (limits.num_window_groups, limits.window)
     if name in WINDOWED:
         assert bool(windows[0]) == (max_model_len != 10)
     weights = read_weights(directory)
