@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from aioserve.scheduling.speculation.draft_lengths import (
     PROBE_LENGTH,
     PROBE_STEPS,
-    DraftingCosts,
     DraftLengths,
     DraftRecord,
     StepCosts,
@@ -71,33 +70,6 @@ def test_a_drafter_that_takes_longer_than_its_guesses_save_is_not_asked() -> Non
     assert 3 * PROBE_LENGTH <= asked <= 6 * PROBE_LENGTH
 
 
-@given(
-    per_row=st.floats(0, 2),
-    acceptances=st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    changes=st.lists(st.integers(0, 600), max_size=4),
-)
-def test_none_is_chosen_without_a_look_only_where_a_look_would_choose_none(
-    per_row: float, acceptances: list[float], changes: list[int]
-) -> None:
-    looking, resting = DraftLengths(), DraftLengths()
-    records = [record_of(4, one) for one in acceptances]
-    rested = 0
-    for step in range(600):
-        if step in changes:
-            records = [record_of(4, 0.7), *records[1:]]
-        chosen = looking.choose(records, 0, 0, 100)
-        nothing = [0] * len(records)
-        rests = resting.rests(len(records))
-        rested += rests
-        found = nothing if rests else resting.choose(records, 0, 0, 100)
-        assert found == chosen
-        num_tokens = len(records) + sum(chosen)
-        for lengths in (looking, resting):
-            lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
-    if per_row == 2 and max(acceptances) < 0.5 and not changes:
-        assert rested > 300
-
-
 def test_beside_steps_that_always_verify_there_is_one_without_now_and_again() -> None:
     lengths, records = lengths_with(FREE), [record_of(8, 0.9)]
     chosen = [lengths.choose(records, 0, 0, 100)[0] for _ in range(4 * PROBE_STEPS)]
@@ -119,31 +91,6 @@ def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
     assert lengths_with(costs).choose([record_of(4, 0.5)] * 8, 0, 256, 100) == [0] * 8
 
 
-def test_of_short_answers_beside_others_fewer_are_guessed() -> None:
-    """What passes before their first token is no shorter, and all steps are longer."""
-    costs = {1: 1.0, 8: 1.0, 24: 2.2, 72: 6.0}
-    chosen: dict[tuple[int, int], int] = {}
-    for streams in (1, 8):
-        for answer_tokens in (1000, 14, 2):
-            lengths = lengths_with(costs)
-            for _ in range(8):
-                lengths.answers.ended(answer_tokens)
-            records = [record_of(8, 0.9)] * streams
-            chosen[streams, answer_tokens] = sum(lengths.choose(records, 0, 0, 100))
-    assert chosen[8, 1000] > chosen[8, 14] > chosen[8, 2] == 0
-    assert chosen[1, 1000] == chosen[1, 14] == chosen[1, 2] == 8  # nobody waits for them
-
-
-def test_many_answers_of_a_token_change_little_for_long_ones_beside_them() -> None:
-    """Rounds of a beam search are such answers."""
-    lengths, one = DraftLengths(), np.array([1.0])
-    for _ in range(4):
-        lengths.answers.ended(1000)
-        for _ in range(50):
-            lengths.answers.ended(1)
-            assert lengths.answers.progress(one, 8) > 0.8
-
-
 def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> None:
     """A few that were slow for no reason don't tell otherwise for long."""
     lengths, records = DraftLengths(), [record_of(8, 0.3)] * 8
@@ -151,8 +98,7 @@ def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> Non
         lengths.took(8, 20.0, verified=False)
     for num_tokens, seconds in ((8, 1.0), (16, 2.0), (72, 9.0)):
         for _ in range(3):
-            lengths.took(num_tokens, seconds, verified=True)
-            lengths.drafting.took(1, 0.2)
+            lengths.took(num_tokens, seconds + 0.2, verified=True, longest=1, drafting=0.2)
     assert lengths.choose(records, 0, 0, 100) == [0] * 8
 
 
@@ -180,32 +126,20 @@ def test_guesses_that_the_drafter_seldom_makes_cost_little() -> None:
     often = [record_of(8, 0.95) for _ in range(8)]
     for record in seldom:
         for _ in range(400):
-            record.verified(8, 0, 0)
+            record.verified(8, 1, 1)
     assert lengths_with(costs).choose(often, 0, 0, 100) == [0] * 8
     costs |= {9: 1.02, 10: 1.2}
     assert sum(lengths_with(costs).choose(often, 0, 0, 100)) <= 2
-    assert sum(lengths_with(costs).choose(seldom, 0, 0, 100)) > 8
+    assert sum(lengths_with(costs).choose(seldom, 0, 0, 100)) >= 8
 
 
-def test_one_that_is_watched_is_not_asked_while_hardly_a_guess_is_right() -> None:
-    lengths, record = lengths_with(BY_ROW), record_of(8, 0.5)
-    record.dry_run(16, 8, 0, 0)
-    for _ in range(9):
-        record.dry_run(16, 8, 2, 0)
-    assert not any(lengths.choose([record], 0, 0, 100)[0] for _ in range(3 * PROBE_STEPS))
-    for _ in range(3):
-        record.dry_run(16, 8, 8, 8)
-    lengths = lengths_with({1: 1.0, 16: 1.0})
-    assert lengths.choose([record], 0, 0, 100)[0] > 1
-    assert DraftRecord(8, record).is_watched
-
-
-def test_guesses_looked_at_stand_for_all_steps_since_they_were_made() -> None:
-    verified, looked_at = record_of(8, 0.5), record_of(8, 0.5)
+def test_a_dry_run_stands_for_all_steps_since_it_was_made() -> None:
+    verified, dry = record_of(8, 0.5), record_of(8, 0.5)
     for _ in range(16):
         verified.verified(16, 4, 4)
-    looked_at.dry_run(16, 16, 4, 4)
-    assert looked_at.made == pytest.approx(verified.made)
+    dry.verified(16, 4, 4, steps=16)
+    assert dry.made == pytest.approx(verified.made)
+    assert dry.steps == verified.steps
 
 
 @given(
@@ -232,13 +166,14 @@ def test_limits_are_kept_whatever_was_measured(
 
 def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     costs = StepCosts()
-    assert costs.of(np.array([1.0, 9.0])).tolist() == [1.0, 1.0]
-    costs.took(4, 0.0)
-    assert costs.of(np.array([4.0])).tolist() == [1.0]
-    for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)):
+    assert costs.of([1.0, 9.0]).tolist() == [1.0, 1.0]
+    for _ in range(2):
+        costs.took(4, 0.0)
+    assert costs.of([4.0]).tolist() == [1.0]
+    for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)) * 2:
         costs.took(num_tokens, seconds)
-    assert costs.of(np.array([1.0, 8.0, 12.0, 16.0, 99.0])).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
-    assert costs.of(np.array([0.5])).tolist() == [0.75]
+    assert costs.of([1.0, 8.0, 12.0, 16.0, 99.0]).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
+    assert costs.of([0.5]).tolist() == [0.75]
     for _ in range(3):
         costs.took(1, 1.25)
         costs.took(8, 1.5)
@@ -247,64 +182,23 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     assert costs.of(np.array([1.0, 8.0])).tolist() == [1.25, 1.5]
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 9), st.integers(2, 9)), min_size=1, max_size=12))
-def test_what_never_falls_is_as_near_to_what_was_measured_as_can_be(
-    measured: list[tuple[float, int]],
-) -> None:
-    """By the min-max formula of isotonic regression."""
-    costs = StepCosts()
-    for at, (seconds, times) in enumerate(measured):
-        for _ in range(times):
-            costs.took(1 + at, seconds)
-    found = costs.of(np.arange(1.0, 1 + len(measured)))
-    values, weights = (np.array(side, float) for side in zip(*measured, strict=True))
-
-    def mean(first: int, last: int) -> float:
-        part = slice(first, last + 1)
-        return float(np.average(values[part], weights=weights[part]))
-
-    size = len(measured)
-    for i, one in enumerate(found):
-        least = max(min(mean(first, last) for last in range(i, size)) for first in range(i + 1))
-        assert one == pytest.approx(least)
-
-
 def test_a_slow_first_step_is_forgotten() -> None:
     costs = StepCosts()
     costs.took(9, 70.0)
-    assert costs.of(np.array([9.0])).tolist() == [70.0]
+    assert costs.of([9.0]).tolist() == [70.0]
     costs.took(9, 1.0)
     assert costs.of(np.array([9.0])).tolist() == [1.0]
     costs.took(5, 50.0)  # and never again
     assert costs.of(np.array([9.0])).tolist() == [1.0]
 
 
-@given(
-    fixed=st.floats(0.01, 1),
-    each=st.floats(0, 1),
-    few=st.integers(1, 4),
-    many=st.integers(8, 64),
-)
-def test_what_a_drafter_takes_is_known_of_numbers_that_it_was_not_asked_for(
-    fixed: float, each: float, few: int, many: int
-) -> None:
-    """It reads what it missed in a pass that takes as long as one for a guess, or longer."""
-    costs = DraftingCosts()
-    costs.took(8, 60.0)  # when it began
-    for length in (few, many) * 20:
-        costs.took(length, fixed + each * (length + 1))
-    asked = np.array([few, 8.0, many])
-    found = costs.of(asked)
-    assert (np.diff(found) >= 0).all()
-    assert found == pytest.approx(fixed + each * (asked + 1), rel=0.35, abs=0.05)
-
-
 def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
     chosen: list[int] = []
-    for each in (0.0, 0.05, 0.3):
+    for each in (0.0, 0.05, 0.15):
         lengths = lengths_with(FREE)
         for length in (1, 8, 1, 8):
-            lengths.drafting.took(length, each * length)
+            drafting = each * (length + 1)
+            lengths.took(9, 1.0 + drafting, verified=True, longest=length, drafting=drafting)
         chosen.append(lengths.choose([record_of(8, 0.5)], 0, 0, 100)[0])
     assert chosen[0] == 8 > chosen[1] > chosen[2] > 0
 
@@ -312,5 +206,5 @@ def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
 def test_the_time_of_the_drafter_is_not_that_of_the_rows() -> None:
     lengths = DraftLengths()
     for _ in range(4):
-        lengths.took(9, 3.0, verified=True, longest=8, drafting_seconds=2.0)
+        lengths.took(9, 3.0, verified=True, longest=8, drafting=2.0)
     assert lengths.verifying.of(np.array([9.0])).tolist() == [1.0]

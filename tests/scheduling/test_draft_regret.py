@@ -65,14 +65,13 @@ class Machine:
                 records[i].verified(count, count, brought - 1)
                 if left[i] == 0:
                     left[i] = -1
-                    lengths.answers.ended(1 + whole[i])
             lengths.took(
                 rows,
                 seconds * measured,
                 # Behind guesses nobody knows where the next step begins: it counts as verifying.
                 verified=longest > 0 or was_verified,
                 longest=longest,
-                drafting_seconds=drafting * measured,
+                drafting=drafting * measured,
             )
             was_verified = longest > 0
         return tokens / time

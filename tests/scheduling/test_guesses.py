@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.request import FinishReason
 from aioserve.scheduling.policy import SchedulingPolicy, StepBudget, TokenShare
-from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS, STEPS_BEFORE
+from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import expected_tokens
@@ -79,17 +78,6 @@ def test_the_first_steps_of_each_answer_tell_what_to_expect_of_others() -> None:
         bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
         run(bench, 1)
         assert bench.scheduler.state.speculation.lengths.usual.steps == answers * FIRST_STEPS
-
-
-def test_the_choice_hears_how_long_answers_are() -> None:
-    bench = bench_of(right_up_to(4), page_size=2)
-    progress = bench.scheduler.state.speculation.lengths.answers.progress
-    one = np.array([1.0])
-    assert progress(one, 8) == one
-    bench.submit(PROMPT, max_tokens=14, max_draft_tokens=4)
-    run(bench, 1)
-    assert progress(one, 10**9) == pytest.approx(14 / (14 + STEPS_BEFORE))
-    assert progress(one, 1) == one
 
 
 @pytest.mark.parametrize("depth", [1, 2])

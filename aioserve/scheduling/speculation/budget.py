@@ -34,9 +34,6 @@ def draft_budget(
     none. Sequences in `forced` have forced tokens to verify instead."""
     state, lengths = step.state, step.state.speculation.lengths
     drafts = [(s, s.drafts) for s in ready if s.drafts is not None]
-    is_alone = not forced and not prefilling and not any(d.unverified_tokens for _, d in drafts)
-    if is_alone and lengths.rests(len(ready)):
-        return ready, {}
     able = [(s, d) for s, d in drafts if s not in forced and _may_have_drafts(s)]
     if not able:
         return ready, {}

@@ -74,22 +74,18 @@ def _take_dry_runs(step: DoneStep) -> None:
         most = drafts.record.limit
         drafted, accepted = min(found.drafted, most), min(found.accepted, most)
         for record in (drafts.record, step.speculation.lengths.usual):
-            record.dry_run(found.asked, min(found.asked, most), drafted, accepted)
+            record.verified(min(found.asked, most), drafted, accepted, steps=found.asked)
 
 
 def _learn_costs(step: DoneStep) -> None:
-    """What the step cost, and how long the answers were that it ended."""
-    plan, outcome, lengths = step.plan, step.outcome, step.speculation.lengths
-    lengths.took(
+    plan, outcome = step.plan, step.outcome
+    step.speculation.lengths.took(
         plan.num_tokens - num_not_drafted(plan, outcome),
         step.seconds,
         verified=plan.num_verified > 0 and _asks_drafter(plan),
         longest=max(outcome.drafted.values(), default=0),
-        drafting_seconds=min(outcome.drafting_seconds, step.seconds),
+        drafting=min(outcome.drafting_seconds, step.seconds),
     )
-    for sequence in step.ended:
-        if num_answer_tokens := sequence.num_known - sequence.prompt_tokens:
-            lengths.answers.ended(num_answer_tokens)
 
 
 def _asks_drafter(plan: StepPlan) -> bool:

@@ -17,7 +17,6 @@ collect_ignore = (
 def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """On simulated clocks, too, nothing is measured of what steps and drafters cost: guesses are
     made as long as they come true."""
-    from aioserve.scheduling.speculation.draft_lengths import DraftingCosts, StepCosts
+    from aioserve.scheduling.speculation.draft_lengths import DraftLengths
 
-    for costs in (StepCosts, DraftingCosts):
-        monkeypatch.setattr(costs, "took", lambda *args: None)
+    monkeypatch.setattr(DraftLengths, "took", lambda *args, **options: None)
