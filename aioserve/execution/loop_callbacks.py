@@ -36,7 +36,7 @@ class LoopCallbacks:
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between `put` on a thread and its call on the loop: loop lag as the engine feels it."""
         self.calls: deque[tuple[Callable[[], None], float]] = deque()
-        """Those that the loop hasn't made yet, with when they were put."""
+        """Calls that the loop hasn't made yet, with when they were put."""
         self.tell: Callable[[], None] = functools.partial(
             _tell, self.calls, self.wake_delays_seconds
         )

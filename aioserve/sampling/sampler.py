@@ -54,7 +54,7 @@ class SlotTable:
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.full(num_slots, column.idle, column.dtype) for name, column in COLUMNS.items()
         }
-        """By the names of the parameters."""
+        """Columns by the names of the parameters."""
         self._seeds = np.zeros(num_slots, np.uint64)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}

@@ -28,7 +28,7 @@ class RequestAccount(msgspec.Struct, gc=False):
     drafted_tokens: int = 0
     """Draft tokens of its own that steps verified."""
     accepted_tokens: int = 0
-    """Those of them that the step itself drew: they are tokens of its samples."""
+    """Draft tokens that the step itself drew: they are tokens of its samples."""
 
     def start(self, sequence_id: int, found_tokens: int, now_seconds: float) -> None:
         """A step is planned in which one of its sequences starts: only the first time counts."""

@@ -91,7 +91,7 @@ class DraftLengths:
         """Costs of steps without draft tokens, and of those with, but for their drafter."""
         self.usual: DraftRecord = DraftRecord(0)
         self._pass_seconds: deque[float] = deque([0.0], KEPT_STEPS)
-        """Of the drafter: one pass for each draft token of a sequence, and one more."""
+        """Seconds of drafting passes: one for each draft token of a sequence, and one more."""
         self._since_probe, self._wait, self._held_steps, self._held_others = 0, PROBE_STEPS, 0, 0
         self._held: dict[DraftRecord, int] = {}
         self._verified: bool | None = None
