@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aioserve.isolation import shown
 from aioserve.request import Logprobs, TopLogprob
 from aioserve.sampling.masks import Mask
-from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import SampleRow, SlotStart, WorkItem
 from aioserve.testing.answers import NoAnswerError
 from aioserve.testing.fake_device import FakeDevice, RowFailedError
 from aioserve.testing.scripts import Script, allows
@@ -31,9 +31,7 @@ NO_VECTOR = np.zeros(1, np.float32)
 class ScriptedDevice(FakeDevice):
     """Draws the tokens of scripts, and gives their vectors for hidden states."""
 
-    def _sample(
-        self, plan: StepPlan, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]
-    ) -> list[int]:
+    def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
         start, drawn = self._start_of(row.slot), list[int]()
         script = _script_of(start)
         try:
@@ -55,7 +53,7 @@ class ScriptedDevice(FakeDevice):
         top = [TopLogprob(token_id, 0.0), *[TopLogprob(other, OTHER_LOGPROB) for other in others]]
         return Logprobs(0.0, tuple(top[:count]))
 
-    def _pooled(self, plan: StepPlan, item: WorkItem) -> npt.NDArray[np.float32]:
+    def _pooled(self, item: WorkItem) -> npt.NDArray[np.float32]:
         if item.pooled is None:
             return NO_VECTOR
         try:
