@@ -18,7 +18,7 @@ GIVEN = ("torch", "triton", "numpy")
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 WHEELS = (
     # what aioserve needs
-    *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "Jinja2", "llguidance"),
+    *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "Jinja2", "llguidance", "regex"),
     *("markdown-it-py", "MarkupSafe", "mdurl", "msgspec", "pluggy", "Pygments", "rich"),
     *("rich-rst", "safetensors", "tokenizers", "typing_extensions"),
     # to build it

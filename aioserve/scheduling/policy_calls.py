@@ -107,7 +107,8 @@ class PolicyCalls(PluginCalls):
 
     def begin_step(self) -> None:
         """Trust the policy again."""
-        self._failed, self._step_seconds = False, 0.0
+        super().begin_step()
+        self._failed = False
 
     def step_budget(
         self, view: SchedulerView, most_tokens: int, is_known: Callable[[RequestView], bool]

@@ -4,8 +4,8 @@ token and nothing else happens.
 A pass leaves the scheduler as `plan` and `commit` would leave it, step by step. Completions may
 begin with the step in flight before it, and end with its last step. The policy is asked nothing in
 such steps, so it can't tell the difference; there is no pass where it might be asked, or told
-something before the end of the last step. The scheduler knows nothing of passes: this module
-changes the fields of its objects that are public.
+something before the end of the last step. Its parts say what keeps a
+step from being such; this module changes fields of its objects that are public.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or (state.arrived and policy_calls.hears_of_arrivals)
         or len(state.running) > state.max_num_batched_tokens
         or memory.copies
+        or len(memory.groups) > 1  # a pass counts pages of group 0 alone
         or not memory.keeps_all  # pages come back in such steps
         # Its own strategy is told of ticks, of which there are fewer.
         or (memory.tree is not None and memory.tree.asks_strategy)

@@ -261,7 +261,7 @@ def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
         for step in noted.steps:
             assert step.computed_tokens >= sum(part.num_tokens for part in step.parts)
         if guess == "all right":
-            assert usage.accepted_draft_tokens == usage.drafted_tokens >= 40
+            assert usage.accepted_draft_tokens == usage.drafted_tokens > 40
         elif guess == "none right":
             assert usage.accepted_draft_tokens == 0 < usage.drafted_tokens
 

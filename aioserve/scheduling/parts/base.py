@@ -9,8 +9,9 @@
     a step failed                 `first_written`: which tokens it may have written
     the simulator passes steps    `is_beyond_a_token` and `go_on_by_one`
 
-A step calls the parts that its rows are asked for and no others; a step of plain decodes calls
-`Draw` alone. Parts have no state: it is the sequence's, or the scheduler's.
+A step calls the parts that its rows are asked for; `Verify` as well, which learns from each step,
+once a request has had draft tokens. A step of plain decodes calls `Draw` alone. Parts have no
+state: it is the sequence's, or the scheduler's.
 """
 
 from __future__ import annotations

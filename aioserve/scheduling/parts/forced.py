@@ -21,6 +21,8 @@ class Forced(VerifyingPart):
         token_ids = ids_to_verify(sequence, asked.start, count)
         token_ids[1:] = forced_ahead(sequence)[: count - 1]
         sequence.pending += count
+        if sequence.drafts is not None:
+            sequence.drafts.skipped_for_mask = False
         return {"token_ids": token_ids, "least_start": asked.start}
 
     def take(self, step: DoneStep) -> None:

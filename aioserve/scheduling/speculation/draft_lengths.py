@@ -44,13 +44,14 @@ class DraftRecord:
         return self._right / self._tried
 
     def verified(
-        self, asked: int, drafted: int, accepted: int, branched: int = 0, *, steps: int = 1
+        self, asked: int, drafted: int, accepted: int, branched: int = 0, *, dry_steps: int = 0
     ) -> None:
         """The drafter made `drafted` of `asked` tokens, of which `accepted` were right, and
-        `branched` beside them. A dry run stands for all `steps` since it was made."""
-        if asked and steps:
-            self.steps += steps
-            self.made += (1 - DECAY**steps) * ((drafted + branched) / asked - self.made)
+        `branched` beside them. A dry run stands for all `dry_steps` since it was made."""
+        if asked:
+            self.steps += not dry_steps
+            share = (drafted + branched) / asked
+            self.made += (1 - DECAY ** (dry_steps or 1)) * (share - self.made)
             tried = accepted + (accepted < drafted)
             self._right = DECAY**tried * self._right + accepted
             self._tried = DECAY**tried * self._tried + tried
@@ -142,9 +143,10 @@ class DraftLengths:
         brought = others + np.cumsum(gains[rows, places] * made[rows])
         drafting = median_low(self._pass_seconds) * (2 + np.maximum.accumulate(places))
         known = [costs for costs in (self.verifying, self.plain) if costs.medians] or [self.plain]
-        rates = brought / (known[0].of(others + np.cumsum(made[rows])) + drafting)
-        # A step without draft tokens costs no more than one with.
-        alike = [costs for costs in known if min(costs.medians, default=0) <= others]
-        alone = min([costs.of(others) for costs in alike or known[-1:]])
+        # A step with draft tokens costs no less than one without of as many tokens.
+        costs = np.max([one.of(others + np.cumsum(made[rows])) for one in known], axis=0)
+        rates = brought / (costs + drafting)
+        alike = [one for one in known if min(one.medians, default=0) <= others]
+        alone = min([one.of(others) for one in alike or known[-1:]])
         pays = rates.max() >= LEAST_GAIN * others / alone
         return np.bincount(rows[: (1 + rates.argmax()) * pays], minlength=len(records)).tolist()

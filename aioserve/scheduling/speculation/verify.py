@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aioserve.errors import InvariantError
 from aioserve.scheduling.parts.base import AskedTokens, DoneStep
 from aioserve.scheduling.parts.verifying import VerifyingPart, ids_to_verify
 from aioserve.scheduling.sequence import Run, SequenceState
@@ -19,13 +20,14 @@ class Verify(VerifyingPart):
 
     def ask(self, asked: AskedTokens) -> dict[str, Any]:
         sequence, start, count = asked.sequence, asked.start, asked.end - asked.start
-        fields: dict[str, Any] = {"token_ids": ids_to_verify(sequence, start, count)}
+        if (drafts := sequence.drafts) is None:
+            raise InvariantError(f"{sequence} has no draft tokens")
+        token_ids = ids_to_verify(sequence, start, count)
+        least_start = start - drafts.unverified_tokens
         sequence.pending += count
-        if (drafts := sequence.drafts) is not None:
-            fields["least_start"] = start - drafts.unverified_tokens
-            drafts.unverified_tokens += count - 1
-            drafts.skipped_for_mask = False
-        return fields
+        drafts.unverified_tokens += count - 1
+        drafts.skipped_for_mask = False
+        return {"token_ids": token_ids, "least_start": least_start}
 
     def take(self, step: DoneStep) -> None:
         if step.outcome.dry_runs:
@@ -74,7 +76,7 @@ def _take_dry_runs(step: DoneStep) -> None:
         most = drafts.record.limit
         drafted, accepted = min(found.drafted, most), min(found.accepted, most)
         for record in (drafts.record, step.speculation.lengths.usual):
-            record.verified(min(found.asked, most), drafted, accepted, steps=found.asked)
+            record.verified(min(found.asked, most), drafted, accepted, dry_steps=found.asked)
 
 
 def _learn_costs(step: DoneStep) -> None:
