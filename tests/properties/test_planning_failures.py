@@ -344,6 +344,7 @@ def test_no_line_of_planning_is_outside_the_files_that_are_watched():
         "isolation.py",
         "kv/eviction.py",
         "request.py",
+        "sampling_params.py",
         "scheduling/policy.py",
         "scheduling/sanity.py",
     }
