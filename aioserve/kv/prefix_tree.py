@@ -291,7 +291,8 @@ class PrefixTree:
         for it, and is to be copied in `step` as the result says. A page whose step isn't done in
         the pool is dropped, and so is what is behind it in later tiers: a copy would outlive the
         failure of the step that writes the page. `count` must be at least 0. Raises
-        `InvariantError` for a step that is done, and `ValueError` for a tier that there isn't.
+        `InvariantError` in tier 0 for a step that is done, and `ValueError` for a tier that there
+        isn't.
         """
         given_up, page_ids, target_ids = self._native.evict(count, step, tier)
         return Evicted(

@@ -1,11 +1,11 @@
-"""HTTP over an `Engine`: an ASGI app that speaks the APIs which clients of language models speak.
+"""HTTP over an `EngineLike`: an ASGI app that speaks the APIs of clients of language models.
 
     from aioserve.server import create_app
 
     async with Engine("path/to/model") as engine:
         app = create_app(engine)
 
-    CallMiddleware ──► request_checks ──► EndpointApp ──┬─► openai/, anthropic/ ──► Engine
+    CallMiddleware ──► request_checks ──► EndpointApp ──┬─► openai/, anthropic/ ──► EngineLike
       └► metrics, call_reports                          ├─► operations: is it alive, is it ready
                                                         └─► page/, steps/: what the engine does
 

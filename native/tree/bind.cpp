@@ -65,7 +65,7 @@ int64_t insert(PrefixTree& tree, ReceiptId receipt, nb::handle token_ids, nb::ha
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const Int32Buffer pages(page_ids, false, "page_ids");
     if (window_ids.is_none()) return tree.insert(receipt, tokens.span(), pages.span(), {}, step);
-    const Int32Buffer windows(window_ids, false, "window_page_ids");
+    const Int32Buffer windows(window_ids, false, "companion_ids");
     return tree.insert(receipt, tokens.span(), pages.span(), windows.span(), step);
 }
 
@@ -73,7 +73,7 @@ void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, nb::handl
              Step step) {
     const Int32Buffer pages(page_ids, false, "page_ids");
     if (window_ids.is_none()) return tree.promote(receipt, pages.span(), {}, step);
-    const Int32Buffer windows(window_ids, false, "window_page_ids");
+    const Int32Buffer windows(window_ids, false, "companion_ids");
     tree.promote(receipt, pages.span(), windows.span(), step);
 }
 

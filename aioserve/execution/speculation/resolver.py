@@ -84,7 +84,8 @@ class Resolver:
         max_branches: int = 0,
     ) -> None:
         self.is_used: bool = drafter is not None or follower is not None
-        """Otherwise nothing comes of any plan that verifies nothing."""
+        """Otherwise nothing comes of plans that verify nothing, and no slot may start with
+        `drafting`."""
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
