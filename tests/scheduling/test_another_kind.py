@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from aioserve.kv.groups import making
+from aioserve.kv.layout import ONE_GROUP
 from aioserve.kv.pages import pages_for
+from aioserve.simulation.decode_pass import decode_pass
 from aioserve.testing.fake_device import expected_tokens
 from tests.doubles.beside_group import BesideGroup, beside_specs
 from tests.scheduling.bench import Bench
@@ -88,3 +90,11 @@ def test_a_lease_needs_a_page_of_each_group_at_a_time() -> None:
     assert bench.memory.capacity_tokens == 4 * 20
     assert bench.memory.keeps_all
     assert not bench.memory.grows_with_chunks
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_the_simulator_passes_no_steps_with_pages_beside_those_of_group_0(width: int) -> None:
+    bench = Bench(num_pages=40, groups=beside_specs(width) if width else ONE_GROUP)
+    bench.submit(range(6), 12)
+    bench.step()
+    assert (decode_pass(bench.scheduler) is None) == (width > 0)

@@ -214,6 +214,19 @@ def test_forced_tokens_that_are_drawn_are_verified_in_one_step() -> None:
     assert items(one.plan(0.0)) == [(8, [12])]
 
 
+def test_one_that_draws_what_is_forced_may_skip_a_step_for_its_next_mask() -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided(max_tokens=20, max_draft_tokens=2))
+    one.guide(sequence_id)
+    one.commit(*outcome(one.plan(0.0), 7), 0.0)
+    drafts = one.state.sequences[sequence_id].drafts
+    assert drafts is not None
+    drafts.skipped_for_mask = True  # it has waited for the mask that comes now
+    one.guide(sequence_id, (8, 9), drawn=True)
+    assert items(one.plan(0.0)) == [(3, [7, 8, 9])]
+    assert not drafts.skipped_for_mask
+
+
 def test_what_is_known_to_come_is_verified_behind_a_token_in_flight() -> None:
     one = scheduler()
     (sequence_id,) = one.submit(guided())
