@@ -38,7 +38,7 @@ class PageTable:
     def __init__(self, width: int = 1, first: int = 0, *parts: PageIds) -> None:
         """A table of `parts`, each int32 `[n * width]`, one after the other from position `first`
         on."""
-        self.width = width
+        self.width: int = width
         self.first: int = first
         """Position of the first pages that are held."""
         end = first * width

@@ -62,8 +62,9 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
-        self.medians, self.are_known = dict[int, float](), False
+        self.medians: dict[int, float] = {}
         """Sizes share an entry with those close by. One seen once counts while no other does."""
+        self.are_known: bool = False
 
     def took(self, num_tokens: int, seconds: float) -> None:
         if seconds > 0:
@@ -88,8 +89,10 @@ class DraftLengths:
     """Chooses for the sequences of one step at a time."""
 
     def __init__(self) -> None:
-        self.plain, self.verifying = StepCosts(), StepCosts()
-        """Costs of steps without draft tokens, and of those with, but for their drafter."""
+        self.plain: StepCosts = StepCosts()
+        """Costs of steps without draft tokens."""
+        self.verifying: StepCosts = StepCosts()
+        """Costs of those with, but for their drafter."""
         self.usual: DraftRecord = DraftRecord(0)
         self._pass_seconds: deque[float] = deque([0.0], KEPT_STEPS)
         """Seconds of drafting passes: one for each draft token of a sequence, and one more."""

@@ -13,7 +13,7 @@ class SequenceDrafts:
     __slots__ = ("record", "skipped_for_mask", "unverified_tokens")
 
     def __init__(self, record: DraftRecord) -> None:
-        self.record = record
+        self.record: DraftRecord = record
         self.unverified_tokens: int = 0
         """Draft tokens in flight: some of the sequence's pending tokens, which may be wrong."""
         self.skipped_for_mask: bool = False
