@@ -72,11 +72,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     template_reads: frozenset[TemplateName]
     """Names that the chat template reads; none without one."""
     reads_tool_calls: bool
-    """As `Engine.reads_tool_calls`."""
+    """The fact that `Engine.reads_tool_calls` tells."""
     calls_in_channels: bool
-    """As `Engine.calls_in_channels`."""
+    """The fact that `Engine.calls_in_channels` tells."""
     reasons: bool
-    """As `Engine.reasons`."""
+    """The fact that `Engine.reasons` tells."""
     generates: bool
     """True if the model makes text; False if it makes embeddings alone."""
     retrieval: Retrieval
@@ -141,7 +141,8 @@ class ChatStreamLike(RequestStreamLike, Protocol):
 
 
 class EngineLike(Protocol):
-    """What `create_app` serves. Every member means what it means in `Engine`, its errors included.
+    """An engine that `create_app` can serve. Every member means what it means in `Engine`, its
+    errors included.
 
     `facts` and `stats` raise `EngineClosedError` before the engine is entered; `config` and `state`
     are there always. Members are called on the event loop that serves, and block it for no longer

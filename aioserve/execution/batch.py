@@ -105,7 +105,7 @@ class StepArrays:
 
     step: int
     copies: npt.NDArray[np.int32]
-    """As `Backend.copy_pages` takes them: a cache for each tier."""
+    """Copies of pages, as `Backend.copy_pages` takes them: a cache for each tier."""
     batch: HostBatch | None
     """None: there is nothing to compute."""
     samples: SampleRows
@@ -117,7 +117,7 @@ class StepArrays:
     """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
     verified: VerifiedRows | None = None
-    """Where items verify draft tokens: the plan's rows among those of `samples`."""
+    """The plan's rows among those of `samples`, where items verify draft tokens."""
 
     @property
     def masks(self) -> LateMasks | None:

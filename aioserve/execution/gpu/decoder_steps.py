@@ -208,7 +208,7 @@ class _PackedStep:
     result_shape: ResultShape
     extras: RowExtras | None
     pooled: tuple[int, ...]
-    """As in `StepArrays`. None of these is padded."""
+    """Counts as in `StepArrays`. None of these is padded."""
     is_sampled_apart: bool = False
     """It is sampled by `finish`."""
 
