@@ -25,7 +25,7 @@ from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.parts.base import StepPart
+from aioserve.scheduling.parts.base import RowPart
 from aioserve.scheduling.parts.table import PARTS
 from aioserve.scheduling.pins import PinnedPrefixes
 from aioserve.scheduling.policy import Refusal
@@ -81,7 +81,7 @@ class SchedulerState:
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
         self.in_flight: dict[int, list[Entry]] = {}
         """What each step consists of that is planned and not yet done."""
-        self.parts_in_flight: dict[int, tuple[StepPart, ...]] = {}
+        self.parts_in_flight: dict[int, tuple[RowPart, ...]] = {}
         """Parts that the rows of each of these steps are asked for, in the order of `PARTS`."""
         self.sequences: dict[int, SequenceState] = {}
         """Sequences that haven't ended, by id."""

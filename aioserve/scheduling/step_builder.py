@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.parts.base import AskedTokens, StepPart
+from aioserve.scheduling.parts.base import AskedTokens, RowPart
 from aioserve.scheduling.parts.table import DRAW, MASK, OF_PROMPTS, PARTS, PLAIN, VERIFY
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.room import Room
@@ -30,7 +30,7 @@ PREFILL, DECODE = ItemKind.PREFILL, ItemKind.DECODE
 PATIENT_STEPS = 16
 """For so many steps one whose mask came late keeps what others want. Most masks are late by one."""
 
-Verified = tuple[StepPart, SequenceState, int]
+Verified = tuple[RowPart, SequenceState, int]
 """The part that asks, a sequence, and how many tokens to verify behind its next one, maybe none."""
 
 
@@ -58,7 +58,7 @@ class StepBuilder:
         self.patient_steps: int = PATIENT_STEPS
         self.started: list[tuple[SequenceState, int]] = []
         """With the prompt tokens that each found in the prefix tree."""
-        self._parts: set[StepPart] = {DRAW}
+        self._parts: set[RowPart] = {DRAW}
         self._has_families = False
         self._plan: StepPlan | None = None
 

@@ -28,7 +28,7 @@ from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan, WorkItem
 
-__all__ = ["AskedTokens", "BrokenRow", "DoneStep", "LateRow", "StepPart"]
+__all__ = ["AskedTokens", "BrokenRow", "DoneStep", "LateRow", "RowPart"]
 
 
 class AskedTokens(NamedTuple):
@@ -84,7 +84,7 @@ class DoneStep(msgspec.Struct, kw_only=True):
     """Index of a row of an item that verifies -> tokens of it that were taken, at least 1."""
 
 
-class StepPart:
+class RowPart:
     """One thing that rows may be asked for. What a part doesn't override changes nothing."""
 
     def ask(self, asked: AskedTokens) -> dict[str, Any]:

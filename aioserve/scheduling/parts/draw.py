@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Any
 
 from aioserve.request import FinishReason
-from aioserve.scheduling.parts.base import AskedTokens, BrokenRow, DoneStep, LateRow, StepPart
+from aioserve.scheduling.parts.base import AskedTokens, BrokenRow, DoneStep, LateRow, RowPart
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.plan import ItemKind, SampleRow, WorkItem
@@ -16,7 +16,7 @@ __all__ = ["Draw"]
 VERIFY = ItemKind.VERIFY
 
 
-class Draw(StepPart):
+class Draw(RowPart):
     """Every row is drawn. A row that verifies may bring several tokens, and all are taken here."""
 
     def ask(self, asked: AskedTokens) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aioserve.scheduling.parts.base import DoneStep, StepPart
+from aioserve.scheduling.parts.base import DoneStep, RowPart
 from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["Mask"]
 
 
-class Mask(StepPart):
+class Mask(RowPart):
     def take(self, step: DoneStep) -> None:
         """Pass over rows whose token was forced while they were in flight: it is known, and it was
         told. A row with an error, or without its mask, shows nothing of that."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep, StepPart
+from aioserve.scheduling.parts.base import AskedTokens, DoneStep, RowPart
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.steps.plan import WorkItem
 
 __all__ = ["Pool"]
 
 
-class Pool(StepPart):
+class Pool(RowPart):
     def ask(self, asked: AskedTokens) -> dict[str, Any]:
         pooling = asked.sequence.pooling
         part = None if pooling is None else pooling.launch(asked.start, asked.end)

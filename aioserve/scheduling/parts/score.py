@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import Any
 
 from aioserve.request import Logprobs
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep, StepPart
+from aioserve.scheduling.parts.base import AskedTokens, DoneStep, RowPart
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.plan import ScoredTokens, WorkItem
@@ -18,7 +18,7 @@ from aioserve.steps.plan import ScoredTokens, WorkItem
 __all__ = ["Score"]
 
 
-class Score(StepPart):
+class Score(RowPart):
     def ask(self, asked: AskedTokens) -> dict[str, Any]:
         sequence = asked.sequence
         count = sequence.num_scored_by(asked.end)

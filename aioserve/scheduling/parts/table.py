@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioserve.scheduling.parts.base import StepPart
+from aioserve.scheduling.parts.base import RowPart
 from aioserve.scheduling.parts.draw import Draw
 from aioserve.scheduling.parts.forced import Forced
 from aioserve.scheduling.parts.mask import Mask
@@ -12,12 +12,12 @@ from aioserve.scheduling.speculation.verify import Verify
 
 __all__ = ["DRAW", "FORCED", "MASK", "OF_PROMPTS", "PARTS", "PLAIN", "VERIFY"]
 
-MASK, DRAW, VERIFY, FORCED = Mask(), Draw(), Verify(), Forced()
+SCORE, POOL, MASK, DRAW, VERIFY, FORCED = Score(), Pool(), Mask(), Draw(), Verify(), Forced()
 
-OF_PROMPTS: tuple[StepPart, ...] = (Score(), Pool(), DRAW)
+OF_PROMPTS: tuple[RowPart, ...] = (SCORE, POOL, DRAW)
 """Parts that are asked for each item of known tokens."""
 
-PARTS: tuple[StepPart, ...] = (*OF_PROMPTS[:2], MASK, DRAW, VERIFY, FORCED)
+PARTS: tuple[RowPart, ...] = (SCORE, POOL, MASK, DRAW, VERIFY, FORCED)
 
-PLAIN: tuple[StepPart, ...] = (DRAW,)
+PLAIN: tuple[RowPart, ...] = (DRAW,)
 """Parts of a step of plain decodes."""

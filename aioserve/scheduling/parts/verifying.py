@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.scheduling.parts.base import StepPart
+from aioserve.scheduling.parts.base import RowPart
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.steps.plan import DRAFT_TOKEN, PENDING_TOKEN, ItemKind, WorkItem
 
 __all__ = ["VerifyingPart", "ids_to_verify"]
 
 
-class VerifyingPart(StepPart):
+class VerifyingPart(RowPart):
     """Part of items of kind `VERIFY`."""
 
     def first_written(self, item: WorkItem, num_known: int) -> int:
