@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from aioserve import Engine, Speculation, _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution import loading
-from aioserve.execution.loading import cpu
+from aioserve.execution.loading import cpu, place
 from aioserve.execution.speculation.branches import scratch_pages
+from tests.waits import LIMIT_SECONDS, until
 
 TOO_MANY = 2**31 - 1
 
@@ -23,6 +26,31 @@ async def test_a_pool_that_cannot_be_reserved_is_blamed_on_its_option(option):
     config = EngineConfig(page_size=128, **options)
     with pytest.raises(ConfigError, match=f"^{option}={TOO_MANY} pages of KV cache can't"):
         await loading.load("pyhelp", config, num_slots=4)
+
+
+@pytest.mark.asyncio
+async def test_a_loading_that_is_cancelled_ends_when_its_pages_are_allocated(monkeypatch):
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def allocated(*args):
+        began.set()
+        assert go_on.wait(LIMIT_SECONDS)
+        ended.set()
+        raise ConfigError("nobody hears of this")
+
+    monkeypatch.setattr(place, "allocated", allocated)
+    loaded = asyncio.ensure_future(loading.load("pyhelp", EngineConfig(), num_slots=4))
+    await until(began.is_set)
+    loaded.cancel()
+    try:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not loaded.done()
+    finally:
+        go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await loaded
+    assert ended.is_set()
 
 
 @pytest.mark.asyncio

@@ -191,7 +191,14 @@ async def place_model(
             seconds["kv_cache"] = time.perf_counter() - began
         return model, facts, start
 
-    model, facts, start = await asyncio.to_thread(prepared)
+    preparing = asyncio.ensure_future(asyncio.to_thread(prepared))
+    try:
+        model, facts, start = await asyncio.shield(preparing)
+    except asyncio.CancelledError:
+        # A thread can't be cancelled, and another loading counts the memory that it takes.
+        await asyncio.wait([preparing])
+        preparing.exception()  # is told to nobody
+        raise
     if model.drafter is not None:
         facts["draft"] = model.drafter.facts
     runner = start()
