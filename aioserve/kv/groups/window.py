@@ -37,7 +37,7 @@ class WindowGroup(Group):
 
     def __init__(self, tiers: Sequence[Tier], spec: GroupSpec) -> None:
         super().__init__(tiers, spec)
-        self.needed_tokens = spec.window
+        self.needed_tokens: int = spec.window
         self._num_before = spec.window - 1
         self._most_positions = window_pages(spec.window, self.page_size)
 
