@@ -37,7 +37,7 @@ ifndef SIDE_BY_SIDE
 endif
 
 export PROMPT ?= What does json.dumps do?
-WORKERS ?= 2
+WORKERS ?= $(shell $(BIN)/python tools/test_workers)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Images for containers often set it. Every process would compile torch and all else anew.
@@ -90,10 +90,14 @@ run: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_RUN))
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
+# Public types are all known, as an installed package has them. The list of modules is left out.
+PUBLIC_TYPES = $(BIN)/pyright --verifytypes aioserve --ignoreexternal > .venv/.public-types || \
+  { grep -v '^ *aioserve\.[a-z_.]*$$' .venv/.public-types; false; }
+
 # Types are checked beside the tests, by whichever core is free, and told at the end: $(1) are the
 # files, all if there are none, and $(2) runs the tests.
 define test_beside_types
-@$(BIN)/pyright $(1) > .venv/.types 2>&1 & types=$$!; \
+@{ $(BIN)/pyright $(1) && { $(PUBLIC_TYPES); }; } > .venv/.types 2>&1 & types=$$!; \
   $(2); tests=$$?; \
   wait $$types; types=$$?; cat .venv/.types; exit $$((tests || types))
 endef
@@ -159,6 +163,7 @@ wheels: | $(MADE)
 lint: $(FOR_TEST) $(BUILT)
 	$(RUFF)
 	$(BIN)/pyright
+	@$(PUBLIC_TYPES)
 
 check-install: $(FOR_TEST)
 	$(BIN)/python tools/check_install

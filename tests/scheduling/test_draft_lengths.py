@@ -208,3 +208,25 @@ def test_the_time_of_the_drafter_is_not_that_of_the_rows() -> None:
     for _ in range(4):
         lengths.took(9, 3.0, verified=True, longest=8, drafting=2.0)
     assert lengths.verifying.of(np.array([9.0])).tolist() == [1.0]
+
+
+@given(
+    per_row=st.floats(0, 2),
+    loads=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 300)), min_size=1, max_size=6),
+)
+def test_a_step_that_rests_is_one_whose_choice_would_be_none(
+    per_row: float, loads: list[tuple[int, int]]
+) -> None:
+    asked, choosing = DraftLengths(), DraftLengths()
+    records = [record_of(4, 0.5) for _ in range(4)]
+    num_rests = 0
+    for prefilled, num_steps in loads:
+        for _ in range(num_steps):
+            chosen = choosing.choose(records, 0, prefilled, 100)
+            rests = asked.rest(len(records) + prefilled)
+            assert chosen == ([0] * 4 if rests else asked.choose(records, 0, prefilled, 100))
+            num_tokens, num_rests = len(records) + prefilled + sum(chosen), num_rests + rests
+            for lengths in (asked, choosing):
+                lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
+    longest = max(num_steps for _, num_steps in loads)
+    assert num_rests or per_row < 1.5 or longest < 2 * PROBE_STEPS

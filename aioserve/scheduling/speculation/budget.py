@@ -33,15 +33,19 @@ def draft_budget(
     them has a page for it; and of those with draft tokens the most that are worth their time, maybe
     none. Sequences in `forced` have forced tokens to verify instead."""
     state, lengths = step.state, step.state.speculation.lengths
+    left = step.room.budget.tokens - len(ready)
+    num_prefilled = max(0, min(left, sum([s.remaining for s in prefilling])))
     drafts = [(s, s.drafts) for s in ready if s.drafts is not None]
+    are_verified = not any([one.unverified_tokens for _, one in drafts])
+    if not drafts or (are_verified and lengths.rest(len(ready) + num_prefilled)):
+        return ready, {}
     able = [(s, d) for s, d in drafts if s not in forced and _may_have_drafts(s)]
     if not able:
         return ready, {}
-    left = step.room.budget.tokens - len(ready)
     counts = lengths.choose(
         [one.record for _, one in able],
         len(ready) - len(able),
-        max(0, min(left, sum([s.remaining for s in prefilling]))),
+        num_prefilled,
         # Prompts that have begun, or wait, are not to wait longer for what may be wrong.
         left // 2 if prefilling or len(state.queue) else left,
     )

@@ -96,7 +96,8 @@ class DraftLengths:
         self.usual: DraftRecord = DraftRecord(0)
         self._pass_seconds: deque[float] = deque([0.0], KEPT_STEPS)
         """Seconds of drafting passes: one for each draft token of a sequence, and one more."""
-        self._since_probe, self._wait, self._held_steps, self._held_others = 0, PROBE_STEPS, 0, 0
+        self._since_probe, self._wait = 0, PROBE_STEPS
+        self._held_steps, self._held_others, self._held_sum = 0, 0, 0
         self._held: dict[DraftRecord, int] = {}
         self._verified: bool | None = None
 
@@ -112,6 +113,16 @@ class DraftLengths:
             self._pass_seconds.append(drafting / (longest + 1))
         self._verified = verified
 
+    def rest(self, num_tokens: int) -> bool:
+        """True if draft tokens don't pay in this step, of so many tokens without them: the last
+        choice was none, and it stands. The step counts as if it was chosen for."""
+        stands = self._held_steps > 1 and self._held_others == num_tokens
+        if not stands or self._held_sum or self._since_probe >= self._wait:
+            return False
+        self._held_steps -= 1
+        self._since_probe += 1
+        return True
+
     def choose(
         self, records: Sequence[DraftRecord], num_others: int, num_prefilled: int, most: int
     ) -> list[int]:
@@ -125,8 +136,9 @@ class DraftLengths:
         if self._held_steps <= 0 or others != self._held_others or sum(lengths) > most:
             lengths = self._best(records, others, most)
             self._held, self._held_others = dict(zip(records, lengths, strict=True)), others
+            self._held_sum = sum(lengths)
             is_known = self.plain.are_known and self.verifying.are_known
-            self._held_steps = is_known * HELD_STEPS * (1 if any(lengths) else 2)
+            self._held_steps = is_known * HELD_STEPS * (1 if self._held_sum else 2)
         self._since_probe += 1
         if self._since_probe <= self._wait:
             return lengths
