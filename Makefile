@@ -90,8 +90,10 @@ run: $(FOR_BUILD)
 	$(call install_side_by_side,$(FOR_RUN))
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
-# Public types are all known, as an installed package has them. The list of modules is left out.
-PUBLIC_TYPES = $(BIN)/pyright --verifytypes aioserve --ignoreexternal > .venv/.public-types || \
+# Types of all that is public are known. pyright asks the first `python` on the path for the package;
+# what it prints of a failure is shown without its list of modules.
+PUBLIC_TYPES = PATH="$(CURDIR)/$(BIN):$$PATH" \
+  pyright --verifytypes aioserve --ignoreexternal > .venv/.public-types || \
   { grep -v '^ *aioserve\.[a-z_.]*$$' .venv/.public-types; false; }
 
 # Types are checked beside the tests, by whichever core is free, and told at the end: $(1) are the
