@@ -3,11 +3,12 @@
     python benchmarks/planning.py [--running 256] [--waiting 2000] [--deep 20000] [--json FILE]
 
 `Scheduler.plan` and `commit` run without a model, each plan while the step before it is in flight,
-in seven situations:
+in eight situations:
 
     no seat   all that run decode, and there is no seat for those that wait
     no pages  the same, but there are seats, and no pages
     deep      the same, where `--deep` requests wait
+    resting   the same as "no seat", and each asks for draft tokens, which are never right
     prompt    all that run decode but one, whose prompt is computed in chunks
     turnover  answers end, and others start
     alike     the same, where all prompts begin alike
@@ -43,7 +44,7 @@ from aioserve.plugins import PluginRegistry
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.plan import StepPlan
+from aioserve.steps.plan import ItemKind, StepPlan
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ NEVER_ASKED = "starvation_bound_tokens"
 PAGE_SIZE = 16
 PROMPT_TOKENS = ANSWER_TOKENS = 64
 TOKENS_ALIKE = 512
+DRAFT_TOKENS = 4
 STEP_SECONDS = 0.02
 NUM_TENANTS = 8
 NUM_PRIORITIES = 3
@@ -105,6 +107,7 @@ class Load:
         prompt_tokens: int = PROMPT_TOKENS,
         answer_tokens: int = ANSWER_TOKENS,
         priority: int | None = None,
+        max_draft_tokens: int = 0,
     ) -> None:
         ids = self._random.integers(0, 2**15, prompt_tokens, np.int32)
         ids = np.concatenate([self._beginning, ids])
@@ -114,6 +117,7 @@ class Load:
                 prompt_ids=ids,
                 max_length=len(ids) + answer_tokens,
                 params=SamplingParams(),
+                max_draft_tokens=max_draft_tokens,
                 arrival_seconds=self._now,
                 hints=SchedulingHints(
                     tenant=f"tenant {caller % NUM_TENANTS}",
@@ -134,6 +138,7 @@ class Load:
         if flying is None:
             return plan_us, 0.0
         outcome = outcome_of(flying)
+        self.scheduler.charge(flying, STEP_SECONDS)
         updates, commit_us = timed(lambda: self.scheduler.commit(flying, outcome, self._now))
         for update in updates if self.come_back else ():
             if update.finish_reason is not None:
@@ -156,8 +161,14 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def outcome_of(plan: StepPlan) -> StepOutcome:
+    """A token for each row; draft tokens are made and are wrong."""
     tokens = [item.start for item in plan.items for _ in item.rows]
-    return StepOutcome(step=plan.step, token_ids=tuple(tokens))
+    drafted = {
+        index: item.count - 1
+        for index, item in enumerate(plan.items)
+        if item.kind is ItemKind.VERIFY
+    }
+    return StepOutcome(step=plan.step, token_ids=tuple(tokens), drafted=drafted)
 
 
 # -- situations
@@ -175,16 +186,29 @@ def deep(policy: SchedulingPolicy, sizes: Sizes) -> Load:
     return no_pages(policy, msgspec.structs.replace(sizes, waiting=sizes.deep))
 
 
+def resting(policy: SchedulingPolicy, sizes: Sizes) -> Load:
+    load = decodes(policy, sizes, seats=sizes.running, drafts=DRAFT_TOKENS)
+    for _ in range(WARM_STEPS):
+        load.step()
+    return load
+
+
 def prompt(policy: SchedulingPolicy, sizes: Sizes) -> Load:
     return decodes(policy, sizes, seats=sizes.running + 1, prompts=1)
 
 
 def decodes(
-    policy: SchedulingPolicy, sizes: Sizes, *, seats: int, prompts: int = 0, reserves: bool = False
+    policy: SchedulingPolicy,
+    sizes: Sizes,
+    *,
+    seats: int,
+    prompts: int = 0,
+    reserves: bool = False,
+    drafts: int = 0,
 ) -> Load:
     """Answers and prompts that go on for longer than anybody looks. Where the engine reserves
     pages for answers, it does so for all of them, so that there are none for others."""
-    num_steps = sizes.rounds * sizes.steps + 1
+    num_steps = sizes.rounds * sizes.steps + WARM_STEPS + 1
     answer, prompt = num_steps + sizes.running * PROMPT_TOKENS, num_steps * sizes.running
     needed = sizes.running * pages_for(PROMPT_TOKENS + answer, PAGE_SIZE)
     load = Load(
@@ -195,7 +219,7 @@ def decodes(
         reserve_tokens=answer if reserves else 0,
     )
     for caller in range(sizes.running):
-        load.submit(caller, answer_tokens=answer, priority=0)
+        load.submit(caller, answer_tokens=answer, priority=0, max_draft_tokens=drafts)
     load.step_until_all_decode()
     for _ in range(prompts):
         load.submit(0, prompt, 1, priority=0)
@@ -242,6 +266,7 @@ SITUATIONS: dict[str, Callable[[SchedulingPolicy, Sizes], Load]] = {
     "no seat": no_seat,
     "no pages": no_pages,
     "deep": deep,
+    "resting": resting,
     "prompt": prompt,
     "turnover": turnover,
     "alike": alike,

@@ -38,6 +38,7 @@ def planning() -> Iterator[ModuleType]:
         ("no seat", False, False, False, False),
         ("no pages", False, False, False, False),
         ("deep", False, False, False, False),
+        ("resting", False, False, False, False),
         ("prompt", True, False, False, False),
         ("turnover", True, True, False, False),
         ("alike", True, True, True, False),
@@ -66,6 +67,9 @@ def test_each_situation_is_what_it_is_said_to_be(
     assert (set(state.sequences) != live) == goes_on
     assert (counters.tokens_cached > before.tokens_cached) == reuses
     assert (counters.preemptions > before.preemptions) == preempts
+    assert bool(counters.drafted) == (situation == "resting")
+    probes = sum(counters.drafted[:1]) - sum(before.drafted[:1])
+    assert probes <= sizes.rounds * sizes.steps * RUNNING // 10
 
 
 def test_it_tries_each_installed_policy_and_each_method_and_its_ratios_are_to_the_first_row(
