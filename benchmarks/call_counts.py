@@ -1,5 +1,5 @@
-"""How much of the package one token passes through: Python calls of a decode step, and of a first
-token.
+"""How much of the package one token passes through: Python calls of a decode step, of a first token
+and of a chat call.
 
     python benchmarks/call_counts.py [--steps 64] [--repeats 5] [--json FILE]
 
@@ -9,6 +9,8 @@ makes it. Functions of the standard library and of other packages aren't counted
 
     decode step    a steady step of one stream: calls per step, over `--steps` steps
     first token    from the call of `stream` on to the first token of a short prompt
+    chat call      a message that is answered with one token: from the call of `chat` on to its
+                   completion
 
 The least of `--repeats` is printed: on a busy machine the loop finds some steps late, which takes a
 few calls more.
@@ -109,6 +111,18 @@ async def first_token_calls(counter: CallCounter) -> dict[str, float]:
     return summary(calls, 1)
 
 
+async def chat_calls(counter: CallCounter) -> dict[str, float]:
+    """Calls from `chat` on to a completion of one token, of an engine that has served before."""
+    async with Engine("pyhelp") as engine:
+        params = SamplingParams(temperature=0, max_tokens=1)
+        for _ in range(2):
+            with counter.counting() as calls:
+                async with engine.chat([{"role": "user", "content": PROMPT}], params) as stream:
+                    await stream.completion()
+            engine.reset_prefix_cache()
+    return summary(calls, 1)
+
+
 def summary(calls: Counter[CallSite], steps: int) -> dict[str, float]:
     """Calls a step, those on the loop, and the number of files that they are in. A file counts with
     one call in four steps, so that what happens now and then is left out."""
@@ -144,13 +158,14 @@ def main() -> None:
                 lambda: asyncio.run(decode_calls(counter, options.steps)), options.repeats
             ),
             "first token": least(lambda: asyncio.run(first_token_calls(counter)), options.repeats),
+            "chat call": least(lambda: asyncio.run(chat_calls(counter)), options.repeats),
         }
     finally:
         counter.uninstall()
     for name, row in rows.items():
         print(f"{name:<14}" + "  ".join(f"{value:g} {what}" for what, value in row.items()))
     if options.show:
-        print("most called on the way to a first token:")
+        print("most called in a chat call:")
         for (file, function, _), n in counter.calls.most_common(options.show):
             print(f"{n:5}  {Path(file).name}:{function}")
     if options.json:

@@ -131,7 +131,7 @@ class SequenceState:
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
         self.prompt_tokens: int = request.prompt_tokens
-        self.num_known: int = request.prompt_tokens
+        self.num_known: int = self.prompt_tokens
         self.id_buffer: npt.NDArray[np.int32] = request.prompt_ids
         """The known ids, and room for more behind them."""
         self._id_memory: memoryview = self.id_buffer.data
@@ -164,7 +164,7 @@ class SequenceState:
 
     def _begin_parts(self, request: Request, *, is_first: bool) -> None:
         """What parts of its steps keep of it (`aioserve.scheduling.parts`)."""
-        self.scored: int = request.prompt_tokens
+        self.scored: int = self.prompt_tokens
         """Position of the first token of the prompt whose log-probability is wanted and not yet
         known; the end of the prompt where there is none."""
         if request.score_from is not None and is_first:

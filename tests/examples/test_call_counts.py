@@ -17,7 +17,7 @@ def test_calls_of_steps_and_of_a_first_token_are_counted(tmp_path: Path) -> None
         [*command, "--json", result], check=True, timeout=240, capture_output=True, text=True
     )
     rows = json.loads(result.read_text())
-    assert list(rows) == ["decode step", "first token"]
+    assert list(rows) == ["decode step", "first token", "chat call"]
     for name, row in rows.items():
         assert name in done.stdout
         # The step thread has a part of each step, and the loop has the greater one.
