@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from tests.house import (
     KNOWN_TO_ALL,
     OPENED,
     ORDER,
+    PACKAGE,
     PAGES,
     PLUGINS,
     ROOT,
@@ -256,3 +258,33 @@ def test_private_names_of_its_own_are_fine_in_a_module(source: str) -> None:
 def test_the_picture_goes_from_top_to_bottom() -> None:
     shown = picture({"ops": set(), "engine": {"kv", "plugins"}, "kv": {"ops"}})
     assert shown.splitlines()[:4] == ["engine -> plugins, kv", "kv     -> ops", "ops", ""]
+
+
+def test_the_kinds_of_drafters_are_told_apart_in_their_rooms_alone() -> None:
+    """`isinstance` of a drafter elsewhere is a branch that each new drafter would have to find."""
+    rooms = (PACKAGE / "drafting", PACKAGE / "execution" / "speculation")
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if not any(path.is_relative_to(room) for room in rooms)
+        for call in drafter_checks(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def drafter_checks(source: str) -> list[ast.Call]:
+    """Calls of `isinstance` with a class of drafters."""
+    return [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and any("Drafter" in ast.unparse(argument) for argument in node.args[1:])
+    ]
+
+
+def test_a_drafter_that_is_told_apart_is_found() -> None:
+    (call,) = drafter_checks("x = 1\nif isinstance(made, (str, drafting.HeadDrafter)):\n    pass\n")
+    assert call.lineno == 2
+    assert not drafter_checks("isinstance(sequence, DraftedSequence)")

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from aioserve.arguments import counted
 from aioserve.cli._plugin_project import write_project
 from aioserve.cli._printable import printable
-from aioserve.drafting.loaded import LoadedDrafter
+from aioserve.drafting.loaded import loaded_by_engine
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
@@ -270,7 +270,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
 def _without_model(made: Any, text: str) -> Any:
     """The drafter or policy that was made, if it needs no engine."""
-    if isinstance(made, LoadedDrafter):
+    if loaded_by_engine(made) is not None:
         raise ConfigError(
             f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
             "checked here"

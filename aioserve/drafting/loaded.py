@@ -9,7 +9,7 @@ from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.errors import InvariantError
 
-__all__ = ["MAX_PATH_CHARS", "LoadedDrafter"]
+__all__ = ["MAX_PATH_CHARS", "LoadedDrafter", "loaded_by_engine"]
 
 MAX_PATH_CHARS = 4096
 
@@ -49,3 +49,8 @@ class LoadedDrafter(AtOnce):
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         return self._guesses.draft_all(slots, limits)
+
+
+def loaded_by_engine(drafter: object) -> LoadedDrafter | None:
+    """The drafter, where an engine loads a model for it; None for any other."""
+    return drafter if isinstance(drafter, LoadedDrafter) else None

@@ -24,7 +24,7 @@ from aioserve.arguments import counted, shown
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.drafting.guarded import GuardedDrafter
-from aioserve.drafting.loaded import LoadedDrafter
+from aioserve.drafting.loaded import loaded_by_engine
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.engine_arguments import EngineArguments
 from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
@@ -189,6 +189,7 @@ class EngineLifecycle:
 
     async def _load(self, drafter: Drafter | None) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
+        loaded = loaded_by_engine(drafter)
         if isinstance(arguments.model, str | Path):
             return await loading.load(
                 str(arguments.model),
@@ -196,11 +197,11 @@ class EngineLifecycle:
                 num_slots=num_slots,
                 progress=arguments.progress,
                 capture_progress=arguments.capture_progress,
-                drafter=drafter if isinstance(drafter, LoadedDrafter) else None,
+                drafter=loaded,
             )
-        if isinstance(drafter, LoadedDrafter):
+        if loaded is not None:
             raise ConfigError(
-                f"drafter {drafter.kind!r} needs a model that the engine loads by name, got "
+                f"drafter {loaded.kind!r} needs a model that the engine loads by name, got "
                 f"{shown(arguments.model)}",
                 argument="speculation",
                 value=self.config.speculation,

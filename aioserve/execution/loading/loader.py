@@ -61,12 +61,12 @@ class _Loading:
         if drafter is not None:  # before anything large is read
             if self.config.speculation is not None:
                 target.check(self.config.speculation)
-            await asyncio.to_thread(reader.check_draft_path, drafter)
+            await asyncio.to_thread(reader.drafts.check_path, drafter)
         await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: reader.read_weights(self.progress))
         draft: asyncio.Future[AnyReadDraft] | None = None
         if drafter is not None:
-            draft = self._begin("draft_weights", lambda: reader.read_draft(drafter))
+            draft = self._begin("draft_weights", lambda: reader.drafts.read(drafter))
         try:
             return await self._load(target, reader, weights, draft, num_slots)
         finally:

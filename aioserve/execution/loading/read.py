@@ -10,25 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aioserve import _native, assets
+from aioserve import _native
 from aioserve.arguments import shown
 from aioserve.config import EngineConfig
-from aioserve.drafting.heads import HeadDrafter
-from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.drafting.model import ModelDrafter
-from aioserve.errors import ConfigError, InvariantError
+from aioserve.errors import ConfigError
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import Text
-from aioserve.execution.speculation.drafts.read import (
-    AnyReadDraft,
-    ReadDraft,
-    ReadDraftHead,
-    naming,
-)
+from aioserve.execution.speculation.drafts.read import DraftReader
 from aioserve.formats.weights import ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf
-from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
 from aioserve.text.chat import ChatTemplate
@@ -70,6 +61,10 @@ class ModelReader:
         self._formats = formats
         self._readings: list[WeightReading] = []
         self._stopped = False
+        self.drafts: DraftReader = DraftReader(
+            model, config, lambda files, rounding: self._read(files, quantization=rounding)
+        )
+        """Reads what drafts for it."""
         self._files = files = model_files(resolve(model), config.architecture)
         if isinstance(files, ModelDirectory) and holds_gguf(files.path):
             logger.warning(
@@ -123,49 +118,6 @@ class ModelReader:
             reading.stop()
         with reading:
             return reading.read(progress)
-
-    def read_draft(self, drafter: LoadedDrafter) -> AnyReadDraft:
-        """Read a draft model or head. Its weights are rounded as its drafter says, whatever
-        `quantization` says of the other model."""
-        with naming(drafter):
-            if isinstance(drafter, HeadDrafter):
-                return ReadDraftHead(drafter, ReadHead.of(self._draft_path(drafter)))
-            if not isinstance(drafter, ModelDrafter):
-                raise InvariantError(f"nobody knows how drafter {drafter.kind!r} is loaded")
-            path = self._draft_path(drafter)
-            files = model_files(path)
-            tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
-            return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
-
-    def _read_rounded(self, files: ModelFiles, drafter: ModelDrafter) -> ReadWeights:
-        try:
-            return self._read(files, quantization=drafter.quantization)
-        except ConfigError as error:
-            raise ConfigError(
-                f"drafter 'model': {error}", argument="speculation", value=self._config.speculation
-            ) from error
-
-    def check_draft_path(self, drafter: LoadedDrafter) -> None:
-        """Raise unless it is known where the draft is. Reads nothing large."""
-        with naming(drafter):
-            self._draft_path(drafter)
-
-    def _draft_path(self, drafter: LoadedDrafter) -> Path:
-        if drafter.path is not None:
-            return resolve(drafter.path)
-        if isinstance(drafter, ModelDrafter) and drafter.quantization is not None:
-            return resolve(self._model)
-        is_model = isinstance(drafter, ModelDrafter)
-        kind = "model" if is_model else drafter.kind
-        if (path := assets.draft_path(self._model, kind)) is not None:
-            return path
-        none = "no draft model" if is_model else "no such head"
-        raise ConfigError(
-            f"drafter {drafter.kind!r} needs the option path: {none} comes with "
-            f"{shown(self._model)}",
-            argument="speculation",
-            value=self._config.speculation,
-        )
 
     def read_text(self) -> Text:
         """Tokenizer and chat template of the model, if it has them."""

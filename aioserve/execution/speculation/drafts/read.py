@@ -1,23 +1,30 @@
-"""A draft model or a head as it was read, and whether it goes with the model that it drafts for.
+"""A draft model or a head: how it is read, and whether it goes with the model that it drafts for.
 
 Knows no torch: it is read while that is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from aioserve import assets
+from aioserve.arguments import shown
+from aioserve.config import EngineConfig, Quantization
+from aioserve.drafting.heads import HeadDrafter
 from aioserve.drafting.loaded import LoadedDrafter
-from aioserve.errors import ConfigError, ModelError
+from aioserve.drafting.model import ModelDrafter
+from aioserve.errors import ConfigError, InvariantError, ModelError
 from aioserve.models.config import DecoderConfig
+from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights
+from aioserve.models.resolve import resolve
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["AnyReadDraft", "ReadDraft", "ReadDraftHead", "naming"]
+__all__ = ["AnyReadDraft", "DraftReader", "ReadDraft", "ReadDraftHead", "naming"]
 
 
 class ReadDraft(NamedTuple):
@@ -98,6 +105,68 @@ def naming(drafter: LoadedDrafter) -> Iterator[None]:
 
 
 AnyReadDraft = ReadDraft | ReadDraftHead
+
+
+class DraftReader:
+    """Reads what drafts for one model. Its methods are for any thread."""
+
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig,
+        read_weights: Callable[[ModelFiles, Quantization | None], ReadWeights],
+    ) -> None:
+        """`model`: the name of the one that is served."""
+        self._model = model
+        self._config = config
+        self._read_weights = read_weights
+
+    def read(self, drafter: LoadedDrafter) -> AnyReadDraft:
+        """Read a draft model or head. Its weights are rounded as its drafter says, whatever
+        `quantization` says of the other model.
+
+        Raises `ModelError` for files that can't be read and `ConfigError` for options that they
+        can't meet.
+        """
+        with naming(drafter):
+            if isinstance(drafter, HeadDrafter):
+                return ReadDraftHead(drafter, ReadHead.of(self._path(drafter)))
+            if not isinstance(drafter, ModelDrafter):
+                raise InvariantError(f"nobody knows how drafter {drafter.kind!r} is loaded")
+            path = self._path(drafter)
+            files = model_files(path)
+            tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
+            return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
+
+    def check_path(self, drafter: LoadedDrafter) -> None:
+        """Raise unless it is known where the draft is. Reads nothing large."""
+        with naming(drafter):
+            self._path(drafter)
+
+    def _read_rounded(self, files: ModelFiles, drafter: ModelDrafter) -> ReadWeights:
+        try:
+            return self._read_weights(files, drafter.quantization)
+        except ConfigError as error:
+            raise ConfigError(
+                f"drafter 'model': {error}", argument="speculation", value=self._config.speculation
+            ) from error
+
+    def _path(self, drafter: LoadedDrafter) -> Path:
+        if drafter.path is not None:
+            return resolve(drafter.path)
+        if isinstance(drafter, ModelDrafter) and drafter.quantization is not None:
+            return resolve(self._model)
+        is_model = isinstance(drafter, ModelDrafter)
+        kind = "model" if is_model else drafter.kind
+        if (path := assets.draft_path(self._model, kind)) is not None:
+            return path
+        none = "no draft model" if is_model else "no such head"
+        raise ConfigError(
+            f"drafter {drafter.kind!r} needs the option path: {none} comes with "
+            f"{shown(self._model)}",
+            argument="speculation",
+            value=self._config.speculation,
+        )
 
 
 def _told(token_id: int | None) -> str:
