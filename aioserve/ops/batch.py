@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ from aioserve.kv.pages import token_locations, tokens_in_part
 from aioserve.sampling_params import COLUMNS, DRAWN_FREELY
 
 __all__ = [
+    "BATCH_FIELDS",
     "NOTHING_LEFT",
+    "SAMPLE_FIELDS",
     "STATUS_ERRORS",
+    "ArrayField",
     "Batch",
     "Drawn",
     "HostBatch",
@@ -28,6 +31,43 @@ __all__ = [
 ]
 
 NOTHING_LEFT = "all logits are -inf"
+
+
+class ArrayField(NamedTuple):
+    """One array of a step. Checks, bytes of a step and the inputs of a GPU are made from these."""
+
+    name: str
+    dtype: np.dtype[Any]
+    sizes: tuple[str, ...]
+    """Length of each dimension by its name, which stands for one length in all arrays of a step."""
+    more: int = 0
+    """Entries beyond the length of the last dimension."""
+
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+BATCH_FIELDS: tuple[ArrayField, ...] = (
+    ArrayField("token_ids", _INT64, ("T",)),
+    ArrayField("query_start", _INT32, ("B",), more=1),
+    ArrayField("context_lens", _INT32, ("B",)),
+    ArrayField("page_table", _INT32, ("G", "B", "P")),
+    ArrayField("token_locations", _INT64, ("G", "T")),
+    ArrayField("positions", _INT32, ("T",)),
+    ArrayField("logit_rows", _INT64, ("S",)),
+    ArrayField("pending_rows", _INT64, ("N",)),
+    ArrayField("pending_slots", _INT64, ("N",)),
+)
+"""Fields of `HostBatch`."""
+
+_SAMPLED_POSITIONS = ArrayField("positions", np.dtype(np.uint64), ("R",))
+
+SAMPLE_FIELDS: tuple[ArrayField, ...] = (
+    ArrayField("slots", _INT64, ("R",)),
+    *[ArrayField(one.name, np.dtype(one.dtype), ("R",)) for one in COLUMNS.values()],
+    ArrayField("seeds", np.dtype(np.uint64), ("R",)),
+    _SAMPLED_POSITIONS,
+)
+"""Fields of `SampleRows`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,19 +102,16 @@ class HostBatch:
     pending_slots: npt.NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        tokens, sequences = len(self.token_ids), len(self.context_lens)
         groups, _, width = self.page_table.shape if self.page_table.ndim == 3 else (-1, -1, -1)
-        _check_arrays(
-            ("token_ids", self.token_ids, np.int64, (tokens,)),
-            ("query_start", self.query_start, np.int32, (sequences + 1,)),
-            ("context_lens", self.context_lens, np.int32, (sequences,)),
-            ("page_table", self.page_table, np.int32, (groups, sequences, width)),
-            ("token_locations", self.token_locations, np.int64, (groups, tokens)),
-            ("positions", self.positions, np.int32, (tokens,)),
-            ("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),)),
-            ("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),)),
-            ("pending_slots", self.pending_slots, np.int64, (len(self.pending_rows),)),
-        )
+        sizes = {
+            "T": len(self.token_ids),
+            "B": len(self.context_lens),
+            "G": groups,
+            "P": width,
+            "S": len(self.logit_rows),
+            "N": len(self.pending_rows),
+        }
+        _check_fields(self, BATCH_FIELDS, sizes)
 
     @classmethod
     def laid_out(
@@ -152,13 +189,7 @@ class SampleRows:
     positions: npt.NDArray[np.uint64]
 
     def __post_init__(self) -> None:
-        shape = (len(self.slots),)
-        _check_arrays(
-            ("slots", self.slots, np.int64, shape),
-            *[(one.name, getattr(self, one.name), one.dtype, shape) for one in COLUMNS.values()],
-            ("seeds", self.seeds, np.uint64, shape),
-            ("positions", self.positions, np.uint64, shape),
-        )
+        _check_fields(self, SAMPLE_FIELDS, {"R": len(self.slots)})
 
     @classmethod
     def none(cls) -> SampleRows:
@@ -189,12 +220,12 @@ class SampleRows:
     def at(self, positions: npt.NDArray[np.uint64]) -> SampleRows:
         """Rows like these for the tokens at other positions, uint64 `[S]`. Raises as the class
         does."""
-        # Without another look at all the rest: this is done in each step.
-        _check_arrays(("positions", positions, np.uint64, self.slots.shape))
         rows = object.__new__(SampleRows)
         for name in SampleRows.__slots__:
             object.__setattr__(rows, name, getattr(self, name))
         object.__setattr__(rows, "positions", positions)
+        # Without another look at all the rest: this is done in each step.
+        _check_fields(rows, (_SAMPLED_POSITIONS,), {"R": len(self.slots)})
         return rows
 
     def repeated(self, counts: Sequence[int], positions: npt.NDArray[np.uint64]) -> SampleRows:
@@ -258,11 +289,15 @@ STATUS_ERRORS = tuple(map(row_error, (0.0, math.nan, math.inf, -math.inf)))
 """Status of a row that a device drew from -> why there is no token, or None."""
 
 
-def _check_arrays(*expected: tuple[str, npt.NDArray[Any], type, tuple[int, ...]]) -> None:
-    """Raise unless each array, named for the error, has this dtype and shape and is contiguous."""
-    for name, array, dtype, shape in expected:
+def _check_fields(of: object, fields: Sequence[ArrayField], sizes: Mapping[str, int]) -> None:
+    """Raise unless each array has the dtype and the shape of its field, and is contiguous."""
+    for name, dtype, dimensions, more in fields:
+        array = getattr(of, name)
+        shape = tuple([sizes[dimension] for dimension in dimensions])
+        if more:
+            shape = (*shape[:-1], shape[-1] + more)
         if array.dtype != dtype:
-            raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
+            raise TypeError(f"{name} must be {dtype}, got {array.dtype}")
         if array.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
         if not array.flags.c_contiguous:

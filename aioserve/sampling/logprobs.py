@@ -48,7 +48,8 @@ class LogprobRows:
         """K: the most tokens wanted of any row."""
         self.edited: list[int] = [at for at, row in enumerate(self.sampled) if row in edited]
         """Places of theirs in `rows`."""
-        self._tops = list(tops)
+        self.tops: list[int] = list(tops)
+        """Most likely tokens wanted of each row."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -59,7 +60,7 @@ class LogprobRows:
         """Results of `MostLikely` on the host: by index of a sampled row, and of the targets in
         order."""
         every: list[Logprobs] = []
-        for row, count in enumerate(self._tops):
+        for row, count in enumerate(self.tops):
             top = zip(ids[row, :count].tolist(), values[row, 1 : 1 + count].tolist(), strict=True)
             pairs = tuple([TopLogprob(id, logprob) for id, logprob in top])
             every.append(Logprobs(values[row, 0].item(), pairs))

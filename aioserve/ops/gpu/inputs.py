@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.kv.pages import pages_for
-from aioserve.ops.batch import HostBatch, SampleRows
+from aioserve.ops.batch import BATCH_FIELDS, SAMPLE_FIELDS, HostBatch, SampleRows
 from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
 from aioserve.ops.gpu.sampling import DeviceSampleRows, Draws
 from aioserve.sampling_params import COLUMNS
@@ -106,18 +106,16 @@ class _Section(NamedTuple):
     size: int
 
 
-_DTYPES = {
-    "int64": (np.dtype(np.int64), torch.int64),
-    "int32": (np.dtype(np.int32), torch.int32),
-    "float64": (np.dtype(np.float64), torch.float64),
-}
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_TENSOR_DTYPES = {_INT64: torch.int64, _INT32: torch.int32, np.dtype(np.float64): torch.float64}
+_SAME_BITS = {np.dtype(np.uint64): _INT64}
+"""A dtype that kernels take in place of one that they don't."""
 
-
+_BATCH = {field.name: field.dtype for field in BATCH_FIELDS}
+_IDLE = {column.name: column.idle for column in COLUMNS.values()}
 _SAMPLES = {
-    "slots": ("int64", 0),
-    **{one.name: (np.dtype(one.dtype).name, one.idle) for one in COLUMNS.values()},
-    "seeds": ("int64", 0),
-    "positions": ("int64", 0),
+    field.name: (_SAME_BITS.get(field.dtype, field.dtype), _IDLE.get(field.name, 0))
+    for field in SAMPLE_FIELDS
 }
 """Fields of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
 
@@ -156,19 +154,18 @@ class InputLayout:
         max_blocks = max_tokens // QUERY_BLOCK + max_sequences
         self._sections: dict[str, _Section] = {}
         offset = 0
-        for name, dtype_name, size in (
-            ("token_ids", "int64", max_tokens),
-            ("token_slots", "int64", max_tokens),
-            ("token_locations", "int64", num_groups * max_tokens),
-            ("positions", "int32", max_tokens),
-            ("query_start", "int32", max_sequences + 1),
-            ("context_lens", "int32", max_sequences),
-            ("query_blocks", "int32", 2 * max_blocks),
+        for name, dtype, size in (
+            ("token_ids", _BATCH["token_ids"], max_tokens),
+            ("token_slots", _BATCH["pending_slots"], max_tokens),
+            ("token_locations", _BATCH["token_locations"], num_groups * max_tokens),
+            ("positions", _BATCH["positions"], max_tokens),
+            ("query_start", _BATCH["query_start"], max_sequences + 1),
+            ("context_lens", _BATCH["context_lens"], max_sequences),
+            ("query_blocks", _INT32, 2 * max_blocks),
             *((_of_sample(name), dtype, max_rows) for name, (dtype, _) in _SAMPLES.items()),
-            ("page_table", "int32", max_sequences * num_groups * max_pages),
+            ("page_table", _BATCH["page_table"], max_sequences * num_groups * max_pages),
         ):
-            dtype, tensor_dtype = _DTYPES[dtype_name]
-            self._sections[name] = _Section(offset, dtype, tensor_dtype, size)
+            self._sections[name] = _Section(offset, dtype, _TENSOR_DTYPES[dtype], size)
             offset += _aligned(size * dtype.itemsize)
         self.num_bytes: int = offset + 8 * (max_rows + max_unsampled)
 
