@@ -1,13 +1,13 @@
-"""The worker of the CPU: copies pages, and computes steps by a decoder on one of its backends."""
+"""The worker of the CPU: it copies pages and computes a step before it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.errors import InvariantError
 from aioserve.execution.batch import StepArrays
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.speculation.verification import SamplerMatch, Verification
@@ -18,8 +18,20 @@ from aioserve.steps.outcome import StepOutcome
 __all__ = ["CpuWorker"]
 
 
+@dataclass(slots=True)
+class _Computed:
+    """A `PendingStep` that has ended."""
+
+    of: StepOutcome
+
+    def outcome(self) -> StepOutcome:
+        return self.of
+
+
 class CpuWorker:
     """A `Worker` on the thread of the steps, inside `torch.inference_mode`."""
+
+    max_in_flight: int = 1
 
     def __init__(
         self,
@@ -50,23 +62,26 @@ class CpuWorker:
         self._leave_python()
         self._model.backend.copy_pages(self._caches, copies)
 
-    def step(self, block: StepArrays) -> StepOutcome:
+    def step(self, block: StepArrays) -> _Computed:
+        if len(block.copies):
+            self.copy(block.copies)
         model, batch = self._model, block.batch
         if batch is None:
-            raise InvariantError(f"step {block.step} has nothing to compute")
+            return _Computed(StepOutcome(step=block.step, token_ids=()))
         self._prefault.note_writes(batch.token_locations)
         batch = model.backend.prepare(batch, self._cache, self._last_tokens)
         # torch lets go of the GIL while it makes a tensor. From here on the loop takes it then.
         model.make_room(len(batch.token_ids))
         self._leave_python()
         extras, pooled = block.extras, ()
+        reads_logits = block.verified is not None and self._verification.reads_logits(block)
         drawn_at_once = not block.pooled and (extras is None or extras.logprobs is None)
-        if drawn_at_once and not self._verification.reads_logits(block):
+        if drawn_at_once and not reads_logits:
             edits = None if extras is None else extras.edits
             drawn = model.draw(batch, self._cache, block.samples, self._last_tokens, edits)
             if edits is not None:
                 edits.note(drawn.token_ids)
-            return block.outcome(drawn.token_ids.tolist(), drawn.row_errors)
+            return _Computed(block.outcome(drawn.token_ids.tolist(), drawn.row_errors))
         if block.pooled:
             logits, sums = model.forward_pooled(batch, self._cache, block.pooled)
             pooled = sums.numpy()
@@ -74,10 +89,15 @@ class CpuWorker:
             logits = model.forward(batch, self._cache)
         if extras is None:
             drawn = self._verification.draw(logits, block, self._last_tokens)
-            return block.outcome(drawn.token_ids.tolist(), drawn.row_errors, pooled=pooled)
+            token_ids = drawn.token_ids.tolist()
+            return _Computed(block.outcome(token_ids, drawn.row_errors, pooled=pooled))
         asked = extras.before_draw(logits, len(block.samples))
         drawn = self._verification.draw(asked.sampled, block, self._last_tokens)
         asked.after_draw(drawn.token_ids)
         top = asked.most_likely
         most_likely = None if top is None else (top.values.numpy(), top.ids.numpy())
-        return block.outcome(drawn.token_ids.tolist(), drawn.row_errors, most_likely, pooled)
+        token_ids = drawn.token_ids.tolist()
+        return _Computed(block.outcome(token_ids, drawn.row_errors, most_likely, pooled))
+
+    def close(self) -> None:
+        """Nothing is left to give back: memory goes with the worker."""

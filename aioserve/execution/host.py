@@ -74,28 +74,22 @@ class Host:
             resolver.take(plan)
         if isinstance(read, Exception):
             raise read
-        if len(read.copies):
-            worker.copy(read.copies)
         if is_used or plan.num_verified:
             plan = resolver.resolved(plan)
-        if not plan.items:
-            return StepOutcome(step=plan.step, token_ids=())
         if isinstance(read, UnresolvedStep):
             if resolver.branches:
                 branched = self._scratch.branched(plan, read, resolver.branches)
                 if branched is not None:
                     return self._branched_step(branched, worker)
             read = read.resolved(plan)
-        outcome, batch = worker.step(read), read.batch
-        if not is_used:
+        outcome, batch = worker.step(read).outcome(), read.batch
+        if not is_used or not plan.items:
             return outcome
         locations = None if batch is None else batch.token_locations[0]
         return resolver.noted(plan, outcome, locations=locations)
 
     def _branched_step(self, branched: BranchedStep, worker: Worker) -> StepOutcome:
-        if len(branched.copies):
-            worker.copy(branched.copies)
-        outcome = worker.step(branched.read.resolved(branched.plan))
+        outcome = worker.step(branched.read.resolved(branched.plan)).outcome()
         plan, rows, copies = branched.drawn(outcome)
         if len(copies):
             worker.copy(copies)

@@ -104,13 +104,7 @@ class SimulatedWaiting:
             self._handler.put(self._end)
 
     def _end(self) -> None:
-        step, error = self._steps[0], None
-        try:
-            step.event.synchronize()
-        except Exception as raised:
-            error = raised
-        self._steps.popleft()
-        step.end(error)
+        self._steps.popleft().end()
         self._callbacks.wake()
         if self._steps:
             self._watch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,28 @@ COPY = PageCopy(0, 0, 0, 1, PAGE_SIZE)
 class Recorder:
     """A `Worker` that keeps its calls, and draws the number of the step in each row."""
 
+    max_in_flight = 1
+
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
         self.calls.append(("copy", copies.tolist()))
 
-    def step(self, block: StepArrays) -> StepOutcome:
-        self.calls.append(("step", block.step))
-        return block.outcome([block.step] * len(block.samples), {})
+    def step(self, block: StepArrays) -> Drawn:
+        self.calls.append(("step", block.step, block.copies.tolist()))
+        return Drawn(block)
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+@dataclass
+class Drawn:
+    block: StepArrays
+
+    def outcome(self) -> StepOutcome:
+        return self.block.outcome([self.block.step] * len(self.block.samples), {})
 
 
 def plan_of(step: int, *slots: int, **fields: Any) -> StepPlan:
@@ -60,18 +74,18 @@ def step(host: Host, worker: Recorder, plan: StepPlan) -> StepOutcome:
     return host.step(plan, host.read(plan), worker)
 
 
-def test_pages_are_copied_before_the_step_that_has_them() -> None:
+def test_a_worker_is_given_the_copies_of_a_step_with_it() -> None:
     host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
     outcome = step(host, worker, plan_of(5, 0, 1, started_slots=starts(0, 1), copies=(COPY,)))
     assert outcome.token_ids == (5, 5)
-    assert worker.calls == [("copy", [[0, 0, 0, 1, PAGE_SIZE]]), ("step", 5)]
+    assert worker.calls == [("step", 5, [[0, 0, 0, 1, PAGE_SIZE]])]
 
 
-def test_a_plan_without_items_has_its_pages_copied_and_nothing_computed() -> None:
+def test_a_plan_without_items_is_a_step_as_well() -> None:
     host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
     assert step(host, worker, plan_of(5)) == StepOutcome(step=5, token_ids=())
     assert step(host, worker, plan_of(6, copies=(COPY,))).token_ids == ()
-    assert [what for what, _ in worker.calls] == ["copy"]
+    assert worker.calls == [("step", 5, []), ("step", 6, [[0, 0, 0, 1, PAGE_SIZE]])]
 
 
 def test_a_plan_that_cannot_be_read_fails_in_its_turn_and_reaches_no_worker() -> None:
@@ -88,4 +102,4 @@ def test_a_plan_that_cannot_be_read_fails_in_its_turn_and_reaches_no_worker() ->
         host.step(plans[1], reads[1], worker)
     assert raised.value is reads[1]
     assert host.step(plans[2], reads[2], worker).token_ids == (2,)
-    assert worker.calls == [("step", 0), ("step", 2)]
+    assert worker.calls == [("step", 0, []), ("step", 2, [])]

@@ -8,14 +8,14 @@
 One thread could not do both: while it waits for step 7, step 8 could not be launched, and the
 device would stand still from the end of the one to the launch of the other.
 
-A step's inputs and results have a pinned block of their own, which is used again when the loop has
-heard of the step's end. So as many steps as there are blocks are on the device or on their way to
-it; others wait for a block. Sampled tokens stay on the device, where the next step finds them.
+As many steps are on the device, or on their way to it, as its worker takes at once; others wait
+here. Sampled tokens stay on the device, where the next step finds them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections import deque
@@ -23,28 +23,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.batch import NO_COPIES, StepArrays
-from aioserve.execution.gpu.device import Device
+from aioserve.errors import InvariantError
+from aioserve.execution.batch import StepArrays
+from aioserve.execution.gpu.device import Device, Event
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
     HungDeviceError,
     Watchdog,
 )
-from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
-from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
+from aioserve.execution.gpu.graphs import GraphKey
 from aioserve.execution.gpu.step_model import StepModel
-from aioserve.execution.gpu.timing import StepTime, StepTimer
-from aioserve.execution.gpu.waiting import HostSide, Threads
+from aioserve.execution.gpu.timing import StepTime
+from aioserve.execution.gpu.waiting import Expected, Handler, HostSide, Threads
+from aioserve.execution.gpu.worker import CudaWorker, StepOnDevice
 from aioserve.execution.host import Host
 from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.execution.speculation.drafting import DrafterApart
 from aioserve.execution.speculation.resolver import DraftRequest, StepFollower
 from aioserve.execution.speculation.resolving_queue import ResolvingQueue
-from aioserve.ops import SampleRows
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -54,21 +52,64 @@ __all__ = ["CudaRunner"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-NUM_BLOCKS = 2
-"""Blocks of pinned memory: one for the step that runs, one for the step behind it."""
 
-PADDING_STEP = -1
-"""The number of a step that is nothing but padding, in the log."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Launched:
+    """One step, from its launch until the loop has heard of its end."""
 
-
-@dataclass(slots=True, frozen=True)
-class _Queued:
-    step: StepArrays
+    block: StepArrays | GraphKey
+    """What is computed; a key: padding alone, to run what a graph of it will be."""
     future: asyncio.Future[StepOutcome]
-    padding: GraphKey | None = None
-    """What one that is nothing but padding is for."""
+    told: Callable[[_Launched, StepOutcome | Exception], None]
+    """Called on the loop with the step's result."""
+    callbacks: LoopCallbacks
     followed: StepPlan | None = None
-    """As in `StepInFlight`."""
+    """Plan of which a follower hears before any of it is enqueued."""
+    pending: StepOnDevice | None = None
+    """None: it is on its way to the device."""
+
+    @property
+    def event(self) -> Event:
+        if self.pending is None:
+            raise InvariantError(f"{self} is waited for before it is on the device")
+        return self.pending.event
+
+    @property
+    def enqueued_seconds(self) -> float | None:
+        return None if self.pending is None else self.pending.enqueued_seconds
+
+    @property
+    def is_done(self) -> bool:
+        return self.pending is not None and self.pending.is_done
+
+    def end(self) -> None:
+        result: StepOutcome | Exception
+        try:
+            if self.pending is None:
+                raise InvariantError(f"{self} is waited for before it is on the device")
+            result = self.pending.outcome()
+        except Exception as error:
+            result = error
+        self.callbacks.put(functools.partial(self.told, self, result))
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.block, GraphKey):
+            return f"padding to {self.block.size} sequences"
+        return f"step {self.block.step}"
+
+    def __str__(self) -> str:
+        if isinstance(self.block, GraphKey):
+            return self.name
+        batch = self.block.batch
+        tokens = 0 if batch is None else len(batch.token_ids)
+        sequences = 0 if batch is None else len(batch.context_lens)
+        key = None if self.pending is None else self.pending.graph_key
+        how = "eager" if key is None else f"padded to {key.size}"
+        return (
+            f"{self.name}: {tokens} tokens of {sequences} sequences, {how}, "
+            f"{len(self.block.copies)} page copies"
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,19 +151,15 @@ class CudaRunner:
         loop = asyncio.get_running_loop()
         self._device = device
         self._host = Host(model.page_size, num_slots, model.num_groups, processors)
-        self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
-        with device.within():
-            self._launcher = Launcher(device, model, self._graphs, clock_of(loop), follower)
-            self._free_blocks = deque(Block(device, model) for _ in range(NUM_BLOCKS))
-        self._queued: deque[_Queued] = deque()
-        """Steps for which there is no block."""
-        self._in_flight: deque[StepInFlight] = deque()
+        self._worker = CudaWorker(device, model, clock_of(loop), graph_sizes)
+        self._queued: deque[_Launched] = deque()
+        """Steps that wait for one in flight to end."""
+        self._in_flight: deque[_Launched] = deque()
         self._follower = follower
         self._drafting: _Drafting | None = None
         """The step for which draft tokens are being computed: nothing is in flight then."""
-        self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by)
-        self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
+        self._resolving = ResolvingQueue(self._host, self._launch, self._pass_by)
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -137,10 +174,10 @@ class CudaRunner:
     def _start(self, host_side: HostSide, name: str) -> None:
         # In this order: an interpreter that exits ends the thread first that was started last.
         self._waiting = host_side.start_waiting(
-            f"{name}-waits", self._launcher.main, self._callbacks, self._device.within
+            f"{name}-waits", self._worker.main, self._callbacks, self._device.within
         )
-        self._launching = host_side.start_launching(name, self._launcher.within)
-        self._launching.put(self._launcher.begin)
+        self._launching = host_side.start_launching(name, self._worker.within)
+        self._launching.put(self._worker.begin)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
@@ -169,7 +206,7 @@ class CudaRunner:
             )
             drafter, ask = apart, functools.partial(self._have_drafted, apart)
         self._host.take_drafter(drafter, clock)
-        self._resolving = ResolvingQueue(self._host, self._launch_resolved, self._pass_by, ask)
+        self._resolving = ResolvingQueue(self._host, self._launch, self._pass_by, ask)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Capture graphs of every size now, largest first. `progress` is called on the loop with
@@ -177,27 +214,19 @@ class CudaRunner:
 
         Raises what a step of a size raises; one that only can't be captured stays eager.
         """
-        sizes = self._graphs.sizes[::-1]
+        sizes = self._worker.graphs.sizes[::-1]
         keys = [GraphKey(size, variant) for size in sizes for variant in self._variants]
         for done, key in enumerate(keys):
             progress(done, len(keys))
             future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
-            nothing = StepArrays(PADDING_STEP, NO_COPIES, None, SampleRows.none())
-            self._launch(_Queued(nothing, future, padding=key))
+            self._launch(key, future, None)
             await future
         await self._launched_all()
         progress(len(keys), len(keys))
 
     def time_steps(self) -> list[StepTime]:
-        """Have the device time each step that is launched from here on. What is returned grows by
-        one with each that ends well, before the loop hears of that; another call begins anew.
-
-        A step is launched as before, and two events later; nothing waits for them.
-        """
-        with self._device.within():
-            timer = StepTimer(self._device, NUM_BLOCKS)
-        self._launcher.timer = timer
-        return timer.times
+        """As `CudaWorker.time_steps`."""
+        return self._worker.time_steps()
 
     async def aclose(self) -> None:
         await self._at_rest.wait()
@@ -207,25 +236,45 @@ class CudaRunner:
             self._launching.end()
             self._waiting.end()
         else:
+            self._launching.put(self._worker.close)
             await self._launching.aclose()
             await self._waiting.aclose()
         self._callbacks.close()
 
     # -- on the loop
 
-    def _launch_resolved(
-        self, step: StepArrays, future: asyncio.Future[StepOutcome], followed: StepPlan | None
+    def _launch(
+        self,
+        block: StepArrays | GraphKey,
+        future: asyncio.Future[StepOutcome],
+        followed: StepPlan | None,
     ) -> None:
-        self._launch(_Queued(step, future, followed=followed))
-
-    def _launch(self, queued: _Queued) -> None:
-        self._queued.append(queued)
+        self._queued.append(
+            _Launched(
+                block=block,
+                future=future,
+                told=self._ended,
+                callbacks=self._callbacks,
+                followed=followed,
+            )
+        )
         self._at_rest.clear()
-        self._start_queued()
+        self._begin_queued()
+
+    def _begin_queued(self) -> None:
+        while self._queued and len(self._in_flight) < self._worker.max_in_flight:
+            launched = self._queued.popleft()
+            self._in_flight.append(launched)
+            if len(self._in_flight) == 1:
+                self._watchdog.progress()
+            begin = functools.partial(
+                _begin, launched, self._worker, self._follower, self._device, self._waiting
+            )
+            self._launching.put(begin)
 
     def _pass_by(self, plan: StepPlan) -> None:
         if self._follower is not None:
-            self._launching.put(functools.partial(self._launcher.pass_by, plan))
+            self._launching.put(functools.partial(_pass_by, self._follower, plan))
 
     def _have_drafted(
         self, drafter: DrafterApart, request: DraftRequest, told: Callable[[Exception | None], None]
@@ -250,49 +299,23 @@ class CudaRunner:
         if not self._in_flight and self._drafting is None:
             self._at_rest.set()
 
-    def _start_queued(self) -> None:
-        while self._queued and self._free_blocks:
-            queued = self._queued.popleft()
-            step = queued.step
-            block = self._free_blocks.popleft()
-            flight = StepInFlight(
-                step=step,
-                block=block,
-                padding=queued.padding,
-                followed=queued.followed,
-                locations_in_flight=self._locations_in_flight() if len(step.copies) else (),
-                device=self._device,
-                told=self._ended,
-                callbacks=self._callbacks,
-            )
-            self._in_flight.append(flight)
-            self._futures[flight] = queued.future
-            if len(self._in_flight) == 1:
-                self._watchdog.progress()
-            self._launching.put(functools.partial(self._launcher.launch, flight, self._waiting))
-
-    def _locations_in_flight(self) -> list[np.ndarray]:
-        batches = [flight.step.batch for flight in self._in_flight]
-        return [batch.token_locations for batch in batches if batch is not None]
-
-    def _ended(self, flight: StepInFlight, result: StepOutcome | Exception) -> None:
-        future = self._futures.pop(flight, None)
-        if future is None:
+    def _ended(self, launched: _Launched, result: StepOutcome | Exception) -> None:
+        if launched not in self._in_flight:
             return  # it was given up before
-        self._in_flight.remove(flight)
-        self._free_blocks.append(flight.block)
+        self._in_flight.remove(launched)
         self._watchdog.progress()
+        future = launched.future
         if isinstance(result, RunnerFailedError):
             self._fail(result)
             _fail(future, result)
         else:
-            notes = flight.padding is None and self._failure is None
+            notes = isinstance(launched.block, StepArrays) and self._failure is None
             if notes:
                 result = self._resolving.noted(result)
             settle(future, result)
             if notes:
                 self._resolving.go_on()
-        self._start_queued()
+        self._begin_queued()
         self._note_rest()
 
     def _fail(self, failure: RunnerFailedError) -> None:
@@ -305,7 +328,7 @@ class CudaRunner:
         self._queued.clear()
         self._resolving.fail(failure)
 
-    def _oldest(self) -> StepInFlight | _Drafting | None:
+    def _oldest(self) -> _Launched | _Drafting | None:
         return self._in_flight[0] if self._in_flight else self._drafting
 
     def _hung(self, seconds: float) -> None:
@@ -314,24 +337,24 @@ class CudaRunner:
         if oldest is None or self._oldest() is not oldest:
             return
         now = self._callbacks.clock()
-        steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
-        steps += "".join(f"\n  step {one.step.step}, which waits" for one in self._queued)
+        steps = "".join(f"\n  {_described(launched, now)}" for launched in self._in_flight)
+        steps += "".join(f"\n  {one.name}, which waits" for one in self._queued)
         steps += "" if self._drafting is None else f"\n  {self._drafting}"
         logger.error(
             "%s: nothing has ended for %.1f s; in flight:%s", self._device.name, seconds, steps
         )
-        if isinstance(oldest, StepInFlight):
-            what = f"step {oldest.step.step} hasn't ended"
+        if isinstance(oldest, _Launched):
+            what = f"{oldest.name} hasn't ended"
         else:
             what = f"{oldest} haven't come"
         hung = f"{self._device.name}: {what} after {seconds:.1f} s"
         failure = HungDeviceError(hung)
         self._fail(failure)
-        self._in_flight.clear()
         self._drafting = None
-        futures, self._futures = self._futures, {}
-        for future in futures.values():
-            _fail(future, failure)
+        given_up = [*self._in_flight]
+        self._in_flight.clear()
+        for launched in given_up:
+            _fail(launched.future, failure)
         self._at_rest.set()
 
     async def _launched_all(self) -> None:
@@ -347,6 +370,46 @@ class CudaRunner:
         await passed
 
 
+# -- on the step thread
+
+
+def _begin(
+    launched: _Launched,
+    worker: CudaWorker,
+    follower: StepFollower | None,
+    device: Device,
+    waiting: Handler[Expected],
+) -> None:
+    """Begin a step, and have its end waited for."""
+    block, followed = launched.block, launched.followed
+    if isinstance(block, GraphKey):
+        pending = worker.pad(block)
+    else:
+        try:
+            if followed is not None and follower is not None:
+                _follow(follower, followed)
+        except Exception as error:
+            pending = worker.fail(block.step, device.meaning_of(error))
+        else:
+            pending = worker.step(block)
+    launched.pending = pending
+    waiting.put(launched)
+    # From here on its buffers may belong to another step.
+    worker.capture(pending)
+
+
+def _follow(follower: StepFollower, plan: StepPlan) -> None:
+    """Let a follower hear of a step that is enqueued next. Raises what it raises."""
+    follower.take(plan)
+    follower.follow(plan)
+
+
+def _pass_by(follower: StepFollower, plan: StepPlan) -> None:
+    """Let a follower hear of a step that has failed."""
+    with contextlib.suppress(Exception):  # it has failed for another reason
+        _follow(follower, plan)
+
+
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
     """Fail a future that may not be awaited, as the failure of a step before it is told already."""
     settle(future, failure)
@@ -354,8 +417,8 @@ def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> No
         future.exception()
 
 
-def _described(flight: StepInFlight, now_seconds: float) -> str:
-    since = flight.enqueued_seconds
+def _described(launched: _Launched, now_seconds: float) -> str:
+    since = launched.enqueued_seconds
     if since is None:
-        return f"{flight}, on its way to the device"
-    return f"{flight}, enqueued {now_seconds - since:.1f} s ago"
+        return f"{launched}, on its way to the device"
+    return f"{launched}, enqueued {now_seconds - since:.1f} s ago"

@@ -12,6 +12,7 @@ driver held, which whoever has the interpreter's waits for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import deque
@@ -42,9 +43,8 @@ class Expected(Protocol):
     @property
     def event(self) -> Event: ...
 
-    def end(self, error: Exception | None) -> None:
-        """Called once, when the event is done, or with what it raised. Takes the results, and has
-        something for the loop."""
+    def end(self) -> None:
+        """Called once. Waits for the event, takes the results, and has something for the loop."""
         ...
 
 
@@ -104,14 +104,19 @@ def _call(call: Callable[[], None]) -> None:
 
 
 def _wait(callbacks: LoopCallbacks, spin_seconds: float, step: Expected) -> None:
-    error = None
-    try:
-        if not (spin_seconds and step.event.spin(spin_seconds)):
-            step.event.synchronize()
-    except Exception as raised:
-        error = raised
-    step.end(error)
+    if spin_seconds:
+        with contextlib.suppress(Exception):  # `end` hears of it
+            step.event.spin(spin_seconds)
+    step.end()
     callbacks.wake()
+
+
+def _is_over(event: Event) -> bool:
+    """True if an event is done, or never will be."""
+    try:
+        return event.is_done
+    except Exception:  # `end` hears of it
+        return True
 
 
 class HostCallback:
@@ -163,14 +168,8 @@ class HostCallback:
         self._take_ended()
 
     def _take_ended(self) -> None:
-        while self._steps:
-            error = None
-            try:
-                if not self._steps[0].event.is_done:
-                    break
-            except Exception as raised:
-                error = raised
-            self._steps.popleft().end(error)
+        while self._steps and _is_over(self._steps[0].event):
+            self._steps.popleft().end()
         self._callbacks.tell()
         if not self._steps:
             while self._empty:

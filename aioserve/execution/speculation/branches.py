@@ -97,26 +97,17 @@ class ScratchPages:
                 branches.append(_Branch(index, number, [int(item.token_ids[0]), *path], own))
         if not branches:
             return None
-        return BranchedStep(plan, read, branches, _copies(copies))
+        read = replace(read, copies=np.concatenate((read.copies, _copies(copies))))
+        return BranchedStep(plan, read, branches)
 
 
 class BranchedStep:
-    """A step with its branches behind its items, and what is left of these when it is drawn.
+    """A step with its branches behind its items, and what is left of these when it is drawn."""
 
-    copies: what is to be copied before it is computed, as `Backend.copy_pages` takes it.
-    """
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        read: UnresolvedStep,
-        branches: Sequence[_Branch],
-        copies: npt.NDArray[np.int32],
-    ) -> None:
+    def __init__(self, plan: StepPlan, read: UnresolvedStep, branches: Sequence[_Branch]) -> None:
         self._plan = plan
         self._read = read
         self._branches = branches
-        self.copies: npt.NDArray[np.int32] = copies
 
     @property
     def plan(self) -> StepPlan:

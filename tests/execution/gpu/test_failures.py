@@ -139,11 +139,11 @@ def test_a_status_that_there_is_not_fails_the_step():
         gpu = FakeGpu()
         model: Any = step_model(gpu)
         runner = simulated_runner(gpu, model)
-        block = runner._free_blocks[0]
+        buffers = runner._worker._free_buffers[0]
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
 
         def spoil(access) -> None:
-            access.write(runner._launcher._results, slice(8, 12), 77)
+            access.write(runner._worker._results, slice(8, 12), 77)
 
         pack = model.pack
 
@@ -166,7 +166,7 @@ def test_a_status_that_there_is_not_fails_the_step():
         model.pack = spoiled
         with pytest.raises(InvariantError, match="row 0 has the status"):
             await runner.launch(plan(1, decode(1, 6)))
-        assert block in runner._free_blocks
+        assert buffers in runner._worker._free_buffers
         await runner.aclose()
 
     run_simulated(main)

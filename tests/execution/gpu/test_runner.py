@@ -7,20 +7,26 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
+from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
+from aioserve.execution.gpu.worker import CudaWorker
 from aioserve.steps.pages import PageCopy
 from aioserve.testing import expected_tokens, run_simulated
+from aioserve.testing.fake_device import entries_of
 from tests.doubles.fake_gpu import FakeGpu
 from tests.execution.gpu.plans import (
     NUM_SLOTS,
+    PAGE_SIZE,
     decode,
     item,
     pages_of,
@@ -189,6 +195,27 @@ def test_steps_without_rows_or_without_items_end_too():
         await runner.aclose()
 
     run_simulated(main)
+
+
+def test_pages_that_are_copied_beside_steps_are_copied_when_the_worker_returns():
+    """Behind a step in flight that writes what they read."""
+
+    async def main(gpu: FakeGpu) -> None:
+        model = step_model(gpu)
+        worker = CudaWorker(gpu, model, time.monotonic)
+        block = PlanReader(PAGE_SIZE, NUM_SLOTS).read(plan(0, item(1, 0, PROMPT), started=(1,)))
+        source = int(pages_of(1)[0])
+        with worker.within():
+            pending = worker.step(block)
+            worker.copy(np.array([(0, source, 0, 30, 3)], np.int32))
+            entries = model.kv.array[30 * PAGE_SIZE : 30 * PAGE_SIZE + 3]
+            assert entries.tolist() == entries_of(np.array(PROMPT), 0, 0)[:3].tolist()
+            assert pending.outcome().token_ids == tuple(expected_tokens(PROMPT, 1, seed=1))
+        worker.close()
+
+    with threaded_gpu(op_seconds=lambda name: 0.01) as gpu:
+        asyncio.run(main(gpu))
+        assert not gpu.violations
 
 
 def test_a_step_with_more_copies_than_a_block_has_room_for():

@@ -32,7 +32,12 @@ class Step:
         self.callbacks = callbacks
         self.ends = ends
 
-    def end(self, error: Exception | None) -> None:
+    def end(self) -> None:
+        error = None
+        try:
+            self.event.synchronize()
+        except Exception as raised:
+            error = raised
         done = error is not None or self.event.is_done
         entry = (self.number, done, None if error is None else str(error))
         self.callbacks.put(lambda: self.ends.append((*entry, threading.get_ident())))
