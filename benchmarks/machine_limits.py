@@ -22,6 +22,7 @@ from aioserve.capacity.models import ModelShape
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.models.files import model_files
 from aioserve.ops import backend_named
+from aioserve.ops.kv_cache import format_of_floats
 from aioserve.simulation.roofline import RooflineCost
 
 READ_MIB = 1024
@@ -65,7 +66,9 @@ class Limits:
 def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
     """Of a step of the model in this directory, at the limits."""
     shape = ModelShape.of(model_files(model).config())
-    shape = msgspec.structs.replace(shape, bytes_per_value=dtype.itemsize)
+    shape = msgspec.structs.replace(
+        shape, bytes_per_value=dtype.itemsize, kv_format=format_of_floats(dtype)
+    )
     return RooflineCost(shape, limits.hardware())
 
 

@@ -20,9 +20,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
-from aioserve.kv.layout import LayerKV, bytes_of_heads, kv_layout
+from aioserve.kv.format import KVEntry
+from aioserve.kv.layout import LayerKV, kv_layout
 from aioserve.ops import Backend, HostBatch, KVCache, KVShape, backend_named
 from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, RMSNorm, Rotation
+from aioserve.ops.kv_cache import format_of_floats
 
 PAGE_SIZE = 16
 NATIVE, REFERENCE = backend_named("native"), backend_named("reference")
@@ -63,8 +65,8 @@ def cache_for(
     dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    layout = kv_layout([LayerKV(bytes_of_heads(heads, dim, dtype.itemsize))] * layers, 1)
-    kv = backend.allocate_kv(KVShape(layout, num_pages, page_size, heads, dim, dtype))
+    layer = LayerKV(KVEntry(format_of_floats(dtype), heads, dim))
+    kv = backend.allocate_kv(KVShape(kv_layout([layer] * layers, 1), num_pages, page_size))
     kv.storage.normal_()
     return kv
 

@@ -64,9 +64,9 @@ KNOWN_TO_ALL = ("aioserve.other_engines", "aioserve.drafting.drafter")
 """All that those modules may import beside each other: names of other engines, and the contract of
 drafters, which requests name."""
 
-VALUES = ("aioserve.kv.layout", "aioserve.kv.pages")
-"""Modules of pure values that all may import: which layers share a page, and the one place for page
-arithmetic. They import at most modules at the top."""
+VALUES = ("aioserve.kv.format", "aioserve.kv.layout", "aioserve.kv.pages")
+"""Modules of pure values that all may import: formats of KV, which layers share a page, and the one
+place for page arithmetic. They import at most modules at the top, and each other."""
 
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")

@@ -22,6 +22,7 @@ from aioserve.capacity.weights import ModelWeights
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
+from aioserve.kv.format import COUNTED_KV_FORMATS
 from aioserve.kv.layout import KVLayout
 from aioserve.kv.pages import pages_of_sequence, tokens_of_sequence
 from aioserve.models.config import DecoderConfig
@@ -29,7 +30,6 @@ from aioserve.models.config import DecoderConfig
 __all__ = [
     "BITS",
     "GIB",
-    "KV_PRECISIONS",
     "PRECISIONS",
     "Capacity",
     "ContextCapacity",
@@ -44,7 +44,6 @@ GIB = 1 << 30
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 PRECISIONS = tuple(BITS)
 """Precisions of weights."""
-KV_PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "int8")
 INT4_GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero point, as in AWQ and GPTQ checkpoints."""
 INT4_GROUP_BITS = 16 + 4
@@ -103,7 +102,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     matrices; embeddings, output head, norms and biases keep 16, as they mostly do in such
     checkpoints. Where `weights` says more, that counts."""
     kv_dtype: str
-    """One of `KV_PRECISIONS`."""
+    """Format of the KV, one of `aioserve.kv.format.COUNTED_KV_FORMATS`."""
     weights: ModelWeights | None
     """Weights by the formats of the files, where these are here and `dtype` wasn't given."""
     num_gpus: int
@@ -162,12 +161,12 @@ def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
     Raises `ConfigError` unless every GPU gets the same number of heads.
     """
     layout = _layout(sizes, dtype, num_gpus)
-    return layout.num_layers * layout.groups[0].bytes_per_token
+    return layout.num_layers * layout.entry.num_bytes
 
 
 def _layout(sizes: ModelSizes, dtype: str, num_gpus: int) -> KVLayout:
     """On each of the GPUs. Raises as `kv_bytes_per_token`."""
-    _check_choice("kv_dtype", dtype, KV_PRECISIONS)
+    _check_choice("kv_dtype", dtype, tuple(COUNTED_KV_FORMATS))
     heads = sizes.shared_heads
     if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
         counts = _gpu_counts(sizes)
@@ -177,7 +176,7 @@ def _layout(sizes: ModelSizes, dtype: str, num_gpus: int) -> KVLayout:
             f"num_gpus must divide the model's {heads} {kind} ({listed}), got {shown(num_gpus)}: "
             "copies of one head on several GPUs (replication) are not planned for"
         )
-    return sizes.layout(BITS[dtype] // 8, num_gpus)
+    return sizes.layout(COUNTED_KV_FORMATS[dtype], num_gpus)
 
 
 def capacity_of(
@@ -301,10 +300,10 @@ def _gpu_counts(sizes: ModelSizes) -> list[int]:
 
 
 def precisions(sizes: ModelSizes, dtype: str = "auto", kv_dtype: str = "auto") -> tuple[str, str]:
-    """Precisions of weights and of KV, where "auto" stands for what follows from the rest. Raises
-    `ConfigError` for others."""
+    """Precision of weights and format of KV, where "auto" stands for what follows from the rest.
+    Raises `ConfigError` for others."""
     _check_choice("dtype", dtype, ("auto", *PRECISIONS))
-    _check_choice("kv_dtype", kv_dtype, ("auto", *KV_PRECISIONS))
+    _check_choice("kv_dtype", kv_dtype, ("auto", *COUNTED_KV_FORMATS))
     if dtype == "auto":
         dtype = sizes.dtype or "bfloat16"
     if kv_dtype == "auto":

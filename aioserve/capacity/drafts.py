@@ -9,7 +9,7 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
-from aioserve.kv.layout import bytes_of_heads
+from aioserve.kv.format import COUNTED_KV_FORMATS, KVEntry
 from aioserve.models.heads.config import MedusaConfig
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.heads.tensors import HeadTensors
@@ -32,14 +32,11 @@ def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
     weights = read_weights(name)
     dtype, kv_dtype = precisions(sizes)
     held = weight_bytes(sizes.parameters, dtype) if weights is None else weights.on_gpu.held_bytes
-    layer = bytes_of_heads(
-        sizes.num_kv_heads, sizes.key_dim, BITS[kv_dtype] // 8, latent=sizes.is_latent
-    )
     return DraftMemory(
         draft=name,
         kind="model",
         weight_bytes=held,
-        kv_bytes_per_token=sizes.num_layers * layer,
+        kv_bytes_per_token=sizes.num_layers * sizes.entry(COUNTED_KV_FORMATS[kv_dtype]).num_bytes,
         num_kv_heads=sizes.num_kv_heads,
         state_bytes_per_token=0,
     )
@@ -55,12 +52,14 @@ def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
     with HeadTensors(read.path) as tensors:
         tensors.check(config)
     # Where weights are rounded, activations have 16 bits.
-    item_bytes = max(16, BITS[precisions(target)[0]]) // 8
+    dtype, kv_dtype = precisions(target)
+    item_bytes = max(16, BITS[dtype]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])
     states, kv, heads = len(read.layers_read(target)), 0, 0
     if not isinstance(config, MedusaConfig):
         heads = config.heads.kv
-        kv = config.num_layers * bytes_of_heads(heads, config.heads.dim, item_bytes)
+        entry = KVEntry(COUNTED_KV_FORMATS[kv_dtype], heads, config.heads.dim)
+        kv = config.num_layers * entry.num_bytes
     return DraftMemory(
         draft=directory,
         kind=config.kind,

@@ -17,6 +17,7 @@ from aioserve.capacity.hardware import check
 from aioserve.capacity.sizes import ModelSizes, count_expert, count_idle, count_parameters
 from aioserve.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
+from aioserve.kv.format import KV_FORMATS, KVEntry, KVFormat
 from aioserve.models.architecture import Experts, parts_of
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.files import model_files
@@ -69,7 +70,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     bytes_per_value: int = 2
-    """Bytes of a weight, and of a number in the KV cache."""
+    """Bytes of a weight."""
+    kv_format: KVFormat = KV_FORMATS["bfloat16"]
     step_weight_bytes: int | None = None
     """Bytes of weights that every step reads, experts left out; None: `bytes_per_value` of each."""
     latent_rank: int = 0
@@ -85,6 +87,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if name in ("experts", "windows"):
                 _check_layers(name, value, self.num_layers)
+            elif name == "kv_format":
+                if type(value) is not KVFormat:
+                    raise ConfigError(f"{name} must be a KVFormat, got {shown(value)}")
             elif value is not None or name != "step_weight_bytes":
                 check(name, value, 0 if name == "latent_rank" else 1, MAX_SIZE)
         if self._params_without_experts < 0:
@@ -109,6 +114,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             bytes_per_value=4 if config.dtype == "float32" else 2,
+            kv_format=KV_FORMATS["float32" if config.dtype == "float32" else "bfloat16"],
             latent_rank=config.latent_rank,
             experts=tuple(
                 ExpertsShape(
@@ -156,8 +162,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values, or latents, of one token in all layers."""
-        values = self.num_kv_heads * self.head_dim * (1 if self.latent_rank else 2)
-        return self.num_layers * values * self.bytes_per_value
+        latent = self.latent_rank > 0
+        entry = KVEntry(self.kv_format, self.num_kv_heads, self.head_dim, latent)
+        return self.num_layers * entry.num_bytes
 
     @property
     def pair_flops(self) -> int:

@@ -15,7 +15,8 @@ import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.formats.weights import CUDA_ATTENTION
-from aioserve.kv.layout import KVLayout, LayerKV, bytes_of_heads, kv_layout
+from aioserve.kv.format import KVEntry, KVFormat
+from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
@@ -95,12 +96,16 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         """The same for contexts of at most so many tokens, which KV pages are then laid out for."""
         return msgspec.structs.replace(self, max_position_embeddings=max_model_len)
 
-    def layout(self, item_bytes: int, num_gpus: int = 1) -> KVLayout:
-        """Which layers share a KV page on each GPU, with numbers of so many bytes, for contexts as
-        long as the model's."""
+    def entry(self, kv_format: KVFormat, num_gpus: int = 1) -> KVEntry:
+        """KV of one token in one layer, on each GPU, in this format."""
         heads = self.num_kv_heads if self.is_latent else self.num_kv_heads // num_gpus
-        token = bytes_of_heads(heads, self.key_dim, item_bytes, latent=self.is_latent)
-        layers = [LayerKV(token, window, self.is_latent) for window in self.windows]
+        return KVEntry(kv_format, heads, self.key_dim, self.is_latent)
+
+    def layout(self, kv_format: KVFormat, num_gpus: int = 1) -> KVLayout:
+        """Layers that share a KV page on each GPU, in this format, for contexts as long as the
+        model's."""
+        entry = self.entry(kv_format, num_gpus)
+        layers = [LayerKV(entry, window) for window in self.windows]
         return kv_layout(layers, self.max_position_embeddings)
 
     @classmethod

@@ -5,7 +5,7 @@
     page of group 2    the same positions of the other window layers       kept for the window
 
 Every page has room for `layers_per_page` layers, so that one pool hands out pages of all groups.
-Values alone, which every folder may use: imports nothing else of the package.
+Values alone, which every folder may use: imports formats of KV, and nothing else of the package.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from aioserve.kv.format import KVEntry
+
 __all__ = [
     "ONE_GROUP",
     "GroupKind",
@@ -22,7 +24,6 @@ __all__ = [
     "KVGroup",
     "KVLayout",
     "LayerKV",
-    "bytes_of_heads",
     "first_seen",
     "group_specs",
     "kv_layout",
@@ -39,12 +40,9 @@ WORTHWHILE_SHARE = 0.9
 class LayerKV(NamedTuple):
     """What one layer keeps of a token."""
 
-    bytes_per_token: int
-    """Keys and values of all heads, or one latent vector."""
+    entry: KVEntry
     window: int = 0
     """Last positions that a token sees, its own included; 0: all."""
-    latent: bool = False
-    """Whether it is a latent vector, which stands for keys and values together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class KVGroup:
     kind: GroupKind
     layers: tuple[int, ...]
     """Indices of the model's layers, in order: their places in a page."""
-    bytes_per_token: int
-    """Bytes of one token in one of these layers; the same in all groups of a layout."""
+    entry: KVEntry
+    """KV of one token in one of these layers, with its format."""
     window: int = 0
     """Last positions whose pages are kept; 0: all, as in group 0."""
 
@@ -80,7 +78,8 @@ class KVLayout:
     """The groups of a model. Group 0 keeps all positions, those behind it a window; these keep
     alike.
 
-    Raises ValueError for groups that aren't such, or that don't hold each layer once.
+    Raises ValueError for groups that aren't such, that don't hold each layer once, or whose entries
+    differ: kernels read all pages by one rule.
     """
 
     groups: tuple[KVGroup, ...]
@@ -106,8 +105,9 @@ class KVLayout:
             )
         if any(kind != "window" for kind in kinds[1:]):
             raise ValueError(f"groups behind the first must be of kind window, got {kinds}")
-        if len({group.bytes_per_token for group in self.groups}) > 1:
-            raise ValueError("bytes_per_token must be the same in all groups")
+        entries = dict.fromkeys(group.entry for group in self.groups)
+        if len(entries) > 1:
+            raise ValueError(f"groups must have one entry, got {list(entries)}")
 
     @property
     def num_layers(self) -> int:
@@ -144,9 +144,14 @@ class KVLayout:
         return tuple(places[layer] for layer in range(len(places)))
 
     @property
+    def entry(self) -> KVEntry:
+        """KV of one token in one layer of any group."""
+        return self.groups[0].entry
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in a page, that of a group of fewer layers included."""
-        return self.layers_per_page * self.groups[0].bytes_per_token
+        return self.layers_per_page * self.entry.num_bytes
 
     def bytes_per_page(self, page_size: int) -> int:
         """Bytes of a page of any group."""
@@ -166,17 +171,6 @@ def group_specs(num_window_groups: int, window: int) -> tuple[GroupSpec, ...]:
     if not num_window_groups:
         return ONE_GROUP
     return *ONE_GROUP, GroupSpec("window", num_window_groups, window)
-
-
-def bytes_of_heads(
-    num_kv_heads: int, head_dim: int, item_bytes: int, *, latent: bool = False
-) -> int:
-    """Bytes of a token's keys and values in one layer, or of its latents, which are both.
-
-    In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more where
-    two dimensions share a step.
-    """
-    return (1 if latent else 2) * num_kv_heads * -(-head_dim * item_bytes // 4) * 4
 
 
 def first_seen(position: int, window: int) -> int:
@@ -199,11 +193,9 @@ def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = 
         raise ValueError(f"max_model_len must be at least 1, got {max_model_len}")
     if not layers:
         raise ValueError("layers must not be empty")
-    if len({(layer.bytes_per_token, layer.latent) for layer in layers}) > 1:
-        raise ValueError(
-            "all layers must keep the same bytes of a token, and latent vectors or none, "
-            f"got {sorted(set(layers))}"
-        )
+    entries = dict.fromkeys(layer.entry for layer in layers)
+    if len(entries) > 1:
+        raise ValueError(f"all layers must keep the same entry of a token, got {list(entries)}")
     windowed = [at for at, layer in enumerate(layers) if 0 < layer.window < max_model_len]
     full = [at for at in range(len(layers)) if at not in set(windowed)]
     per_page = len(layers)
@@ -213,13 +205,13 @@ def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = 
     # Where pages hold more layers than see everything, the first of the others join them.
     first = sorted(full + windowed[: per_page - len(full)])
     rest = windowed[per_page - len(full) :]
-    kind: GroupKind = "latent" if layers[0].latent else "full"
-    bytes_per_token = layers[0].bytes_per_token
-    groups = [KVGroup(kind, tuple(first), bytes_per_token)]
+    entry = layers[0].entry
+    kind: GroupKind = "latent" if entry.latent else "full"
+    groups = [KVGroup(kind, tuple(first), entry)]
     window = max((layers[at].window for at in rest), default=0)
     for begin in range(0, len(rest), per_page):
         members = tuple(rest[begin : begin + per_page])
-        groups.append(KVGroup("window", members, bytes_per_token, window))
+        groups.append(KVGroup("window", members, entry, window))
     return KVLayout(tuple(groups), per_page)
 
 

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.kv.format import KVFormat
+
 __all__ = ["KVContent", "alone_key", "cache_key", "namespace_key"]
 
 
@@ -28,8 +30,8 @@ class KVContent(msgspec.Struct, frozen=True, kw_only=True):
     """Dtype of activations."""
     activation_quantization: str
     """In which numbers activations meet weights of integers: "int8", or "none" where in floats."""
-    kv_format: str
-    """Format of the KV pages: "bfloat16"."""
+    kv_format: KVFormat
+    """Format of the KV pages. Keys have its name."""
     page_size: int
     """Tokens in a page."""
     kernels: str

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.formats.routing import ClampedSwiglu, Routing
-from aioserve.kv.layout import LayerKV, bytes_of_heads
+from aioserve.kv.format import KVEntry, KVFormat
+from aioserve.kv.layout import LayerKV
 from aioserve.models.rope import RopeConfig
 
 __all__ = [
@@ -170,10 +171,9 @@ class Attention:
         norm = self.query_norm
         return norm is not None and norm.weight.rows == self.heads.query_size
 
-    def kv(self, item_bytes: int) -> LayerKV:
-        """What the layer keeps of a token, in numbers of so many bytes."""
-        heads = self.heads
-        return LayerKV(bytes_of_heads(heads.kv, heads.dim, item_bytes), self.window)
+    def kv(self, kv_format: KVFormat) -> LayerKV:
+        """What the layer keeps of a token, in this format."""
+        return LayerKV(KVEntry(kv_format, self.heads.kv, self.heads.dim), self.window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +225,9 @@ class LatentAttention:
     def rotated_dim(self) -> int:
         return self.heads.dim - self.latent_rank
 
-    def kv(self, item_bytes: int) -> LayerKV:
-        """What the layer keeps of a token, in numbers of so many bytes."""
-        heads = self.heads
-        return LayerKV(bytes_of_heads(1, heads.dim, item_bytes, latent=True), latent=True)
+    def kv(self, kv_format: KVFormat) -> LayerKV:
+        """What the layer keeps of a token, in this format."""
+        return LayerKV(KVEntry(kv_format, 1, self.heads.dim, latent=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,9 +367,9 @@ class Architecture:
     def head_dim(self) -> int:
         return self.heads.dim
 
-    def kv_layers(self, item_bytes: int) -> tuple[LayerKV, ...]:
-        """What each layer keeps of a token, in numbers of so many bytes."""
-        return tuple(layer.mixer.kv(item_bytes) for layer in self.layers)
+    def kv_layers(self, kv_format: KVFormat) -> tuple[LayerKV, ...]:
+        """What each layer keeps of a token, in this format."""
+        return tuple(layer.mixer.kv(kv_format) for layer in self.layers)
 
     @property
     def required(self) -> Iterator[Tensor]:

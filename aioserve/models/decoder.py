@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from aioserve.kv.format import KVFormat
 from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models import architecture
 from aioserve.models.block_parts import Norm
@@ -34,6 +35,7 @@ from aioserve.ops import (
     StepProgram,
     TensorOps,
 )
+from aioserve.ops.kv_cache import format_of_floats
 
 __all__ = ["Decoder", "DecoderWeights"]
 
@@ -83,12 +85,12 @@ class Decoder:
         self._states: Tensor | None = None
         self.dtype: torch.dtype = weights.dtype
         """Dtype of activations, and of weights that are held as floats."""
-        self.kv_dtype: torch.dtype = weights.dtype
-        """Dtype of the KV pages."""
+        self.kv_format: KVFormat = format_of_floats(self.dtype)
+        """Format of the KV pages: activations as they are."""
         self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
         """Linear layers by their descriptions."""
-        layers = config.kv_layers(self.kv_dtype.itemsize)
+        layers = config.kv_layers(self.kv_format)
         self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=grouped)
         """Which layers share a KV page."""
         self.backend = backend
@@ -132,9 +134,7 @@ class Decoder:
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for this model."""
-        config, heads = self.config, self.config.heads
-        sizes = num_pages, page_size, heads.kv, heads.dim
-        return KVShape(self.layout, *sizes, self.kv_dtype, config.latent_rank)
+        return KVShape(self.layout, num_pages, page_size, self.config.latent_rank)
 
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
         backend, shape = self.backend, self.kv_shape(num_pages, page_size)

@@ -17,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.kv.layout import KVLayout, bytes_of_heads
+from aioserve.kv.format import KVEntry, KVFormat
+from aioserve.kv.layout import KVLayout
 
 __all__ = [
     "KVCache",
     "KVShape",
     "PlainKVCache",
     "copy_plain_pages",
+    "format_of_floats",
     "lazy_memory",
 ]
 
@@ -34,47 +36,69 @@ class KVShape(NamedTuple):
     """Sizes of KV pages."""
 
     layout: KVLayout
-    """Which layers share a page."""
+    """Which layers share a page, and what each keeps of a token."""
     num_pages: int
     """Pages of all groups together."""
     page_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
     latent_rank: int = 0
     """With r > 0 a page holds one row of `head_dim` numbers for each token, which is its key, and
     whose first r numbers are its value; else keys and values."""
 
     @property
-    def planes_per_layer(self) -> int:
-        """Keys and values are two planes, latents one."""
-        return 1 if self.latent_rank else 2
+    def entry(self) -> KVEntry:
+        """KV of one token in one layer."""
+        return self.layout.entry
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.layout.entry.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.layout.entry.head_dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return getattr(torch, self.layout.entry.format.values.dtype)
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes that one page takes, keys and values of all layers of a group together.
-
-        In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more
-        where two dimensions share a step.
-        """
-        sizes = self.num_kv_heads, self.head_dim, self.dtype.itemsize
-        token = bytes_of_heads(*sizes, latent=self.latent_rank > 0)
-        return self.layout.layers_per_page * token * self.page_size
+        """Bytes that one page takes, keys and values of all layers of a group together."""
+        return self.layout.bytes_per_page(self.page_size)
 
     def plain(self) -> tuple[int, ...]:
-        """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
-        layout, pages, page_size, heads, head_dim, _, rank = self
-        sizes = pages, page_size, heads, head_dim
-        for name, size in zip(self._fields[1:], sizes, strict=False):
+        """The shape of `PlainKVCache.storage`.
+
+        Raises ValueError for a size below 1, naming it, and for a format with more than values.
+        """
+        layout, pages, page_size, rank = self
+        entry = layout.entry
+        heads, head_dim = entry.num_kv_heads, entry.head_dim
+        for name, size in (
+            ("num_pages", pages),
+            ("page_size", page_size),
+            ("num_kv_heads", heads),
+            ("head_dim", head_dim),
+        ):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        kind = layout.groups[0].kind
-        if not 0 <= rank <= head_dim or (rank and heads != 1) or (rank > 0) != (kind == "latent"):
+        planes = [plane.name for plane in entry.format.planes]
+        if len(planes) > 1:
+            raise ValueError(f"format must have values alone, got {entry.format} with {planes}")
+        if not 0 <= rank <= head_dim or (rank and heads != 1) or (rank > 0) != entry.latent:
+            kind = layout.groups[0].kind
             raise ValueError(
                 f"latent_rank must be from 1 to head_dim {head_dim}, with one head in a latent "
                 f"layout, or 0, got {rank} with {heads} heads in a {kind} layout"
             )
-        return (pages, layout.layers_per_page, self.planes_per_layer, heads, page_size, head_dim)
+        shape = entry.page_shape(entry.format.values, page_size)
+        return (pages, layout.layers_per_page, *shape)
+
+
+def format_of_floats(dtype: torch.dtype) -> KVFormat:
+    """The format that keeps KV as it is computed, in floats of this dtype."""
+    return KVFormat.of_floats(str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
 def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -187,7 +187,7 @@ class NativeKVCache(KVCache):
                 f"head_dim must be at most {limits.head_dim}, or {limits.latent_dim} of latents "
                 f"with at most {limits.head_dim} beyond latent_rank {rank}, got {head_dim}"
             )
-        padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
+        padded_dim = sizes.entry.format.head_bytes(head_dim) // dtype.itemsize
         shape = (num_pages, layers, planes, heads, page_size * padded_dim)
         super().__init__(lazy_memory(shape, dtype), sizes)
         self.pages: _native.KVPages = _native.KVPages(

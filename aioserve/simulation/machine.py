@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aioserve.capacity.capacity import capacity_of
+from aioserve.capacity.capacity import capacity_of, precisions
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
+from aioserve.kv.format import COUNTED_KV_FORMATS
+from aioserve.kv.layout import KVLayout
 from aioserve.sampling_params import MAX_SEED
 from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostModel, CostTable
@@ -71,7 +73,7 @@ def machine_of(options: TrialOptions) -> Machine:
         cost = options.cost
     else:
         hardware = hardware_preset(device.hardware).times(device.num_devices)
-        per_page = _sizes_of(device, options).layout(1).layers_per_page
+        per_page = _layout_of(device, options).layers_per_page
         cost = RooflineCost(_shape_of(device), hardware, layers_per_page=per_page)
     table = cost if isinstance(cost, CostTable) else None
     _check_noise(options, table)
@@ -104,12 +106,18 @@ def _sizes_of(device: Device, options: TrialOptions) -> ModelSizes:
     return sizes.up_to(longest)
 
 
+def _layout_of(device: Device, options: TrialOptions) -> KVLayout:
+    """Layout of the model's pages, in the format that an engine chooses. Raises as `_sizes_of`."""
+    sizes = _sizes_of(device, options)
+    return sizes.layout(COUNTED_KV_FORMATS[precisions(sizes)[1]])
+
+
 def _windows(
     options: TrialOptions, table: CostTable | None, device: Device | None
 ) -> tuple[int, int]:
     """Window groups and their window: those of the device's model, or of the measured engine."""
     if device is not None:
-        layout = _sizes_of(device, options).layout(1)
+        layout = _layout_of(device, options)
         return layout.num_window_groups, layout.window
     if table is not None and table.kv is not None:
         return table.kv.num_window_groups, table.kv.window

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.capacity.capacity import (
     GIB,
-    KV_PRECISIONS,
     PRECISIONS,
     Capacity,
     capacity_of,
@@ -21,6 +19,7 @@ from aioserve.capacity.capacity import (
 from aioserve.capacity.models import PRESETS, read_model
 from aioserve.capacity.sizes import ModelSizes, ParameterCount, count_parameters
 from aioserve.errors import ConfigError
+from aioserve.kv.format import COUNTED_KV_FORMATS, KV_FORMATS, KVFormat, KVPlane
 from aioserve.kv.layout import kv_layout
 from aioserve.models.config import DecoderConfig
 from aioserve.ops import KVShape
@@ -128,7 +127,7 @@ def test_contexts_end_where_the_models_does() -> None:
 @given(
     model=st.sampled_from(sorted(MODELS)),
     dtype=st.sampled_from(PRECISIONS),
-    kv_dtype=st.sampled_from(KV_PRECISIONS),
+    kv_dtype=st.sampled_from(list(COUNTED_KV_FORMATS)),
     memory=st.integers(1, 2000 * GIB),
     num_gpus=st.sampled_from([1, 2, 4, 8]),
     utilization=st.floats(0, 1, exclude_min=True),
@@ -229,10 +228,9 @@ def test_the_bytes_of_hybrids_are_the_allocators(change: dict[str, int], page_si
     config = DecoderConfig.from_dict(GEMMA_3 | change)
     found = capacity_of("m", config, page_size=page_size, gpu_memory_bytes=1 << 24)
     assert found.num_window_groups == (5 if config.num_layers == 18 else 6)
-    own = kv_layout(config.kv_layers(2), config.max_position_embeddings)
-    heads = config.heads
-    shape = KVShape(own, found.num_pages, page_size, heads.kv, heads.dim, torch.bfloat16)
-    cache = NativeBackend().allocate_kv(shape)
+    layers = config.kv_layers(KV_FORMATS["bfloat16"])
+    own = kv_layout(layers, config.max_position_embeddings)
+    cache = NativeBackend().allocate_kv(KVShape(own, found.num_pages, page_size))
     assert cache.storage.nbytes == found.page_bytes_per_gpu * found.num_pages
     room = (found.gpu_memory_bytes - found.weight_bytes) * found.memory_utilization
     assert room - found.page_bytes_per_gpu < cache.storage.nbytes <= room
@@ -251,3 +249,16 @@ def test_a_window_is_counted_once_and_not_for_the_whole_context() -> None:
     assert long.kv_bytes_per_request < 0.3 * whole.contexts[1].kv_bytes_per_request
     assert windows.capacity_tokens > 5 * whole.capacity_tokens
     assert long.concurrent_requests == windows.num_pages // long.pages_per_request
+
+
+def test_a_format_with_scales_is_counted_by_one_entry_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight bits, and a scale of 16 bits for each head of 128 dimensions."""
+    planes = KVPlane("values", "int8", 1), KVPlane("scales", "float16", 2, dims_per_item=0)
+    monkeypatch.setitem(COUNTED_KV_FORMATS, "scaled", KVFormat("scaled", planes))
+    whole, scaled = sized("llama-3-8b"), sized("llama-3-8b", kv_dtype="scaled")
+    assert scaled.kv_dtype == "scaled"
+    assert scaled.kv_bytes_per_token == 32 * 2 * 8 * (128 + 2)
+    assert scaled.page_bytes_per_gpu == 16 * scaled.kv_bytes_per_token
+    assert scaled.num_pages > 1.9 * whole.num_pages

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aioserve.cli._busy import Busy
+from aioserve.kv.format import KV_FORMATS
 from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import pages_of_sequence
 from aioserve.models.config import DecoderConfig
@@ -178,7 +179,7 @@ def test_a_table_has_the_window_groups_of_the_measured_engine(
     assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
     kv = json.loads(path.read_text())["kv"]
     config = DecoderConfig.from_dict(CONFIGS["gemma3"])
-    layout = kv_layout(config.kv_layers(4), config.max_position_embeddings)
+    layout = kv_layout(config.kv_layers(KV_FORMATS["float32"]), config.max_position_embeddings)
     assert layout.num_window_groups
     assert (kv["num_window_groups"], kv["window"]) == (layout.num_window_groups, layout.window)
     assert kv["bytes_per_token"] == layout.bytes_per_token

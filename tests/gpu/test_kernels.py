@@ -269,8 +269,8 @@ def test_linear_layers_agree_with_float64(
 @dtypes
 def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) -> None:
     """Within the cache, to pinned pages of the host and back, one copy after the other."""
-    cache = backend.allocate_kv(KVShape(one_group(4), 64, 16, 8, 128, dtype))
-    host = backend.allocate_host_kv(KVShape(one_group(4), 40, 16, 8, 128, dtype))
+    cache = backend.allocate_kv(KVShape(one_group(4, 8, 128, dtype), 64, 16))
+    host = backend.allocate_host_kv(KVShape(one_group(4, 8, 128, dtype), 40, 16))
     fill(cache, random(*by_layer(cache).shape, dtype=dtype))
     host.storage.zero_()
     before = contents(cache).cpu()

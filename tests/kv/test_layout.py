@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.kv.format import KV_FORMATS, KVEntry
 from aioserve.kv.layout import KVGroup, KVLayout, LayerKV, kv_layout
 
-BYTES = 64
+ENTRY = KVEntry(KV_FORMATS["bfloat16"], 2, 8)
+LATENT = replace(ENTRY, latent=True)
 
 
 def layers_of(pattern: str, window: int = 8) -> list[LayerKV]:
     """A layer for each letter: f sees everything, w a window, l keeps a latent vector."""
-    return [LayerKV(BYTES, window if one == "w" else 0, one == "l") for one in pattern]
+    entries = {"f": ENTRY, "w": ENTRY, "l": LATENT}
+    return [LayerKV(entries[one], window if one == "w" else 0) for one in pattern]
 
 
 def groups_of(layout: KVLayout) -> list[tuple[int, ...]]:
@@ -27,7 +32,8 @@ def test_layers_that_see_everything_are_one_group(pattern: str) -> None:
     assert layout.layers_per_page == len(pattern)
     assert layout.groups[0].kind == ("latent" if "l" in pattern else "full")
     assert (layout.num_window_groups, layout.window) == (0, 0)
-    assert layout.bytes_per_page(16) == 16 * BYTES * len(pattern)
+    token_bytes = 32 if "l" in pattern else 64
+    assert layout.bytes_per_page(16) == 16 * token_bytes * len(pattern)
 
 
 def test_gemma_3_has_five_window_groups_of_as_many_layers_as_see_everything() -> None:
@@ -68,7 +74,7 @@ def test_a_window_that_no_context_outgrows_is_none(max_model_len: int) -> None:
 
 
 def test_window_groups_keep_the_largest_window_of_their_layers() -> None:
-    layers = [LayerKV(BYTES), LayerKV(BYTES, 4), LayerKV(BYTES, 16), LayerKV(BYTES, 512)]
+    layers = [LayerKV(ENTRY), LayerKV(ENTRY, 4), LayerKV(ENTRY, 16), LayerKV(ENTRY, 512)]
     layout = kv_layout(layers, 256)
     assert groups_of(layout) == [(0, 3), (1, 2)]
     assert layout.window == 16
@@ -101,8 +107,13 @@ def test_every_layer_has_a_place_and_no_layout_takes_more_than_one_group(
     [
         ([], 16, "must not be empty"),
         (layers_of("f"), 0, "max_model_len must be at least 1, got 0"),
-        (layers_of("fl"), 16, "latent vectors or none"),
-        ([LayerKV(8), LayerKV(16)], 16, "the same bytes"),
+        (layers_of("fl"), 16, "the same entry of a token"),
+        ([LayerKV(ENTRY), LayerKV(replace(ENTRY, head_dim=16))], 16, "the same entry of a token"),
+        (
+            [LayerKV(ENTRY), LayerKV(replace(ENTRY, format=KV_FORMATS["float16"]))],
+            16,
+            "the same entry of a token",
+        ),
     ],
 )
 def test_layers_that_share_no_pages_are_refused(
@@ -116,12 +127,20 @@ def test_layers_that_share_no_pages_are_refused(
     ("groups", "per_page", "why"),
     [
         ((), 1, "each layer from 0 on once"),
-        ((KVGroup("full", (0, 2), 8),), 2, "each layer from 0 on once"),
-        ((KVGroup("full", (0, 1), 8),), 1, "1 to 1 layers"),
-        ((KVGroup("window", (0,), 8, 4),), 1, "group 0 must keep all positions"),
-        ((KVGroup("full", (0,), 8), KVGroup("full", (1,), 8)), 1, "and those behind it one window"),
-        ((KVGroup("full", (0,), 8), KVGroup("full", (1,), 8, 4)), 1, "must be of kind window"),
-        ((KVGroup("full", (0,), 8), KVGroup("window", (1,), 4, 4)), 1, "bytes_per_token"),
+        ((KVGroup("full", (0, 2), ENTRY),), 2, "each layer from 0 on once"),
+        ((KVGroup("full", (0, 1), ENTRY),), 1, "1 to 1 layers"),
+        ((KVGroup("window", (0,), ENTRY, 4),), 1, "group 0 must keep all positions"),
+        (
+            (KVGroup("full", (0,), ENTRY), KVGroup("full", (1,), ENTRY)),
+            1,
+            "and those behind it one window",
+        ),
+        (
+            (KVGroup("full", (0,), ENTRY), KVGroup("full", (1,), ENTRY, 4)),
+            1,
+            "must be of kind window",
+        ),
+        ((KVGroup("full", (0,), ENTRY), KVGroup("window", (1,), LATENT, 4)), 1, "one entry"),
     ],
 )
 def test_groups_that_make_no_layout_are_refused(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.kv.format import KV_FORMATS
 from aioserve.kv.namespace import KVContent, cache_key, namespace_key
 
 parts = st.none() | st.text() | st.sampled_from(["salt1:x,", "1:x,", "adapter", "\ud800"])
@@ -48,7 +49,7 @@ contents = st.builds(
     weights=st.binary(max_size=3),
     computation=st.binary(max_size=3),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    kv_format=st.sampled_from(["float32", "bfloat16"]),
+    kv_format=st.sampled_from(list(KV_FORMATS.values())),
     page_size=st.sampled_from([1, 16]),
     kernels=st.text(max_size=3),
 )
@@ -75,7 +76,7 @@ def test_the_cache_key_is_this_one_in_every_version_of_python() -> None:
         computation=b"c",
         dtype="bfloat16",
         activation_quantization="int8",
-        kv_format="bfloat16",
+        kv_format=KV_FORMATS["bfloat16"],
         page_size=16,
         kernels="native avx2",
     )

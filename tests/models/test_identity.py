@@ -90,6 +90,7 @@ def test_two_processes_agree(tmp_path: Path):
     code = (
         "import sys\n"
         "import numpy as np\n"
+        "from aioserve.kv.format import KV_FORMATS\n"
         "from aioserve.kv.namespace import KVContent, cache_key, namespace_key\n"
         "from aioserve.models.files import model_files\n"
         "from aioserve.models.identity import computation_digest, weights_digest\n"
@@ -99,7 +100,7 @@ def test_two_processes_agree(tmp_path: Path):
         "    weights = weights_digest(stored, config)\n"
         "content = KVContent(weights=weights, computation=computation_digest(config, 64),\n"
         "    dtype='float32', activation_quantization='int8',\n"
-        "    kv_format='float32', page_size=16, kernels='native portable')\n"
+        "    kv_format=KV_FORMATS['float32'], page_size=16, kernels='native portable')\n"
         "key = cache_key(content, namespace_key(salt='x'), np.arange(5, dtype=np.int32))\n"
         "print(key.hex())\n"
     )

@@ -13,9 +13,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aioserve.kv.format import KVEntry
 from aioserve.kv.layout import KVLayout, LayerKV, first_seen, kv_layout
 from aioserve.ops import Backend, HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind, KVLayer
+from aioserve.ops.kv_cache import format_of_floats
 from tests.ops.contents import contents, fill
 from tests.ops.scenarios import random
 
@@ -37,7 +39,8 @@ class GroupedScene:
     """Whether all of a page is numbers where some of it is seen."""
 
     def layout(self, grouped: bool) -> KVLayout:
-        layers = [LayerKV(64, window) for window in self.windows]
+        entry = KVEntry(format_of_floats(self.dtype), KV_HEADS, DIM)
+        layers = [LayerKV(entry, window) for window in self.windows]
         return kv_layout(layers, 10**6, grouped=grouped)
 
     def attended(self, backend: Backend, grouped: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -45,8 +48,7 @@ class GroupedScene:
         step's tokens, read from the pages that they were written to. Nothing else has changed."""
         layout = self.layout(grouped)
         host, num_pages = self.host(layout)
-        shape = KVShape(layout, num_pages, self.page_size, KV_HEADS, DIM, self.dtype)
-        kv = backend.allocate_kv(shape)
+        kv = backend.allocate_kv(KVShape(layout, num_pages, self.page_size))
         fill(kv, self.history(layout, host, num_pages))
         before = contents(kv).cpu()
         batch = backend.prepare(host, kv, backend.allocate_slots(1))

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aioserve.kv.layout import LayerKV, kv_layout
 from aioserve.ops import Backend, Batch, KVCache, KVShape
 from aioserve.ops.backend import AttentionKind, KVLayer, RMSNorm, Rotation
-from tests.ops.scenarios import Heads, Scenario, lay_out, random
+from tests.ops.scenarios import Heads, Scenario, lay_out, one_group, random
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,8 +27,8 @@ class Latents:
 
     def shape(self, num_pages: int, page_size: int, dtype: torch.dtype) -> KVShape:
         """Pages of two layers, of which tests use the second."""
-        layout = kv_layout([LayerKV(bytes_per_token=4, latent=True)] * 2, 1)
-        return KVShape(layout, num_pages, page_size, 1, self.dim, dtype, self.rank)
+        layout = one_group(2, 1, self.dim, dtype, latent=True)
+        return KVShape(layout, num_pages, page_size, self.rank)
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aioserve.kv.format import KVEntry
 from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.ops import Backend, Batch, HostBatch, KVCache, KVShape
 from aioserve.ops.backend import KVLayer
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.ops.kv_cache import PlainKVCache, format_of_floats
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.reference import ReferenceBackend
 from tests.ops.contents import fill
@@ -119,19 +120,22 @@ def allocate(
     head_dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    layout = one_group(num_layers)
-    return backend.allocate_kv(KVShape(layout, num_pages, page_size, num_kv_heads, head_dim, dtype))
+    layout = one_group(num_layers, num_kv_heads, head_dim, dtype)
+    return backend.allocate_kv(KVShape(layout, num_pages, page_size))
 
 
-def one_group(num_layers: int) -> KVLayout:
+def one_group(
+    num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, *, latent: bool = False
+) -> KVLayout:
     """The layout of layers that see everything."""
-    return kv_layout([LayerKV(bytes_per_token=4)] * num_layers, 1)
+    entry = KVEntry(format_of_floats(dtype), num_kv_heads, head_dim, latent)
+    return kv_layout([LayerKV(entry)] * num_layers, 1)
 
 
 def plain_cache(values: Tensor, device: torch.device | str = "cpu") -> PlainKVCache:
     """Pages that hold `values`, shaped as by `contents`, in memory of their own."""
     layers, _, pages, heads, size, dim = values.shape
-    shape = KVShape(one_group(layers), pages, size, heads, dim, values.dtype)
+    shape = KVShape(one_group(layers, heads, dim, values.dtype), pages, size)
     cache = PlainKVCache(torch.empty(shape.plain(), dtype=values.dtype, device=device), shape)
     fill(cache, values.to(device))
     return cache

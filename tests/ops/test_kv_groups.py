@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from aioserve.kv.format import KV_FORMATS, KVEntry
 from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.ops import HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind, KVLayer
@@ -18,11 +19,12 @@ from tests.ops.scenarios import BACKENDS, NATIVE, random
 from tests.tiers import examples
 
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-TWO_GROUPS = kv_layout([LayerKV(64), LayerKV(64, 5)], 1000)
+ENTRY = KVEntry(KV_FORMATS["float32"], 2, 16)
+TWO_GROUPS = kv_layout([LayerKV(ENTRY), LayerKV(ENTRY, 5)], 1000)
 
 
 def shape(layout: KVLayout, num_pages: int = 12, page_size: int = 4) -> KVShape:
-    return KVShape(layout, num_pages, page_size, 2, 16, torch.float32)
+    return KVShape(layout, num_pages, page_size)
 
 
 @backends
@@ -89,7 +91,7 @@ def test_a_location_of_any_group_is_checked(backend):
 
 @backends
 def test_tables_of_other_groups_are_refused(backend):
-    one = kv_layout([LayerKV(64)] * 2, 1)
+    one = kv_layout([LayerKV(ENTRY)] * 2, 1)
     kv = backend.allocate_kv(shape(one))
     with pytest.raises(ValueError, match="has page tables of 2 groups, and the pages are of 1"):
         backend.prepare(step(TWO_GROUPS), kv, backend.allocate_slots(1))
@@ -109,7 +111,7 @@ def test_a_layer_that_sees_more_than_its_pages_keep_is_refused(backend, window):
 
 @backends
 def test_a_batch_is_used_with_pages_of_the_groups_that_it_was_prepared_for(backend):
-    other = kv_layout([LayerKV(64), LayerKV(64, 9)], 1000)
+    other = kv_layout([LayerKV(ENTRY), LayerKV(ENTRY, 9)], 1000)
     kv = backend.allocate_kv(shape(TWO_GROUPS))
     batch = backend.prepare(step(TWO_GROUPS), kv, backend.allocate_slots(1))
     at = KVLayer(batch, backend.allocate_kv(shape(other)), 1)
@@ -118,7 +120,7 @@ def test_a_batch_is_used_with_pages_of_the_groups_that_it_was_prepared_for(backe
 
 
 def test_unused_room_of_a_page_is_part_of_it():
-    layout = kv_layout([LayerKV(64)] * 2 + [LayerKV(64, 5)] * 5, 1000)
+    layout = kv_layout([LayerKV(ENTRY)] * 2 + [LayerKV(ENTRY, 5)] * 5, 1000)
     assert [len(group.layers) for group in layout.groups] == [2, 2, 2, 1]
     cache = NATIVE.allocate_kv(shape(layout))
     assert contents(cache).shape == (2, 2, 12, 2, 4, 16)

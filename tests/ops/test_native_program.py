@@ -166,11 +166,11 @@ def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
 
 
 def cache(dtype: torch.dtype, num_pages: int, layers: int = 1, heads: int = KV_HEADS) -> Any:
-    return NATIVE.allocate_kv(KVShape(one_group(layers), num_pages, 16, heads, HEAD_DIM, dtype))
+    return NATIVE.allocate_kv(KVShape(one_group(layers, heads, HEAD_DIM, dtype), num_pages, 16))
 
 
 def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:
-    return NATIVE.record(compute, KVShape(one_group(1), 1, 1, KV_HEADS, HEAD_DIM, dtype))
+    return NATIVE.record(compute, KVShape(one_group(1, KV_HEADS, HEAD_DIM, dtype), 1, 1))
 
 
 def both_ways(compute: Forward, dtype: torch.dtype, host: HostBatch) -> tuple[Tensor, Tensor]:

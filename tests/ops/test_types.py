@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.ops import KVShape, SampleRows, backend_named
+from aioserve.kv.format import KVEntry, KVFormat, KVPlane
+from aioserve.kv.layout import LayerKV, kv_layout
+from aioserve.ops import Backend, KVShape, SampleRows, backend_named
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.contents import fill
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out, one_group
@@ -57,7 +59,7 @@ def test_values_lie_in_rows_or_in_pairs_of_tokens(
 def test_bytes_per_page_add_up_to_the_storage(dtype: torch.dtype, head_dim: int) -> None:
     cache = allocate(NATIVE, 3, 7, 16, 2, head_dim, dtype)
     assert 7 * cache.bytes_per_page == cache.storage.nbytes
-    assert KVShape(one_group(3), 7, 16, 2, head_dim, dtype).bytes_per_page == cache.bytes_per_page
+    assert KVShape(one_group(3, 2, head_dim, dtype), 7, 16).bytes_per_page == cache.bytes_per_page
 
 
 def test_a_cache_of_no_pages_is_refused_by_name() -> None:
@@ -65,8 +67,18 @@ def test_a_cache_of_no_pages_is_refused_by_name() -> None:
         allocate(NATIVE, 3, 0, 16, 2, 32, torch.float32)
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_format_without_kernels_is_refused_by_name(backend: Backend) -> None:
+    planes = KVPlane("values", "float32", 4), KVPlane("scales", "float32", 4, dims_per_item=0)
+    entry = KVEntry(KVFormat("scaled", planes), 2, 8)
+    shape = KVShape(kv_layout([LayerKV(entry)] * 3, 1), 2, 4)
+    assert shape.bytes_per_page == 4 * 3 * 2 * 2 * (8 + 1) * 4
+    with pytest.raises(ValueError, match=r"values alone, got scaled with \['values', 'scales'\]"):
+        backend.allocate_kv(shape)
+
+
 def test_storage_of_another_shape_is_no_cache() -> None:
-    shape = KVShape(one_group(3), 2, 4, 2, 8, torch.float32)
+    shape = KVShape(one_group(3, 2, 8, torch.float32), 2, 4)
     PlainKVCache(torch.zeros(2, 3, 2, 2, 4, 8), shape)
     for storage in (torch.zeros(3, 2, 2, 2, 4, 8), torch.zeros(2, 3, 2, 2, 4, 8).half()):
         with pytest.raises(ValueError, match=r"storage must be torch.float32 of shape \(2, 3, 2"):

@@ -17,6 +17,7 @@ import msgspec
 
 from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
 from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.kv.format import KV_FORMATS
 from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import pages_of_sequence
 from aioserve.models.files import model_files
@@ -290,7 +291,7 @@ def _pages_of_groups(model: str, scene: Scene) -> dict[str, Any]:
     """Numbers of pages that hold as much as those of a scene do, each of which has all layers.
     Where these are few, they hold the longest request, and at most another one like it."""
     config, options = model_files(Path(model)).config(), scene.options
-    layout = kv_layout(config.kv_layers(4), config.max_position_embeddings)
+    layout = kv_layout(config.kv_layers(KV_FORMATS["float32"]), config.max_position_embeddings)
     num_pages, page_size = options["num_pages"], options["page_size"]
     if scene.tight and layout.num_window_groups:
         largest = max([ask.most_tokens for ask in scene.waves[0]])

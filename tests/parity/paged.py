@@ -28,7 +28,7 @@ class PagedRun:
     ) -> None:
         self.decoder = decoder
         self.page_size = page_size
-        layers = decoder.config.kv_layers(decoder.kv_dtype.itemsize)
+        layers = decoder.config.kv_layers(decoder.kv_format)
         decoder.layout = kv_layout(layers, decoder.max_model_len, grouped=grouped)
         self.groups = decoder.layout.groups
         self.cache = decoder.new_cache(num_pages, page_size)

@@ -30,7 +30,7 @@ class PlannedRun:
         self, decoder: Decoder, page_size: int, *, num_pages: int = 256, num_host_pages: int = 256
     ) -> None:
         self.page_size = page_size
-        layers = decoder.config.kv_layers(decoder.kv_dtype.itemsize)
+        layers = decoder.config.kv_layers(decoder.kv_format)
         decoder.layout = kv_layout(layers, decoder.max_model_len, grouped=False)
         self.cache = _poisoned(decoder, num_pages, page_size)
         self.host_cache = _poisoned(decoder, num_host_pages, page_size)

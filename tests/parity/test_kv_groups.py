@@ -78,6 +78,6 @@ def test_long_decodes_agree_with_a_whole_prompt(name, backend, directory_of):
     logits = [run.step({"a": prompt[:21]})["a"]]
     logits += [run.step({"a": [token]})["a"] for token in prompt[21:]]
     torch.testing.assert_close(torch.cat(logits), whole, rtol=1e-4, atol=1e-5)
-    layout = kv_layout(model.config.kv_layers(4), model.max_model_len)
+    layout = kv_layout(model.config.kv_layers(model.kv_format), model.max_model_len)
     window = -(-layout.window // 4) + 1
     assert run.num_held <= -(-len(prompt) // 4) + layout.num_window_groups * window

@@ -16,6 +16,7 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
+from aioserve.kv.format import KV_FORMATS
 from aioserve.kv.layout import kv_layout
 from aioserve.kv.pages import pages_for
 from aioserve.models.config import DecoderConfig
@@ -63,7 +64,8 @@ async def test_pages_are_those_of_an_engine(
     assert machine.num_pages == int(beside * 0.9) // page_bytes
     # Copies move what is in a page.
     config = DecoderConfig.from_dict(CONFIGS[name])
-    layout = kv_layout(config.kv_layers(4), max_model_len or config.max_position_embeddings)
+    layers = config.kv_layers(KV_FORMATS["float32"])
+    layout = kv_layout(layers, max_model_len or config.max_position_embeddings)
     assert layout.bytes_per_page(page_size) == page_bytes
     assert isinstance(machine.cost, RooflineCost)
     whole = machine.cost.model.kv_bytes_per_token // config.num_layers * layout.layers_per_page
@@ -97,7 +99,7 @@ def test_whatever_the_layers_and_the_longest_context_pages_hold_those_of_the_dec
     path.write_text(json.dumps(config_of(types, window, longest)))
     machine = simulated(str(path), page_size=page_size, max_model_len=max_model_len)
     config = DecoderConfig.from_dict(config_of(types, window, longest))
-    layout = kv_layout(config.kv_layers(2), max_model_len or longest)
+    layout = kv_layout(config.kv_layers(KV_FORMATS["bfloat16"]), max_model_len or longest)
     assert machine.num_window_groups == layout.num_window_groups
     assert machine.window == layout.window
 

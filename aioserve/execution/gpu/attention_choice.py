@@ -187,9 +187,8 @@ class _Trial:
         heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
         # One layer in one group, for kinds of any group.
-        layout = kv_layout(decoder.config.kv_layers(decoder.kv_dtype.itemsize)[:1], 1)
-        shape = KVShape(layout, num_pages, config.page_size, heads.kv, heads.dim, decoder.kv_dtype)
-        cache = backend.allocate_kv(shape)
+        layout = kv_layout(decoder.config.kv_layers(decoder.kv_format)[:1], 1)
+        cache = backend.allocate_kv(KVShape(layout, num_pages, config.page_size))
         # The random numbers of the program that the engine lives in stay its own.
         generator = torch.Generator(backend.device).manual_seed(0)
         self._cache = _filled(cache, self._host, generator)

@@ -285,7 +285,7 @@ def _described(
             "device": str(decoder.backend.device),
             "step_program": decoder.program is not None,
             "dtype": str(decoder.dtype).removeprefix("torch."),
-            "kv_dtype": str(decoder.kv_dtype).removeprefix("torch."),
+            "kv_dtype": decoder.kv_format.name,
             "weight_bytes": decoder.weight_memory.by_format(),
             "weights": [asdict(one) for one in decoder.weight_memory.formats],
             "kv_cache_bytes": model.cache.storage.nbytes - scratch_bytes,

@@ -24,6 +24,7 @@ from aioserve.ops import (
     StepProgram,
     TensorOps,
 )
+from aioserve.ops.kv_cache import format_of_floats
 
 __all__ = ["DecoderHead"]
 
@@ -57,10 +58,9 @@ class DecoderHead(ABC):
         self.hidden_size: int = config.hidden_size
         self.max_model_len: int = max_model_len
         """Longest context in tokens."""
-        layers = config.kv_layers(self.dtype.itemsize)
+        layers = config.kv_layers(format_of_floats(self.dtype))
         self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=False)
         """Layers share every KV page."""
-        self._heads = config.heads
         self._backend = weights.backend
         self._embedding = embedding
         self._output = output
@@ -76,8 +76,7 @@ class DecoderHead(ABC):
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for the head's layers."""
-        heads = self._heads
-        return KVShape(self.layout, num_pages, page_size, heads.kv, heads.dim, self.dtype)
+        return KVShape(self.layout, num_pages, page_size)
 
     def new_cache(self, num_pages: int, page_size: int) -> KVCache:
         return self._backend.allocate_kv(self.kv_shape(num_pages, page_size))

@@ -87,7 +87,7 @@ class TableDecoder:
 
 
 def cache_of(backend: Backend) -> KVCache:
-    return backend.allocate_kv(KVShape(one_group(1), 33, 4, 1, 16, torch.float32))
+    return backend.allocate_kv(KVShape(one_group(1, 1, 16, torch.float32), 33, 4))
 
 
 def steps_on_host() -> DecoderSteps:

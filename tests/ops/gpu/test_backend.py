@@ -116,7 +116,7 @@ def test_kv_pages_are_refused_where_kernels_have_none(backend: CudaBackend) -> N
 
 def test_pages_of_the_host_are_copied_to_and_from(backend: CudaBackend) -> None:
     cache = allocate(backend, 2, 3, 4, 2, 8, torch.float16)
-    host = backend.allocate_host_kv(KVShape(one_group(2), 5, 4, 2, 8, torch.float16))
+    host = backend.allocate_host_kv(KVShape(one_group(2, 2, 8, torch.float16), 5, 4))
     assert host.storage.is_cpu
     fill(cache, random(*by_layer(cache).shape, dtype=torch.float16))
     host.storage.zero_()

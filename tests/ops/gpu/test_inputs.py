@@ -259,8 +259,8 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
     storage = torch.cat([scenario.storage, torch.full_like(scenario.storage[:, :, :1], 5.0)], dim=2)
     found = []
     for padding in (None, Padding(8, page=pages, slot=3)):
-        shape = KVShape(one_group(1), pages + 1, PAGE_SIZE, heads.kv, heads.dim, torch.float32)
-        kv = backend.allocate_kv(shape)
+        layout = one_group(1, heads.kv, heads.dim, torch.float32)
+        kv = backend.allocate_kv(KVShape(layout, pages + 1, PAGE_SIZE))
         fill(kv, storage)
         last_tokens = torch.full((6,), -5, device=device)
         _, inputs = packed(empty_layout(), host, samples, device, padding)

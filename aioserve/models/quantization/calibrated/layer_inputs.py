@@ -78,7 +78,7 @@ class _ShownOps(TensorOps):
     def __init__(self, decoder: Decoder, host: HostBatch, visit: Visit) -> None:
         # Each layer reads what it has just written, and nothing else: all may write to one place.
         shape = decoder.kv_shape(len(host.context_lens), int(host.context_lens.max()))
-        layout = kv_layout(decoder.config.kv_layers(decoder.kv_dtype.itemsize)[:1], 1)
+        layout = kv_layout(decoder.config.kv_layers(decoder.kv_format)[:1], 1)
         kv = decoder.backend.allocate_kv(shape._replace(layout=layout))
         nothing_pending = decoder.backend.allocate_slots(1)
         decoder.cover(host.max_context)

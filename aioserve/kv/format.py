@@ -1,0 +1,128 @@
+"""Formats of KV: in which numbers a token's keys and values are kept, and how many bytes these are.
+
+    entry      what one token leaves in one layer: keys and values of its KV heads, or a latent
+    plane      numbers of one kind in it: the values, or what scales them
+    page       the entries of its tokens in the layers of a group, plane by plane
+
+A format is one entry of a table, and kernels that read and write it. Layouts, `aioserve plan`, keys
+of cached KV and backends ask it for bytes. Values alone, which every folder may use: imports
+nothing else of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["COUNTED_KV_FORMATS", "KV_FORMATS", "KVEntry", "KVFormat", "KVPlane"]
+
+KERNEL_STEP_BYTES = 4
+"""Kernels lay the values of a head out in whole steps of so many bytes."""
+
+
+class KVPlane(NamedTuple):
+    """Numbers of one kind that each head of an entry has."""
+
+    name: str
+    dtype: str
+    """Data type of a number, as torch names it: "bfloat16"."""
+    item_bytes: int
+    dims_per_item: int = 1
+    """Dimensions of a head that share a number; 0: all of them."""
+    step_bytes: int = 1
+    """The numbers of a head take whole steps of so many bytes."""
+
+    def items(self, head_dim: int) -> int:
+        """Numbers of one head."""
+        return -(-head_dim // self.dims_per_item) if self.dims_per_item else 1
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of the numbers of one head, with what fills its last step."""
+        return -(-self.items(head_dim) * self.item_bytes // self.step_bytes) * self.step_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Planes of numbers in which KV is kept.
+
+    Raises `ValueError` without planes, for two of one name, and for a size out of its range.
+    """
+
+    name: str
+    """The name that options, facts and keys of cached KV have for it."""
+    planes: tuple[KVPlane, ...]
+    """The first holds the values."""
+
+    def __post_init__(self) -> None:
+        names = [plane.name for plane in self.planes]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"planes must be at least one, of different names, got {names}")
+        for plane in self.planes:
+            if min(plane.item_bytes, plane.step_bytes) < 1 or plane.dims_per_item < 0:
+                raise ValueError(
+                    "item_bytes and step_bytes must be at least 1 and dims_per_item at least 0, "
+                    f"got {plane}"
+                )
+
+    @classmethod
+    def of_floats(cls, dtype: str, item_bytes: int) -> KVFormat:
+        """The format that keeps floats as they are computed."""
+        return cls(dtype, (KVPlane("values", dtype, item_bytes, step_bytes=KERNEL_STEP_BYTES),))
+
+    @property
+    def values(self) -> KVPlane:
+        """The plane of the values."""
+        return self.planes[0]
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of a key or a value of one head, in all planes."""
+        return sum([plane.head_bytes(head_dim) for plane in self.planes])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+KV_FORMATS: Mapping[str, KVFormat] = MappingProxyType(
+    {
+        "float32": KVFormat.of_floats("float32", 4),
+        "bfloat16": KVFormat.of_floats("bfloat16", 2),
+        "float16": KVFormat.of_floats("float16", 2),
+    }
+)
+"""Formats that engines keep KV in."""
+
+COUNTED_KV_FORMATS: dict[str, KVFormat] = {
+    **KV_FORMATS,
+    "fp8": KVFormat("fp8", (KVPlane("values", "float8_e4m3fn", 1, step_bytes=KERNEL_STEP_BYTES),)),
+    "int8": KVFormat("int8", (KVPlane("values", "int8", 1, step_bytes=KERNEL_STEP_BYTES),)),
+}
+"""These, and formats that `aioserve plan` alone knows. Their scales aren't counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVEntry:
+    """KV of one token in one layer."""
+
+    format: KVFormat
+    num_kv_heads: int
+    head_dim: int
+    """Numbers of a key, and as many of a value; of a latent vector, which stands for both."""
+    latent: bool = False
+    """True for one latent vector in place of keys and values."""
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of each head: a key and a value, or one latent."""
+        return 1 if self.latent else 2
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all planes."""
+        return self.num_vectors * self.num_kv_heads * self.format.head_bytes(self.head_dim)
+
+    def page_shape(self, plane: KVPlane, page_size: int) -> tuple[int, int, int, int]:
+        """Numbers of one plane that a page has in one layer: vectors, heads, tokens, and those of a
+        head, without what fills its last step."""
+        return self.num_vectors, self.num_kv_heads, page_size, plane.items(self.head_dim)
