@@ -149,7 +149,12 @@ class Step:
     callbacks: LoopCallbacks
     told: asyncio.Future[float]
 
-    def end(self, error: Exception | None) -> None:
+    def end(self) -> None:
+        error = None
+        try:
+            self.event.synchronize()
+        except Exception as raised:
+            error = raised
         self.callbacks.put(lambda: self._tell(error))
 
     def _tell(self, error: Exception | None) -> None:

@@ -37,29 +37,33 @@ class CpuWorker:
         self,
         model: Decoder,
         cache: KVCache,
-        host_cache: KVCache | None,
+        host_cache: KVCache | None = None,
         *,
         num_slots: int,
-        prefault: Prefault,
-        verification: Verification | None,
-        leave_python: Callable[[], None],
+        num_pages: int | None = None,
+        prefault_pages: int = 0,
+        verification: Verification | None = None,
     ) -> None:
         """`host_cache` is where pages are copied to and from "the host": here it is the same
-        memory. `prefault` is told what steps write. `verification` says which draft tokens are
-        accepted; None: by sampler match. `leave_python` is called where a step goes on in compiled
-        code for a while."""
+        memory. The first `num_pages` of `cache` are the pool; None: all. Of them, `prefault_pages`
+        past those in use have their memory before they are needed. `verification` says which draft
+        tokens are accepted; None: by sampler match."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them.
         self._last_tokens = model.backend.allocate_slots(num_slots + 1)  # and `spare_slot`
-        self._prefault = prefault
+        self._prefault = Prefault(cache, prefault_pages, num_pages=num_pages)
         self._verification = verification or SamplerMatch(model.backend)
-        self._leave_python = leave_python
+        self.idle: Callable[[], bool] = self._prefault.advance
+        """A piece of work for a time when no step runs; False if there was none."""
+        self.leave_python: Callable[[], None] = lambda: None
+        """Called where a step goes on in compiled code for a while; set by the home of the
+        worker."""
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
-        self._leave_python()
+        self.leave_python()
         self._model.backend.copy_pages(self._caches, copies)
 
     def step(self, block: StepArrays) -> _Computed:
@@ -72,7 +76,7 @@ class CpuWorker:
         batch = model.backend.prepare(batch, self._cache, self._last_tokens)
         # torch lets go of the GIL while it makes a tensor. From here on the loop takes it then.
         model.make_room(len(batch.token_ids))
-        self._leave_python()
+        self.leave_python()
         extras, pooled = block.extras, ()
         reads_logits = block.verified is not None and self._verification.reads_logits(block)
         drawn_at_once = not block.pooled and (extras is None or extras.logprobs is None)

@@ -1,24 +1,17 @@
-"""Runs steps of a decoder in one step thread, on whatever backend the decoder has."""
+"""The home of a host and a worker that computes at once: one step thread."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
 
 import torch
 
 from aioserve.drafting.drafter import Drafter
 from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.host import Host
-from aioserve.execution.prefault import Prefault
-from aioserve.execution.speculation.branches import ScratchPages
-from aioserve.execution.speculation.resolver import StepFollower
-from aioserve.execution.speculation.verification import Verification
 from aioserve.execution.step_thread import StepThread
-from aioserve.models.decoder import Decoder
-from aioserve.ops import KVCache
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -27,52 +20,17 @@ __all__ = ["StepThreadRunner"]
 
 
 class StepThreadRunner:
-    """The home of a host and its worker in one thread: the host resolves a step, and the worker
-    computes it, when the step before is known. Made on the event loop that will await its steps.
-    """
+    """A `Runner`: the host resolves a step, and the worker computes it, when the step before is
+    known. Made on the event loop that will await its steps."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        cache: KVCache,
-        *,
-        num_slots: int,
-        name: str,
-        host_cache: KVCache | None = None,
-        prefault_pages: int = 0,
-        processors: Sequence[Callable[[str], Any]] = (),
-        follower: StepFollower | None = None,
-        verification: Verification | None = None,
-        max_branches: int = 0,
-        scratch_pages: int = 0,
-    ) -> None:
-        """`prefault_pages`: of `cache`, as many past those in use have their memory before they
-        are needed, from times when no step runs. `host_cache` and `verification` are as `CpuWorker`
-        has them, `processors`, `follower` and `max_branches` as `Host`, whose scratch pages are the
-        last `scratch_pages` of `cache`."""
-        pool = cache.num_pages - scratch_pages
-        prefault = Prefault(cache, prefault_pages, num_pages=pool)
-        self._host = Host(
-            cache.page_size,
-            num_slots,
-            cache.layout.num_groups,
-            processors,
-            follower=follower,
-            max_branches=max_branches,
-            scratch=ScratchPages(pool, cache.num_pages),
-        )
+    def __init__(self, host: Host, worker: CpuWorker, *, name: str) -> None:
+        """`name`: of its thread, behind that of the library."""
+        self._host = host
+        self._worker = worker
         self._thread: StepThread[StepOutcome] = StepThread(
-            f"aioserve-{name}", torch.inference_mode, idle=prefault.advance
+            f"aioserve-{name}", torch.inference_mode, idle=worker.idle
         )
-        self._worker = CpuWorker(
-            model,
-            cache,
-            host_cache,
-            num_slots=num_slots,
-            prefault=prefault,
-            verification=verification,
-            leave_python=self._thread.tell_loop,
-        )
+        worker.leave_python = self._thread.tell_loop
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
@@ -88,4 +46,5 @@ class StepThreadRunner:
         self._host.take_drafter(drafter, time.perf_counter)
 
     async def aclose(self) -> None:
+        self._thread.post(self._worker.close)
         await self._thread.aclose()

@@ -28,6 +28,7 @@ class PendingStep(Protocol):
 class Worker(Protocol):
     """A model with its weights, its KV pages and the last token of each slot.
 
+    A `Placement` loads its weights, measures what is left for pages, allocates these and makes it.
     Its tokens follow from the blocks that it is given alone: it sees no plan and runs no drafter.
     All calls come in the order of the steps, from one thread.
     """

@@ -19,6 +19,8 @@ from aioserve.execution.cuda_driver import Card, Driver
 from aioserve.execution.gpu.graphs import default_graph_sizes
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
+from aioserve.execution.gpu.worker import CudaWorker
+from aioserve.execution.host import Host
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.request import SamplingParams
 from aioserve.testing.fake_device import VOCAB_SIZE
@@ -48,9 +50,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
             max_rows=max(num_slots, *sizes),
             max_model_len=MAX_MODEL_LEN,
         )
-        runner = CudaRunner(
-            gpu, steps, num_slots=num_slots, name=model, graph_sizes=sizes, host_side=Threads()
-        )
+        host = Host(config.page_size, num_slots, steps.num_groups)
+        worker = CudaWorker(gpu, steps, sizes)
+        runner = CudaRunner(host, worker, name=model, host_side=Threads())
         await runner.capture_graphs(lambda done, total: None)
         return LoadedModel(
             name=model,

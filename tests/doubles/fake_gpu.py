@@ -1,7 +1,8 @@
 """A GPU without one: streams that run at their own pace, events, and memory that notices races.
 
     gpu = FakeGpu(seed=7)                     on a simulated loop: work takes virtual time
-    runner = CudaRunner(gpu, model, host_side=SimulatedHost(gpu), ...)
+    worker = CudaWorker(gpu, model)
+    runner = CudaRunner(host, worker, host_side=SimulatedHost(gpu), ...)
     ...
     assert not gpu.violations
 

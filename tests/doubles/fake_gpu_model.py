@@ -23,6 +23,8 @@ from aioserve.execution.gpu.graphs import max_sequences
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.gpu.worker import CudaWorker
+from aioserve.execution.host import Host
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.execution.speculation.resolver import StepFollower
 from aioserve.kv.pages import pages_for
@@ -374,11 +376,9 @@ class FakeGpuModel:
         )
         host_side: HostSide = SimulatedHost(self.gpu)
         runner = CudaRunner(
-            self.gpu,
-            model,
-            num_slots=num_slots,
+            Host(config.page_size, num_slots, model.num_groups),
+            CudaWorker(self.gpu, model, self.graph_sizes),
             name="fake",
-            graph_sizes=self.graph_sizes,
             host_side=host_side,
             hung_seconds=self.hung_seconds,
             follower=self._drafts and self._drafts(model, config.max_num_batched_tokens),

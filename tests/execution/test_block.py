@@ -18,7 +18,6 @@ from aioserve.errors import InvariantError
 from aioserve.execution.batch import PlanReader, StepArrays
 from aioserve.execution.block import packed, unpacked
 from aioserve.execution.cpu_worker import CpuWorker
-from aioserve.execution.prefault import Prefault
 from aioserve.ops.batch import BATCH_FIELDS, SAMPLE_FIELDS, HostBatch, SampleRows
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, StepPlan
@@ -82,15 +81,7 @@ PLANS = (
 def tokens_of(blocks: list[StepArrays]) -> list[list[int]]:
     """Tokens that a worker gives for steps, as a process of its own would."""
     pages = cache(8)
-    worker = CpuWorker(
-        cast(Any, LogitsByToken()),
-        pages,
-        None,
-        num_slots=16,
-        prefault=Prefault(pages, 0),
-        verification=None,
-        leave_python=lambda: None,
-    )
+    worker = CpuWorker(cast(Any, LogitsByToken()), pages, num_slots=16)
     with torch.inference_mode():
         return [list(worker.step(block).outcome().token_ids) for block in blocks]
 

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter
-from aioserve.execution.speculation.branches import scratch_pages
+from aioserve.execution.cpu_worker import CpuWorker
+from aioserve.execution.host import Host
+from aioserve.execution.speculation.branches import ScratchPages, scratch_pages
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
@@ -153,15 +155,17 @@ async def run_all(
     cache = decoder.new_cache(2 * sum(sizes) + scratch, page_size)
     fill(cache, torch.full_like(contents(cache), POISON))
     follower = Follower()
-    runner = StepThreadRunner(
-        decoder,
-        cache,
-        num_slots=NUM_SLOTS,
-        name="test",
+    pool = cache.num_pages - scratch
+    host = Host(
+        page_size,
+        NUM_SLOTS,
+        groups,
         follower=follower,
         max_branches=max_branches,
-        scratch_pages=scratch,
+        scratch=ScratchPages(pool, cache.num_pages),
     )
+    worker = CpuWorker(decoder, cache, num_slots=NUM_SLOTS, num_pages=pool)
+    runner = StepThreadRunner(host, worker, name="test")
     if paths:
         runner.take_drafter(Told(dict(enumerate(paths))))
     # Not in order, so that a page that is mistaken for another shows.

@@ -12,6 +12,8 @@ import torch
 
 from aioserve.errors import InvariantError
 from aioserve.execution import prefault
+from aioserve.execution.cpu_worker import CpuWorker
+from aioserve.execution.host import Host
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
@@ -76,17 +78,17 @@ def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:
     return allocated
 
 
+def runner_of(model: LogitsByToken, device: KVCache, **options: Any) -> StepThreadRunner:
+    worker = CpuWorker(cast(Any, model), device, num_slots=16, **options)
+    return StepThreadRunner(Host(device.page_size, 16, 1), worker, name="test")
+
+
 async def run(
     *plans: StepPlan, model: LogitsByToken | None = None, **caches: KVCache
 ) -> list[StepOutcome]:
     model = model or LogitsByToken()
-    runner = StepThreadRunner(
-        cast(Any, model),
-        caches.get("device") or cache(8, backend=model.backend),
-        host_cache=caches.get("host"),
-        num_slots=16,
-        name="test",
-    )
+    device = caches.get("device") or cache(8, backend=model.backend)
+    runner = runner_of(model, device, host_cache=caches.get("host"))
     try:
         handles = [runner.launch(plan) for plan in plans]
         return [await handle for handle in handles]
@@ -157,7 +159,7 @@ async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
     bad = placed_plan(step=2, started_slots=starts(1), items=(item(5, 3, [20], 5),))
     good = placed_plan(step=3, items=(item(0, 4, [PENDING_TOKEN], 0), item(1, 3, [30], 1)))
     first = placed_plan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))
-    runner = StepThreadRunner(cast(Any, LogitsByToken()), cache(8), num_slots=16, name="test")
+    runner = runner_of(LogitsByToken(), cache(8))
     handles = [runner.launch(plan) for plan in (first, bad, good)]
     assert (await handles[0]).token_ids == (21,)
     with pytest.raises(InvariantError, match=r"slots \[5\] sample"):
@@ -172,9 +174,7 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
     device = cache(8)
     monkeypatch.setattr(type(device), "prefault", lambda self, *piece: asked.add(piece))
     monkeypatch.setattr(prefault, "PIECE_BYTES", 1)  # a page at a time
-    runner = StepThreadRunner(
-        cast(Any, LogitsByToken()), device, num_slots=16, name="test", prefault_pages=2
-    )
+    runner = runner_of(LogitsByToken(), device, prefault_pages=2)
 
     async def is_asked_for(*pages: int) -> None:
         expected = {(page, page + 1) for page in pages}

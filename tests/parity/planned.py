@@ -8,6 +8,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from aioserve.execution.cpu_worker import CpuWorker
+from aioserve.execution.host import Host
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.kv.layout import kv_layout
 from aioserve.models.decoder import Decoder
@@ -35,13 +37,8 @@ class PlannedRun:
         self.cache = _poisoned(decoder, num_pages, page_size)
         self.host_cache = _poisoned(decoder, num_host_pages, page_size)
         self._model = _Recorder(decoder)
-        self._runner = StepThreadRunner(
-            cast(Any, self._model),
-            self.cache,
-            host_cache=self.host_cache,
-            num_slots=NUM_SLOTS,
-            name="parity",
-        )
+        worker = CpuWorker(cast(Any, self._model), self.cache, self.host_cache, num_slots=NUM_SLOTS)
+        self._runner = StepThreadRunner(Host(page_size, NUM_SLOTS, 1), worker, name="parity")
         self._step = 0
 
     async def __aenter__(self) -> PlannedRun:

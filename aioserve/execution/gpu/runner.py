@@ -21,19 +21,17 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import StepArrays
-from aioserve.execution.gpu.device import Device, Event
+from aioserve.execution.gpu.device import Event
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
     HungDeviceError,
     Watchdog,
 )
 from aioserve.execution.gpu.graphs import GraphKey
-from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.gpu.waiting import Expected, Handler, HostSide, Threads
 from aioserve.execution.gpu.worker import CudaWorker, StepOnDevice
@@ -46,7 +44,6 @@ from aioserve.execution.speculation.resolving_queue import ResolvingQueue
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
-from aioserve.timings import clock_of
 
 __all__ = ["CudaRunner"]
 
@@ -67,16 +64,13 @@ class _Launched:
     """Plan of which a follower hears before any of it is enqueued."""
     pending: StepOnDevice | None = None
     """None: it is on its way to the device."""
+    enqueued_seconds: float | None = None
 
     @property
     def event(self) -> Event:
         if self.pending is None:
             raise InvariantError(f"{self} is waited for before it is on the device")
         return self.pending.event
-
-    @property
-    def enqueued_seconds(self) -> float | None:
-        return None if self.pending is None else self.pending.enqueued_seconds
 
     @property
     def is_done(self) -> bool:
@@ -126,33 +120,28 @@ class _Drafting:
 
 
 class CudaRunner:
-    """Drives a model on a device. Made on the event loop that will await its steps.
+    """A `Runner` of a host and its worker. Made on the event loop that will await its steps.
 
-    Decodes run as graphs of `graph_sizes`, captured by `capture_graphs` or when they are first
-    needed; with none every step runs eagerly. A step that is the oldest on the device for
+    A step that is the oldest on the device for
     `hung_seconds` ends the runner: a device that hangs can't be told from one that computes.
     """
 
     def __init__(
         self,
-        device: Device,
-        model: StepModel,
+        host: Host,
+        worker: CudaWorker,
         *,
-        num_slots: int,
         name: str,
-        graph_sizes: Sequence[int] = (),
         host_side: HostSide | None = None,
-        processors: Sequence[Callable[[str], Any]] = (),
         hung_seconds: float = HUNG_SECONDS,
         follower: StepFollower | None = None,
     ) -> None:
         """`follower` hears of every plan on the thread that launches steps, where the drafter that
         comes later computes with it, on the same stream."""
         loop = asyncio.get_running_loop()
-        self._device = device
-        self._host = Host(model.page_size, num_slots, model.num_groups, processors)
-        self._variants = tuple(model.variants)
-        self._worker = CudaWorker(device, model, clock_of(loop), graph_sizes)
+        self._device = worker.device
+        self._host = host
+        self._worker = worker
         self._queued: deque[_Launched] = deque()
         """Steps that wait for one in flight to end."""
         self._in_flight: deque[_Launched] = deque()
@@ -214,8 +203,7 @@ class CudaRunner:
 
         Raises what a step of a size raises; one that only can't be captured stays eager.
         """
-        sizes = self._worker.graphs.sizes[::-1]
-        keys = [GraphKey(size, variant) for size in sizes for variant in self._variants]
+        keys = self._worker.graph_keys
         for done, key in enumerate(keys):
             progress(done, len(keys))
             future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
@@ -267,9 +255,7 @@ class CudaRunner:
             self._in_flight.append(launched)
             if len(self._in_flight) == 1:
                 self._watchdog.progress()
-            begin = functools.partial(
-                _begin, launched, self._worker, self._follower, self._device, self._waiting
-            )
+            begin = functools.partial(_begin, launched, self._worker, self._follower, self._waiting)
             self._launching.put(begin)
 
     def _pass_by(self, plan: StepPlan) -> None:
@@ -377,7 +363,6 @@ def _begin(
     launched: _Launched,
     worker: CudaWorker,
     follower: StepFollower | None,
-    device: Device,
     waiting: Handler[Expected],
 ) -> None:
     """Begin a step, and have its end waited for."""
@@ -389,9 +374,10 @@ def _begin(
             if followed is not None and follower is not None:
                 _follow(follower, followed)
         except Exception as error:
-            pending = worker.fail(block.step, device.meaning_of(error))
+            pending = worker.fail(block.step, error)
         else:
             pending = worker.step(block)
+    launched.enqueued_seconds = launched.callbacks.clock()
     launched.pending = pending
     waiting.put(launched)
     # From here on its buffers may belong to another step.

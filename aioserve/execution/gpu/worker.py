@@ -78,7 +78,6 @@ class StepOnDevice:
     packed: PackedStep | None = None
     error: Exception | None = None
     """Why not all of it was enqueued."""
-    enqueued_seconds: float = 0.0
     timed: tuple[StepTimer, StepEvents] | None = None
     """Timer and times of a step that is timed."""
 
@@ -130,15 +129,13 @@ class CudaWorker:
         self,
         device: Device,
         model: StepModel,
-        clock: Callable[[], float],
         graph_sizes: Sequence[int] = (),
     ) -> None:
-        """Decodes run as graphs of `graph_sizes`, captured when they are first needed; with none
-        every step runs eagerly. `clock`, in seconds, tells when a step was enqueued."""
-        self.graphs: DecodeGraphs = DecodeGraphs(device, graph_sizes)
-        self._device = device
+        """Decodes run as graphs of `graph_sizes`, captured by `pad` or when they are first needed;
+        with none every step runs eagerly."""
+        self.device: Device = device
+        self._graphs = DecodeGraphs(device, graph_sizes)
         self._model = model
-        self._clock = clock
         self._timer: StepTimer | None = None
         self._before: Event | None = None
         """Done when the step that was begun last is."""
@@ -155,14 +152,20 @@ class CudaWorker:
     @contextmanager
     def within(self) -> Iterator[None]:
         """Entered by the thread of the steps."""
-        with self._device.within(), self.main.current():
+        with self.device.within(), self.main.current():
             yield
+
+    @property
+    def graph_keys(self) -> Sequence[GraphKey]:
+        """Graphs that steps of decodes may be, largest first."""
+        sizes, variants = self._graphs.sizes[::-1], self._model.variants
+        return [GraphKey(size, variant) for size in sizes for variant in variants]
 
     def begin(self) -> None:
         """Before the first step. What made the model was enqueued on streams of its own, which have
         no order with these: weights that are still on their way, slots that are not zero yet."""
         with contextlib.suppress(Exception):  # the first step will fail with it
-            self._device.synchronize()
+            self.device.synchronize()
 
     def time_steps(self) -> list[StepTime]:
         """Have the device time each step that is begun from now on. What is returned grows by one
@@ -170,8 +173,8 @@ class CudaWorker:
 
         A step is enqueued as before, with two events; nothing waits for them.
         """
-        with self._device.within():
-            timer = StepTimer(self._device, MAX_IN_FLIGHT)
+        with self.device.within():
+            timer = StepTimer(self.device, MAX_IN_FLIGHT)
         self._timer = timer
         return timer.times
 
@@ -185,7 +188,7 @@ class CudaWorker:
     def fail(self, step: int, error: Exception) -> StepOnDevice:
         """A step of which nothing is enqueued, as something failed before it. It ends in its
         turn."""
-        return self._begun(self._new(_nothing(step), error=error))
+        return self._begun(self._new(_nothing(step), error=self.device.meaning_of(error)))
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
         self.step(_nothing(COPIES_STEP, copies)).outcome()
@@ -195,8 +198,8 @@ class CudaWorker:
         packed, key = pending.packed, pending.graph_key
         if pending.error is None and packed is not None and key is not None:
             inputs, results = self._inputs, self._results
-            if self.graphs.is_missing(key):
-                self.graphs.capture(key, lambda: packed.enqueue(inputs, results))
+            if self._graphs.is_missing(key):
+                self._graphs.capture(key, lambda: packed.enqueue(inputs, results))
 
     def close(self) -> None:
         """Nothing is left to give back: memory goes with the worker."""
@@ -207,7 +210,7 @@ class CudaWorker:
         return StepOnDevice(
             step=block,
             buffers=self._free_buffers.popleft(),
-            device=self._device,
+            device=self.device,
             ended=self._ended,
             padding=padding,
             error=error,
@@ -222,8 +225,7 @@ class CudaWorker:
             try:
                 enqueue(pending)
             except Exception as error:
-                pending.error = pending.error or self._device.meaning_of(error)
-        pending.enqueued_seconds = self._clock()
+                pending.error = pending.error or self.device.meaning_of(error)
         self._running.append(pending)
         return pending
 
@@ -265,7 +267,7 @@ class CudaWorker:
             size, variant = pending.padding
             packed = self._model.pack_padding(inputs, size, variant)
         elif step.batch is not None:
-            size = self.graphs.size_for(step)
+            size = self._graphs.size_for(step)
             packed = self._model.pack(step, inputs, size)
         else:
             return None
@@ -276,7 +278,7 @@ class CudaWorker:
     def _copy_pages(self, copies: npt.NDArray[np.int32], buffers: Buffers) -> None:
         num_bytes = copies.nbytes
         if len(buffers.copies.array) < num_bytes:
-            buffers.copies = self._device.host_memory(2 * num_bytes)
+            buffers.copies = self.device.host_memory(2 * num_bytes)
         buffers.copies.array[:num_bytes] = copies.reshape(-1).view(np.uint8)
         if reads_any_of(copies, self._written_by_running(), self._model.page_size):
             self.main.record(buffers.before)
@@ -293,7 +295,7 @@ class CudaWorker:
         return [batch.token_locations for batch in batches if batch is not None]
 
     def _compute(self, packed: PackedStep, key: GraphKey | None) -> None:
-        graph = None if key is None else self.graphs.get(key)
+        graph = None if key is None else self._graphs.get(key)
         try:
             if graph is not None:
                 graph.replay()
@@ -301,15 +303,15 @@ class CudaWorker:
                 packed.enqueue(self._inputs, self._results)
             packed.finish(self._inputs, self._results)
         except Exception as error:
-            reason = self._device.meaning_of(error)
+            reason = self.device.meaning_of(error)
             if not isinstance(reason, OutOfDeviceMemoryError):
                 raise
             logger.warning(
                 "%s: %s; what was kept for later is given back, and the step enqueued once more",
-                self._device.name,
+                self.device.name,
                 reason,
             )
-            self._device.free_cached_memory()
+            self.device.free_cached_memory()
             packed.enqueue(self._inputs, self._results)
             packed.finish(self._inputs, self._results)
 

@@ -9,10 +9,12 @@ import functools
 from collections.abc import Callable, Sequence
 
 from aioserve.config import EngineConfig
+from aioserve.execution.cpu_worker import CpuWorker
+from aioserve.execution.host import Host
 from aioserve.execution.loading.place import Allocated, Placement, RunnerOptions, SparePages
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.reserve import reserve
-from aioserve.execution.speculation.branches import scratch_pages
+from aioserve.execution.speculation.branches import ScratchPages, scratch_pages
 from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
 from aioserve.execution.speculation.drafts.placing import Draft, draft_of, rejects
 from aioserve.execution.speculation.drafts.read import AnyReadDraft
@@ -32,7 +34,7 @@ PREFAULT_BYTES = 2**30
 """... as far as it takes no more than this; the last piece is a whole one."""
 
 
-class CpuPlacement(Placement[StepThreadRunner]):
+class CpuPlacement(Placement[CpuWorker, StepThreadRunner]):
     """On the backend that options name."""
 
     def load(
@@ -78,26 +80,34 @@ class CpuPlacement(Placement[StepThreadRunner]):
         draft.guess_by(drafter)
         return drafter
 
-    def start_of(
-        self, model: Allocated, config: EngineConfig, options: RunnerOptions
-    ) -> Callable[[], StepThreadRunner]:
+    def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> CpuWorker:
         drafter, verification = model.drafter, None
         if drafter is not None and rejects(config):
             verification = RejectionSampling(model.decoder.backend, drafter)
-        return functools.partial(
-            StepThreadRunner,
+        return CpuWorker(
             model.decoder,
             model.cache,
-            host_cache=model.host_cache,
-            num_slots=options.num_slots,
-            name=options.name,
+            model.host_cache,
+            num_slots=num_slots,
+            num_pages=model.num_pages,
             prefault_pages=_prefault_pages(model.cache, config),
-            processors=options.processors,
-            follower=drafter,
             verification=verification,
-            max_branches=model.spare.max_branches,
-            scratch_pages=model.spare.scratch,
         )
+
+    def start_of(
+        self, worker: CpuWorker, model: Allocated, options: RunnerOptions
+    ) -> Callable[[], StepThreadRunner]:
+        cache, num_pages = model.cache, model.num_pages
+        host = Host(
+            cache.page_size,
+            options.num_slots,
+            cache.layout.num_groups,
+            options.processors,
+            follower=model.drafter,
+            max_branches=model.spare.max_branches,
+            scratch=ScratchPages(num_pages, num_pages + model.spare.scratch),
+        )
+        return functools.partial(StepThreadRunner, host, worker, name=options.name)
 
 
 def _prefault_pages(cache: KVCache, config: EngineConfig) -> int:

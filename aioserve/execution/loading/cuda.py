@@ -31,6 +31,8 @@ from aioserve.execution.gpu.memory import (
 )
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.gpu.worker import CudaWorker
+from aioserve.execution.host import Host
 from aioserve.execution.loading.place import (
     Allocated,
     Placement,
@@ -52,7 +54,7 @@ __all__ = ["CudaPlacement"]
 
 
 @dataclass(frozen=True)
-class CudaPlacement(Placement[CudaRunner]):
+class CudaPlacement(Placement[CudaWorker, CudaRunner]):
     """On one device. `open` is the real one."""
 
     device: Device
@@ -155,30 +157,32 @@ class CudaPlacement(Placement[CudaRunner]):
         draft.guess_by(DrafterInMemory(drafter, self.device))
         return drafter
 
-    def start_of(
-        self, model: Allocated, config: EngineConfig, options: RunnerOptions
-    ) -> Callable[[], CudaRunner]:
+    def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> CudaWorker:
         drafter = model.drafter
         steps = DecoderSteps(
             model.decoder,
             model.cache,
             host_cache=model.host_cache,
-            num_slots=options.num_slots,
+            num_slots=num_slots,
             max_model_len=model.max_model_len,
             max_tokens=config.max_num_batched_tokens,
             max_sequences=max_sequences(config),
             states=None if drafter is None else drafter.states,
         )
+        return CudaWorker(self.device, steps, graph_sizes(config))
+
+    def start_of(
+        self, worker: CudaWorker, model: Allocated, options: RunnerOptions
+    ) -> Callable[[], CudaRunner]:
+        cache = model.cache
+        groups = cache.layout.num_groups
         return functools.partial(
             CudaRunner,
-            self.device,
-            steps,
-            num_slots=options.num_slots,
+            Host(cache.page_size, options.num_slots, groups, options.processors),
+            worker,
             name=options.name,
-            graph_sizes=graph_sizes(config),
             host_side=self.host_side,
-            processors=options.processors,
-            follower=drafter,
+            follower=model.drafter,
         )
 
     async def begin(

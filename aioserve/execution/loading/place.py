@@ -25,6 +25,7 @@ from aioserve.execution.speculation.drafts.computed_drafter import ComputedDraft
 from aioserve.execution.speculation.drafts.placing import Draft
 from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.execution.warm_up import warm_up
+from aioserve.execution.worker import Worker
 from aioserve.kv.pages import pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
 from aioserve.models.reading import ReadWeights
@@ -50,6 +51,7 @@ class PlacedRunner(Runner, Protocol):
 
 
 AnyRunner = TypeVar("AnyRunner", bound=PlacedRunner)
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 class SparePages(NamedTuple):
@@ -98,10 +100,13 @@ class RunnerOptions(NamedTuple):
     """`LoadedModel.processors`, which the engine fills."""
 
 
-class Placement(ABC, Generic[AnyRunner]):
+class Placement(ABC, Generic[AnyWorker, AnyRunner]):
     """One device, with what differs by device where a model is placed.
 
-    All but `start` and `begin` are called in a thread, one after the other.
+    A worker's life begins here: its weights are loaded, what is left for pages is measured, pages
+    are allocated, and then it is made. Its runner drives it from there on.
+
+    All but the call of `start_of` and `begin` are called in a thread, one after the other.
     """
 
     def within(self) -> AbstractContextManager[object]:
@@ -145,10 +150,15 @@ class Placement(ABC, Generic[AnyRunner]):
         Raises `ConfigError` for more than fit."""
 
     @abstractmethod
+    def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> AnyWorker:
+        """The worker that computes steps with this memory."""
+
+    @abstractmethod
     def start_of(
-        self, model: Allocated, config: EngineConfig, options: RunnerOptions
+        self, worker: AnyWorker, model: Allocated, options: RunnerOptions
     ) -> Callable[[], AnyRunner]:
-        """Return a call that makes the runner, on the event loop, and starts its threads."""
+        """Return a call that makes the runner of a host and this worker, on the event loop, and
+        starts its threads."""
 
     async def begin(
         self,
@@ -167,7 +177,7 @@ async def place_model(
     decoder: Decoder,
     text: Text,
     config: EngineConfig,
-    placement: Placement[Any],
+    placement: Placement[Any, Any],
     *,
     num_slots: int,
     seconds: dict[str, float],
@@ -187,7 +197,8 @@ async def place_model(
             facts = dict(placement.choose_kernels(decoder, config, seconds))
             began = time.perf_counter()
             model = allocated(placement, decoder, config, num_slots, draft)
-            start = placement.start_of(model, config, options)
+            worker = placement.worker_of(model, config, num_slots)
+            start = placement.start_of(worker, model, options)
             seconds["kv_cache"] = time.perf_counter() - began
         return model, facts, start
 
@@ -212,7 +223,7 @@ async def place_model(
 
 
 def allocated(
-    placement: Placement[Any],
+    placement: Placement[Any, Any],
     decoder: Decoder,
     config: EngineConfig,
     num_slots: int,

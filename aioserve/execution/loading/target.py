@@ -33,7 +33,7 @@ class Target(ABC):
         return
 
     @abstractmethod
-    def placement(self) -> Placement[Any]:
+    def placement(self) -> Placement[Any, Any]:
         """Import what the device needs, and open it. To be called in a thread. Raises
         `ConfigError`."""
 
@@ -43,7 +43,7 @@ class _Cpu(Target):
         is_native = used_backend(config.backend) == "native"
         self.formats = _formats(NATIVE, config) if is_native else PLAIN_FLOATS
 
-    def placement(self) -> Placement[Any]:
+    def placement(self) -> Placement[Any, Any]:
         return import_without_collecting("aioserve.execution.loading.cpu").CpuPlacement()
 
 
@@ -61,7 +61,7 @@ class _Cuda(Target):
                 value=speculation,
             )
 
-    def placement(self) -> Placement[Any]:
+    def placement(self) -> Placement[Any, Any]:
         cuda = import_without_collecting("aioserve.execution.loading.cuda")
         return cuda.CudaPlacement.open(self._name)
 

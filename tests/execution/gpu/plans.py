@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import StepModel
+from aioserve.execution.gpu.worker import CudaWorker
+from aioserve.execution.host import Host
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
@@ -39,16 +42,17 @@ def step_model(gpu: FakeGpu, **sizes: int) -> FakeStepModel:
     )
 
 
+def runner_of(
+    gpu: Device, model: StepModel, graph_sizes: Sequence[int] = (), **options: Any
+) -> CudaRunner:
+    """A runner of slots and pages as plans have them. Made on the loop."""
+    host = Host(model.page_size, NUM_SLOTS, model.num_groups)
+    return CudaRunner(host, CudaWorker(gpu, model, graph_sizes), **{"name": "test", **options})
+
+
 def simulated_runner(gpu: FakeGpu, model: StepModel | None = None, **options: Any) -> CudaRunner:
     """Made on the simulated loop."""
-    return CudaRunner(
-        gpu,
-        model or step_model(gpu),
-        num_slots=NUM_SLOTS,
-        name="test",
-        host_side=SimulatedHost(gpu),
-        **options,
-    )
+    return runner_of(gpu, model or step_model(gpu), host_side=SimulatedHost(gpu), **options)
 
 
 def starts(*slots: int) -> tuple[SlotStart, ...]:

@@ -49,10 +49,10 @@ from tests.execution.gpu.engines import (
 )
 from tests.execution.gpu.plans import (
     GREEDY,
-    NUM_SLOTS,
     item,
     pages_of,
     plan,
+    runner_of,
     simulated_runner,
     step_model,
     threaded_gpu,
@@ -294,7 +294,7 @@ def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them(
     async def main(gpu: FakeGpu) -> None:
         decoder, model = SlowDecoder(), step_model(gpu)
         drafter = model_beside(decoder, model, 64)
-        runner = CudaRunner(gpu, model, num_slots=NUM_SLOTS, name="slow", follower=drafter)
+        runner = runner_of(gpu, model, name="slow", follower=drafter)
         _, verified = await launched(runner, drafter)
         assert await asyncio.to_thread(decoder.began.wait, LIMIT_SECONDS)
         closing = asyncio.ensure_future(runner.aclose())

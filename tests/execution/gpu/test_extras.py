@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import (
 from triton.runtime.interpreter import GridExecutor
 
 from aioserve.execution.batch import PlanReader
+from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
-from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import outcome_of
+from aioserve.execution.host import Host
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.ops import Backend, Batch, KVCache, KVShape
 from aioserve.ops.gpu import sampling
@@ -36,7 +37,7 @@ from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
 from aioserve.structured_output import StructuredOutput
 from tests.execution.gpu.host_device import HostDevice, HostEvent
-from tests.execution.gpu.plans import decode, item
+from tests.execution.gpu.plans import decode, item, runner_of
 from tests.ops.scenarios import one_group
 from tests.placed import placed_plan
 
@@ -105,7 +106,8 @@ def steps_on_host() -> DecoderSteps:
 def reference_runner() -> StepThreadRunner:
     backend = ReferenceBackend()
     decoder: Any = TableDecoder(backend)
-    return StepThreadRunner(decoder, cache_of(backend), num_slots=NUM_SLOTS, name="test")
+    worker = CpuWorker(decoder, cache_of(backend), num_slots=NUM_SLOTS)
+    return StepThreadRunner(Host(4, NUM_SLOTS, 1), worker, name="test")
 
 
 PARAMS = [
@@ -189,7 +191,7 @@ def check_equal(found: StepOutcome, expected: StepOutcome) -> None:
 async def test_a_mixed_batch_is_that_of_the_reference() -> None:
     """Steps of decodes are padded to a graph of 8 that ends with their logits."""
     device, model, reference = HostDevice(), steps_on_host(), reference_runner()
-    runner = CudaRunner(device, model, num_slots=NUM_SLOTS, name="test", graph_sizes=(1, 8))
+    runner = runner_of(device, model, (1, 8))
     plans = plans_of(6)
     outcomes = await asyncio.gather(*[runner.launch(plan) for plan in plans])
     for plan, outcome in zip(plans, outcomes, strict=True):
@@ -225,9 +227,7 @@ async def test_masks_are_waited_for_from_the_end_of_the_step_before(
 
     monkeypatch.setattr(HostEvent, "synchronize", synchronize)
     device = HostDevice()
-    runner = CudaRunner(
-        device, steps_on_host(), num_slots=NUM_SLOTS, name="test", graph_sizes=graph_sizes
-    )
+    runner = runner_of(device, steps_on_host(), graph_sizes)
     params = SamplingParams(temperature=0.0, structured_output=StructuredOutput(regex="a"))
     start = SlotStart(slot=0, params=params, seed=0)
     await runner.launch(placed_plan(step=0, items=(item(0, 0, [5, 9]),), started_slots=(start,)))

@@ -25,10 +25,10 @@ from tests.doubles.fake_gpu_model import FakeGpuModel
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
 from tests.execution.gpu.plans import (
-    NUM_SLOTS,
     decode,
     item,
     plan,
+    runner_of,
     simulated_runner,
     step_model,
     threaded_gpu,
@@ -292,9 +292,7 @@ def test_slow_steps_are_not_given_up_while_they_end():
 
 def test_a_loop_that_was_held_up_takes_no_step_for_hung():
     async def main(gpu: FakeGpu) -> None:
-        runner = CudaRunner(
-            gpu, step_model(gpu), num_slots=NUM_SLOTS, name="late", hung_seconds=0.1
-        )
+        runner = runner_of(gpu, step_model(gpu), name="late", hung_seconds=0.1)
         handle = runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         await asyncio.sleep(0)
         block_until(lambda: (step := runner._oldest()) is not None and step.is_done)
@@ -308,10 +306,9 @@ def test_a_loop_that_was_held_up_takes_no_step_for_hung():
 
 def test_threads_that_hang_hold_nobody_up():
     async def main(gpu: FakeGpu) -> None:
-        runner = CudaRunner(
+        runner = runner_of(
             gpu,
             step_model(gpu),
-            num_slots=NUM_SLOTS,
             name="hung",
             host_side=Threads(),
             hung_seconds=0.3,

@@ -116,7 +116,7 @@ def test_all_sizes_can_be_captured_at_the_start_largest_first():
         await runner.capture_graphs(lambda done, total: told.append((done, total)))
         assert told == [(done, 6) for done in range(7)]
         assert gpu.num_captures == 6
-        assert [key.size for key in runner._worker.graphs._graphs] == [8, 8, 2, 2, 1, 1]
+        assert [key.size for key in runner._worker._graphs._graphs] == [8, 8, 2, 2, 1, 1]
         plans = [plan(0, *prompts(5), started=range(5))]
         plans += [plan(step, *decodes(5, step)) for step in range(1, 4)]
         outcomes = [await handle for handle in [runner.launch(each) for each in plans]]

@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import PlanReader
-from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.execution.gpu.worker import CudaWorker
 from aioserve.steps.pages import PageCopy
@@ -31,6 +29,7 @@ from tests.execution.gpu.plans import (
     item,
     pages_of,
     plan,
+    runner_of,
     simulated_runner,
     step_model,
     threaded_gpu,
@@ -202,7 +201,7 @@ def test_pages_that_are_copied_beside_steps_are_copied_when_the_worker_returns()
 
     async def main(gpu: FakeGpu) -> None:
         model = step_model(gpu)
-        worker = CudaWorker(gpu, model, time.monotonic)
+        worker = CudaWorker(gpu, model)
         block = PlanReader(PAGE_SIZE, NUM_SLOTS).read(plan(0, item(1, 0, PROMPT), started=(1,)))
         source = int(pages_of(1)[0])
         with worker.within():
@@ -268,9 +267,7 @@ def test_two_threads_give_the_same_tokens(way):
             return pack(*args)
 
         model.pack = noted
-        runner = CudaRunner(
-            gpu, model, num_slots=NUM_SLOTS, name="test", graph_sizes=(1, 4), host_side=Threads(way)
-        )
+        runner = runner_of(gpu, model, name="test", graph_sizes=(1, 4), host_side=Threads(way))
         handles = [runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))]
         handles += [runner.launch(plan(step, decode(1, 5 + step))) for step in range(1, 10)]
         tokens = [(await handle).token_ids[0] for handle in handles]
@@ -287,7 +284,7 @@ def test_two_threads_give_the_same_tokens(way):
 
 def test_the_threads_end_with_the_runner():
     async def main(gpu: FakeGpu) -> None:
-        runner = CudaRunner(gpu, step_model(gpu), num_slots=NUM_SLOTS, name="ends")
+        runner = runner_of(gpu, step_model(gpu), name="ends")
         assert threads_of("ends") == {"aioserve-ends", "aioserve-ends-waits"}
         handle = runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         await runner.aclose()
@@ -300,7 +297,7 @@ def test_the_threads_end_with_the_runner():
 
 def test_the_threads_of_a_runner_that_nobody_holds_end():
     async def main(gpu: FakeGpu) -> None:
-        runner = CudaRunner(gpu, step_model(gpu), num_slots=NUM_SLOTS, name="dropped")
+        runner = runner_of(gpu, step_model(gpu), name="dropped")
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         dropped = weakref.ref(runner)
         del runner
@@ -317,15 +314,14 @@ def test_the_threads_of_a_runner_that_nobody_holds_end():
 
 EXITS_MID_STEP = """
 import asyncio, atexit
-from aioserve.execution.gpu.runner import CudaRunner
 from tests.doubles.fake_gpu import FakeGpu
-from tests.execution.gpu.plans import DeviceThread, NUM_SLOTS, item, plan, step_model
+from tests.execution.gpu.plans import DeviceThread, item, plan, runner_of, step_model
 
 gpu = FakeGpu(later=DeviceThread().later, op_seconds=lambda name: 0.1)
 atexit.register(lambda: print(gpu.history[-1]))
 
 async def main():
-    runner = CudaRunner(gpu, step_model(gpu), num_slots=NUM_SLOTS, name="exits")
+    runner = runner_of(gpu, step_model(gpu), name="exits")
     runner.launch(plan(0, item(1, 0, [7, 1]), started=(1,)))
     return runner
 

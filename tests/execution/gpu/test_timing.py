@@ -12,10 +12,10 @@ from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.doubles.simulated_host import SimulatedHost
 from tests.execution.gpu.plans import (
-    NUM_SLOTS,
     decode,
     item,
     plan,
+    runner_of,
     simulated_runner,
     step_model,
     threaded_gpu,
@@ -110,11 +110,7 @@ def test_a_step_that_failed_has_no_time_and_the_next_one_has():
 @pytest.mark.asyncio
 async def test_threads_time_steps_on_the_clock_of_the_device():
     with threaded_gpu(op_seconds=lambda name: 0.004) as gpu:
-        from aioserve.execution.gpu.runner import CudaRunner
-
-        runner = CudaRunner(
-            gpu, step_model(gpu), num_slots=NUM_SLOTS, name="timed", host_side=Threads()
-        )
+        runner = runner_of(gpu, step_model(gpu), name="timed", host_side=Threads())
         times = runner.time_steps()
         handles = [runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))]
         handles += [runner.launch(plan(step, decode(1, 5 + step))) for step in range(1, 6)]
