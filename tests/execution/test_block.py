@@ -137,6 +137,12 @@ def test_the_arrays_of_bytes_are_views_of_them() -> None:
     assert again.token_ids[0] == 77
 
 
+def test_copies_and_counts_of_pooled_tokens_travel_too() -> None:
+    first, copying, _ = read(PLANS)
+    assert unpacked(packed(copying)).copies.tolist() == [[0, 1, 0, 5, 3]]
+    assert unpacked(packed(replace(first, pooled=(3, 5)))).pooled == (3, 5)
+
+
 def test_each_array_of_a_step_has_a_field() -> None:
     for made, known in ((HostBatch, BATCH_FIELDS), (SampleRows, SAMPLE_FIELDS)):
         assert {field.name for field in fields(made)} == {field.name for field in known}
