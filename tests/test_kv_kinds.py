@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.house import PACKAGE
+from tests.house import PACKAGE, ROOT
 
 KINDS = re.compile(r"(^|_)(full_?groups?|window_?groups?|windows?|windowed)(_|$)", re.IGNORECASE)
 KIND_PLACES = (
@@ -57,6 +57,13 @@ TIERS_NAMED = {
 run on a device or have memory of the host for something else."""
 
 
+OLD_NAMES = re.compile(r"(^|_)(companions?|hollow)(_|$)", re.IGNORECASE)
+"""Names that pages of groups beyond group 0 had."""
+NATIVE = ROOT / "native"
+NATIVE_PLACES = ("pool", "tree")
+"""Folders of native code that count tiers and groups, and name neither."""
+
+
 def names(source: str) -> Iterator[str]:
     """Every identifier in `source`, and every string that could be one."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -64,6 +71,12 @@ def names(source: str) -> Iterator[str]:
             yield token.string
         elif token.type == tokenize.STRING and re.fullmatch(r"""(['"])\w+\1""", token.string):
             yield token.string[1:-1]
+
+
+def native_names(source: str) -> Iterator[str]:
+    """Every word of C++ outside of comments, `kHost` as `k_Host`."""
+    for word in re.findall(r"\w+", re.sub(r"//.*", "", source)):
+        yield re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word)
 
 
 def files_that_name(pattern: re.Pattern[str], places: tuple[str, ...]) -> Iterator[str]:
@@ -90,6 +103,36 @@ def test_kinds_and_tiers_are_named_where_there_is_a_reason_alone(
     assert not unused, "no longer needed"
 
 
+@pytest.mark.parametrize("pattern", [KINDS, TIERS, OLD_NAMES], ids=["kinds", "tiers", "old names"])
+def test_native_pools_and_trees_name_no_kind_and_no_tier(pattern: re.Pattern[str]) -> None:
+    files = [path for place in NATIVE_PLACES for path in sorted((NATIVE / place).iterdir())]
+    assert files
+    assert not [
+        (path.name, name)
+        for path in files
+        for name in native_names(path.read_text(encoding="utf-8"))
+        if pattern.search(name)
+    ]
+
+
+def test_pages_of_groups_have_one_name() -> None:
+    places = tuple({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")})
+    assert not list(files_that_name(OLD_NAMES, places))
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("tier == kHost ? host_pages : num_device", TIERS),
+        ("give_windows(pages)", KINDS),
+        ("num_companions_", OLD_NAMES),
+    ],
+)
+def test_a_native_name_of_a_kind_or_a_tier_is_found(source: str, pattern: re.Pattern[str]) -> None:
+    assert any(pattern.search(name) for name in native_names(source + "  // a pool"))
+    assert not any(pattern.search(name) for name in native_names(f"pool;  // {source}"))
+
+
 @pytest.mark.parametrize(
     ("source", "pattern"),
     [
@@ -100,6 +143,7 @@ def test_kinds_and_tiers_are_named_where_there_is_a_reason_alone(
         ("memory.host_pool", TIERS),
         ("node.on_host", TIERS),
         ("tier.name == 'device'", TIERS),
+        ("pool.companions(page_ids)", OLD_NAMES),
     ],
 )
 def test_a_name_of_a_kind_or_a_tier_is_found(source: str, pattern: re.Pattern[str]) -> None:

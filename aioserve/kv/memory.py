@@ -52,7 +52,7 @@ class KVMemory:
     next tier first and come back on a hit, and so do, under `preemption="swap"`, the pages of
     preempted sequences that the tree doesn't hold.
 
-    `groups` say what a lease needs at each position; pools have companions for those behind the
+    `groups` say what a lease needs at each position; pools have group pages for those behind the
     first. Raises `ValueError` for options that don't go together.
     """
 
@@ -114,8 +114,8 @@ class KVMemory:
         **options: Any,
     ) -> KVMemory:
         """One with pools of its own: `num_pages` of each tier, nearest first, 0 for none."""
-        num_companions = sum([group.width for group in groups[1:]])
-        return cls(tiers_of(num_pages, page_size, num_companions), groups=groups, **options)
+        num_group_pages = sum([group.width for group in groups[1:]])
+        return cls(tiers_of(num_pages, page_size, num_group_pages), groups=groups, **options)
 
     def usage(self) -> KVUsage:
         """Counts of pages by where they are at this moment."""
@@ -300,7 +300,7 @@ class KVMemory:
         """Evict until `count` pages are free, or nothing is left to evict."""
         short = count - self.pool.num_free
         if short > 0 and self.tree is not None:
-            self._copies.evicted(0, self.tree.evict(short, step))
+            self._copies.evicted(self.tree.evict(short, step))
 
     def forget_cached(self) -> int:
         """Drop every cached page that no request uses, in every tier; return how many there were of
@@ -379,13 +379,13 @@ class KVMemory:
         if full <= first or self.tree is None:
             return
         start, end = capacity_tokens(first, size), capacity_tokens(full, size)
-        page_ids, companions = lease.page_ids[first:full], None
+        page_ids, group_page_ids = lease.page_ids[first:full], None
         if self._beside:
             beside = lease.tables[1:]
             held = max([first, *(table.first for table in beside)])
-            companions = rows_of(beside, min(held, full), full)
+            group_page_ids = rows_of(beside, min(held, full), full)
         count = self.tree.insert(
-            lease.receipt, token_ids[start:end], page_ids, lease.last_step, companions
+            lease.receipt, token_ids[start:end], page_ids, lease.last_step, group_page_ids
         )
         lease.published = full
         if count < full - first and not leaving:

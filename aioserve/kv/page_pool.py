@@ -53,25 +53,25 @@ class PagePool:
     touch the page, and the page is not handed out before that step is done. The page freed last is
     reused first, which keeps the memory in use small and warm.
 
-    A page may have `num_companions` companions: pages of the pool to which it has a reference of
-    its own, until they are detached from it or its own last reference goes. While nobody else
-    refers to any of them they are idle.
+    A page of group 0 may have `num_group_pages` group pages: those that the other groups have at
+    its position. It has a reference of its own to each, until they are detached from it or its own
+    last reference goes. While nobody else refers to any of them they are idle.
 
     An operation that raises has changed nothing. `InvariantError` means that the caller or the
     pool has a bug: a page released or retained that isn't held, or a page of another pool.
     """
 
-    __slots__ = ("_native", "num_companions", "num_pages", "page_size")
+    __slots__ = ("_native", "num_group_pages", "num_pages", "page_size")
 
     num_pages: int
     page_size: int
-    num_companions: int
+    num_group_pages: int
 
-    def __init__(self, num_pages: int, page_size: int, num_companions: int = 0) -> None:
-        self._native = _native.PagePool(num_pages, page_size, num_companions)
+    def __init__(self, num_pages: int, page_size: int, num_group_pages: int = 0) -> None:
+        self._native = _native.PagePool(num_pages, page_size, num_group_pages)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.num_companions = num_companions
+        self.num_group_pages = num_group_pages
 
     @property
     def num_free(self) -> int:
@@ -90,7 +90,7 @@ class PagePool:
 
     @property
     def num_idle(self) -> int:
-        """Pages whose companions nobody else refers to."""
+        """Pages whose group pages nobody else refers to."""
         return self._native.num_idle
 
     @property
@@ -126,29 +126,29 @@ class PagePool:
         self._native.release(pages, last_step)
 
     def unretain(self, pages: npt.NDArray[np.int32]) -> None:
-        """Take back a `retain` of `pages`, int32 `[n]`, that led to nothing: companions that are
+        """Take back a `retain` of `pages`, int32 `[n]`, that led to nothing: group pages that are
         idle again count as idle since they were."""
         self._native.unretain(pages)
 
     def attach(self, owner: int, pages: npt.NDArray[np.int32]) -> None:
-        """Make `pages`, int32 `[num_companions]`, the companions of `owner`, which has none: it
-        adds a reference to each. Pages with an owner or companions can't be any."""
+        """Make `pages`, int32 `[num_group_pages]`, the group pages of `owner`, which has none:
+        it adds a reference to each. Pages with an owner or group pages can't be any."""
         self._native.attach(owner, pages)
 
     def detach(self, owner: int, last_step: int) -> None:
-        """End the references of `owner` to its companions, as `release` does."""
+        """End the references of `owner` to its group pages, as `release` does."""
         self._native.detach(owner, last_step)
 
-    def companions(self, pages: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Companions of each of `pages`, int32 `[n]`: int32 `[n, num_companions]`, -1 where a page
-        has none."""
-        found = np.empty(len(pages) * self.num_companions, np.int32)
-        self._native.companions_into(pages, found)
-        return found.reshape(len(pages), self.num_companions)
+    def group_pages(self, pages: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Group pages of each of `pages`, int32 `[n]`: int32 `[n, num_group_pages]`, -1 where a
+        page has none."""
+        found = np.empty(len(pages) * self.num_group_pages, np.int32)
+        self._native.group_pages_into(pages, found)
+        return found.reshape(len(pages), self.num_group_pages)
 
     def idle_owners(self) -> list[tuple[int, int]]:
-        """Pages whose companions are idle, in the order in which they became so, each with the time
-        of that: for tests and dumps."""
+        """Pages whose group pages are idle, in the order in which they became so, each with the
+        time of that: for tests and dumps."""
         return self._native.idle_owners()
 
     def set_clock(self, now: int) -> None:
@@ -174,7 +174,7 @@ class PagePool:
 
     def num_unshared(self, pages: npt.NDArray[np.int32]) -> int:
         """Number of `pages`, int32 `[n]`, with exactly one reference, that of the page whose
-        companions they are left out."""
+        group pages they are left out."""
         return self._native.num_unshared(pages)
 
     def state(self, page: int) -> PageState:
@@ -185,7 +185,7 @@ class PagePool:
         """Recount everything; raise `InvariantError` naming every term that is off.
 
         Holds exactly when pages = free + fenced + held, no page is listed twice, exactly the held
-        pages have references, no fence waits for a step that is done, and companions have one
+        pages have references, no fence waits for a step that is done, and group pages have one
         owner, which is held, and are listed as idle while that is their one holder. Costs time in
         proportion to the number of pages: for tests and for an idle engine.
         """

@@ -64,10 +64,13 @@ class Evicted(msgspec.Struct, frozen=True, gc=False):
     count: int
     """Pages of the tier that the tree gave up, whether or not the next tier has them now. Pages
     that a step in flight may touch are fenced, and free only once it is done."""
+    tiers: Int32Array
+    """Tiers of the pages to copy, int32 `[k]`: that of the eviction, and later ones which had to
+    make room. Copies are in order."""
     page_ids: Int32Array
-    """Pages to copy to the next tier: int32 `[k]`, all different."""
+    """Pages to copy, each to the tier behind its own: int32 `[k]`, all different in a tier."""
     target_ids: Int32Array
-    """Pages of the next tier, the targets of the copies: int32 `[k]`, all different."""
+    """Targets of the copies: int32 `[k]`, all different in a tier."""
 
 
 class TreeNode(msgspec.Struct, frozen=True):
@@ -90,8 +93,8 @@ class TreeNode(msgspec.Struct, frozen=True):
     hits: int
     """Matches that covered the node. This and the ticks before hold as far as the strategy cares:
     nodes that agree in its eyes are merged."""
-    companion_ids: tuple[tuple[int, ...], ...]
-    """Companions of each page; an empty tuple for a hollow one."""
+    group_page_ids: tuple[tuple[int, ...], ...]
+    """Pages that other groups have beside each page; an empty tuple where they are missing."""
 
 
 class PrefixTree:
@@ -108,11 +111,11 @@ class PrefixTree:
     no number is replaced by "lru" for good. They go to the next tier first, where there is one.
     Behind a page all pages are in its tier or later ones.
 
-    Where pages of the pools have companions, those of a page in the tree hold what other groups
-    than group 0 keep of its tokens; a page without is hollow. They are the tree's as the page is,
-    and go with it. While no one else refers to them they go before it, if they are idle for longer
-    than the next leaf is unused. A sequence goes on behind a page only if the companions of the
-    last `needed_tokens` tokens are there, so `match` finds no more than that.
+    The pages in it are those of group 0. Where the pools say so, a page has *group pages*: what the
+    other groups keep of its tokens. They are the tree's as the page is, and go with it. While no
+    one else refers to them they go before it, if they are idle for longer than the next leaf is
+    unused; the page then lacks them. A sequence goes on behind a page only if the group pages of
+    the last `needed_tokens` tokens are there, so `match` finds no more than that.
 
     Copies between the tiers are the caller's to make, in the order in which the calls ask for them.
     Within a step they come before all computation, so a page whose KV leaves can be reused
@@ -129,11 +132,11 @@ class PrefixTree:
     def __init__(
         self, *pools: PagePool, strategy: Eviction = "lru", needed_tokens: int = 1
     ) -> None:
-        """`pools` are those of the tiers, nearest first. A token needs the companions of the last
+        """`pools` are those of the tiers, nearest first. A token needs the group pages of the last
         `needed_tokens` tokens, its own included.
 
-        Raises `ValueError` for an unknown strategy, less than one pool or more than two, pools that
-        differ in page size or number of companions, and `needed_tokens` below 1.
+        Raises `ValueError` for an unknown strategy, less than one pool or more than four, pools
+        that differ in page size or number of group pages, and `needed_tokens` below 1.
         """
         if not isinstance(strategy, str | StrategyCalls):
             strategy = StrategyCalls(strategy, type(strategy).__name__)
@@ -153,22 +156,22 @@ class PrefixTree:
 
     @property
     def num_pages(self) -> int:
-        """Pages of tier 0 in the tree, companions included."""
+        """Pages of tier 0 in the tree, group pages included."""
         return self._native.num_pages
 
     @property
     def num_evictable(self) -> int:
-        """Pages of tier 0 that no receipt covers, and companions that are idle: what `evict` can
+        """Pages of tier 0 that no receipt covers, and group pages that are idle: what `evict` can
         give up."""
         return self._native.num_evictable
 
     @property
     def num_locked(self) -> int:
-        """Pages of tier 0 that receipts cover, and their companions that others refer to."""
+        """Pages of tier 0 that receipts cover, and their group pages that others refer to."""
         return self._native.num_pages - self._native.num_evictable
 
     def num_pages_in(self, tier: int) -> int:
-        """Pages of a tier in the tree, companions included."""
+        """Pages of a tier in the tree, group pages included."""
         return self._native.num_pages_in(tier)
 
     def num_evictable_in(self, tier: int) -> int:
@@ -210,13 +213,13 @@ class PrefixTree:
         Finds no more than what the next token can go on from; with `whole`, all.
         """
         pages = np.empty(full_pages(len(token_ids), self.page_size), np.int32)
-        receipt, first, second, *tail = self._native.match(
-            namespace, token_ids, partial, use, whole, pages
-        )
-        tiers: tuple[Int32Array, ...] = (pages[:first],)
-        if len(self.pools) > 1:
-            tiers = (pages[:first], pages[first : first + second])
-        return Match(receipt, tiers, first + second, *tail)
+        receipt, ends, *found = self._native.match(namespace, token_ids, partial, use, whole, pages)
+        tiers: tuple[Int32Array, ...] = ()
+        start = 0
+        for end in ends:
+            tiers = (*tiers, pages[start:end])
+            start = end
+        return Match(receipt, tiers, *found)
 
     def use(self, receipt: int, tail_receipt: int = NO_RECEIPT) -> None:
         """Count a use of the paths of both receipts, once where they are the same, as their match
@@ -229,10 +232,8 @@ class PrefixTree:
     ) -> tuple[int, ...]:
         """Tokens of `token_ids`, int32 `[n]`, that `match` would find in each tier, in whole pages,
         with the same `whole`. Read-only: does not count as a use for eviction."""
-        first, second = self._native.peek(namespace, token_ids, whole)
-        if len(self.pools) == 1:
-            return (first * self.page_size,)
-        return first * self.page_size, second * self.page_size
+        counts = self._native.peek(namespace, token_ids, whole)
+        return tuple([count * self.page_size for count in counts])
 
     def insert(
         self,
@@ -240,7 +241,7 @@ class PrefixTree:
         token_ids: Int32Array,
         page_ids: Int32Array,
         step: int,
-        companion_ids: Int32Array | None = None,
+        group_page_ids: Int32Array | None = None,
     ) -> int:
         """Extend the path of `receipt` by `page_ids`, int32 `[n]`, that `step` writes with the KV
         of `token_ids`, int32 `[n * page_size]`; return how many of the pages the tree took.
@@ -252,26 +253,26 @@ class PrefixTree:
         tier: `promote` comes first. `step` may be done already: a page can be full of tokens that
         are known only then.
 
-        `companion_ids`, int32 `[m * num_companions]`, become companions of the last m pages: of
-        those that the tree takes, and of those that it had, if they are hollow and written.
+        `group_page_ids`, int32 `[m * num_group_pages]`, become group pages of the last m pages:
+        of those that the tree takes, and of those that it had, if they lack them and are written.
         """
-        return self._native.insert(receipt, token_ids, page_ids, companion_ids, step)
+        return self._native.insert(receipt, token_ids, page_ids, group_page_ids, step)
 
     def promote(
         self,
         receipt: int,
         page_ids: Int32Array,
         step: int,
-        companion_ids: Int32Array | None = None,
+        group_page_ids: Int32Array | None = None,
     ) -> None:
         """Put the pages of later tiers that `receipt` covers, h of them, into `page_ids`, int32
         `[h]` of tier 0, to which `step` copies them.
 
         The tree adds its own reference to each page. The pages of later tiers are given back once
-        `step` is done in their pools. `companion_ids`, int32 `[m * num_companions]`, become
-        companions of the last m of `page_ids`. Raises `InvariantError` for a step that is done.
+        `step` is done in their pools. `group_page_ids`, int32 `[m * num_group_pages]`, become
+        group pages of the last m of `page_ids`. Raises `InvariantError` for a step that is done.
         """
-        self._native.promote(receipt, page_ids, companion_ids, step)
+        self._native.promote(receipt, page_ids, group_page_ids, step)
 
     def fork(self, receipt: int) -> int:
         """A second receipt for the same path. Its release counts as a use if that of `receipt`
@@ -284,20 +285,18 @@ class PrefixTree:
 
     def evict(self, count: int, step: int, tier: int = 0) -> Evicted:
         """Give up `count` pages of `tier` that no receipt covers, or all if there are fewer: page
-        by page from the ends of branches in the order of the strategy, each with its companions,
-        and idle companions. What goes together goes whole, so it may be some more.
+        by page from the ends of branches in the order of the strategy, each with its group
+        pages, and idle group pages. What goes together goes whole, so it may be some more.
 
-        Each page goes to the next tier, if there is one and a page is free there or can be dropped
-        for it, and is to be copied in `step` as the result says. A page whose step isn't done in
-        the pool is dropped, and so is what is behind it in later tiers: a copy would outlive the
-        failure of the step that writes the page. `count` must be at least 0. Raises
-        `InvariantError` in tier 0 for a step that is done, and `ValueError` for a tier that there
-        isn't.
+        Each page goes to the next tier, if there is one and a page is free there or can be given up
+        for it in the same way, and is to be copied in `step` as the result says. A page whose step
+        isn't done in the pool is dropped, and so is what is behind it in later tiers: a copy would
+        outlive the failure of the step that writes the page. So no page is copied twice in a step.
+        `count` must be at least 0. Raises `InvariantError` for a step that is done, the last tier
+        of several aside, and `ValueError` for a tier that there isn't.
         """
-        given_up, page_ids, target_ids = self._native.evict(count, step, tier)
-        return Evicted(
-            given_up, np.frombuffer(page_ids, np.int32), np.frombuffer(target_ids, np.int32)
-        )
+        given_up, *moved = self._native.evict(count, step, tier)
+        return Evicted(given_up, *[np.frombuffer(one, np.int32) for one in moved])
 
     def frees_at_once(self, count: int) -> bool:
         """True if `evict` would give up `count` pages of tier 0, and all that it gives up would be
@@ -306,7 +305,7 @@ class PrefixTree:
         return self._native.frees_at_once(count)
 
     def clear(self) -> None:
-        """Drop all that no receipt covers, in every tier, and idle companions."""
+        """Drop all that no receipt covers, in every tier, and idle group pages."""
         self._native.clear()
 
     def page_ids(self, receipt: int, first: int) -> Int32Array:

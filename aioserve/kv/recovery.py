@@ -50,8 +50,8 @@ def held_in(tier: int, leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> 
             held += [run.page_ids for run in lease.swapped.groups]
     for node in nodes:
         if node.tier == tier:
-            companions = [page for some in node.companion_ids for page in some]
-            held.append(np.array([*node.page_ids, *companions], np.int32))
+            beside = [page for some in node.group_page_ids for page in some]
+            held.append(np.array([*node.page_ids, *beside], np.int32))
     return held
 
 

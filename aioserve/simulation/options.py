@@ -51,7 +51,7 @@ LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
 """Most pages, of which each takes 17 bytes, and 4 for each of its tokens that is cached."""
 MAX_WINDOW_GROUPS = 1024
-MAX_COMPANIONS = 1 << 27
+MAX_GROUP_PAGES = 1 << 27
 """Most window pages that pages may have with them, of 4 bytes each."""
 LIMITS = {
     "num_pages": (1, MAX_PAGES),
@@ -225,7 +225,7 @@ def _check_windows(options: SimulationOptions) -> None:
 
 
 def _most_pages(num_window_groups: int) -> int:
-    return min(MAX_PAGES, MAX_COMPANIONS // max(1, num_window_groups))
+    return min(MAX_PAGES, MAX_GROUP_PAGES // max(1, num_window_groups))
 
 
 def _check_host(options: SimulationOptions) -> None:

@@ -18,7 +18,7 @@ void bind_pool(nb::module_& m) {
 
     nb::class_<PagePool>(m, "PagePool")
         .def(nb::init<int64_t, int64_t, int64_t>(), nb::arg("num_pages"), nb::arg("page_size"),
-             nb::arg("num_companions") = 0)
+             nb::arg("num_group_pages") = 0)
         .def("acquire_into",
              [](PagePool& pool, nb::handle out) { pool.acquire(Int32Buffer(out, true).span()); })
         .def("retain",
@@ -37,17 +37,17 @@ void bind_pool(nb::module_& m) {
                  pool.attach(owner, Int32Buffer(pages, false).span());
              })
         .def("detach", &PagePool::detach)
-        .def("companions_into",
+        .def("group_pages_into",
              [](const PagePool& pool, nb::handle pages, nb::handle out) {
                  const Int32Buffer owners(pages, false);
                  const Int32Buffer buffer(out, true);
-                 const auto count = static_cast<size_t>(pool.num_companions());
+                 const auto count = static_cast<size_t>(pool.num_group_pages());
                  if (buffer.span().size() != owners.span().size() * count) {
-                     throw nb::value_error("out must have num_companions entries for each page");
+                     throw nb::value_error("out must have num_group_pages entries for each page");
                  }
                  std::span<PagePool::Page> left = buffer.span();
                  for (const PagePool::Page owner : owners.span()) {
-                     const std::span<const PagePool::Page> found = pool.companions(owner);
+                     const std::span<const PagePool::Page> found = pool.group_pages(owner);
                      if (found.empty()) {
                          std::fill_n(left.begin(), count, PagePool::kNoPage);
                      } else {

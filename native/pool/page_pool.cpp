@@ -7,8 +7,8 @@
 
 namespace aioserve {
 
-PagePool::PagePool(int64_t num_pages, int64_t page_size, int64_t num_companions)
-    : page_size_(page_size), num_companions_(num_companions) {
+PagePool::PagePool(int64_t num_pages, int64_t page_size, int64_t num_group_pages)
+    : page_size_(page_size), num_group_pages_(num_group_pages) {
     constexpr int64_t kMost = std::numeric_limits<Page>::max();
     if (num_pages < 0 || num_pages > kMost) {
         throw std::invalid_argument("num_pages must be in [0, " + std::to_string(kMost) + "], got " +
@@ -18,15 +18,15 @@ PagePool::PagePool(int64_t num_pages, int64_t page_size, int64_t num_companions)
         throw std::invalid_argument("page_size must be in [1, " + std::to_string(kMost) + "], got " +
                                     std::to_string(page_size));
     }
-    constexpr int64_t kMostCompanions = 1024;
-    if (num_companions < 0 || num_companions > kMostCompanions) {
-        throw std::invalid_argument("num_companions must be in [0, " +
-                                    std::to_string(kMostCompanions) + "], got " +
-                                    std::to_string(num_companions));
+    constexpr int64_t kMostGroupPages = 1024;
+    if (num_group_pages < 0 || num_group_pages > kMostGroupPages) {
+        throw std::invalid_argument("num_group_pages must be in [0, " +
+                                    std::to_string(kMostGroupPages) + "], got " +
+                                    std::to_string(num_group_pages));
     }
     const auto size = static_cast<size_t>(num_pages);
-    if (num_companions > 0) {
-        companions_.assign(size * static_cast<size_t>(num_companions), kNoPage);
+    if (num_group_pages > 0) {
+        group_pages_.assign(size * static_cast<size_t>(num_group_pages), kNoPage);
         owners_.assign(size, kNoPage);
         users_.assign(size, 0);
         last_idle_.assign(size, Idle{});
@@ -64,7 +64,7 @@ void PagePool::refuse(const char* operation, Page page) const {
         throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
                         " is named more often in one call than it has references (" +
                         std::to_string(others(index)) +
-                        (is_companion(page) ? " beside that of its owner)" : ")"));
+                        (is_group_page(page) ? " beside that of its owner)" : ")"));
     }
     throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
                     " is not held, it is " + state_name(page));
@@ -133,7 +133,7 @@ void PagePool::let_go(Page page, Step last_step) {
     // The last holder to let go need not be the last whose step touches the page.
     last_steps_[index] = std::max(last_steps_[index], last_step);
     if (counts_[index] > 0 || states_[index] != PageState::kHeld) return;
-    if (has_companions(page)) detach(page, last_steps_[index]);
+    if (has_group_pages(page)) detach(page, last_steps_[index]);
     if (last_steps_[index] <= done_) {
         states_[index] = PageState::kFree;
         free_.push_back(page);
@@ -201,7 +201,7 @@ void PagePool::sanity_check() const {
     }
     if (fenced != num_fenced_) wrong << "; num_fenced is " << num_fenced_;
     if (num_free() + fenced + held != num_pages()) wrong << "; the sum is off";
-    if (num_companions_ > 0) check_companions(wrong);
+    if (num_group_pages_ > 0) check_group_pages(wrong);
     const std::string text = wrong.str();
     if (text.empty()) return;
     std::ostringstream message;

@@ -31,9 +31,9 @@ enum class PageState : uint8_t { kFree = 0, kFenced = 1, kHeld = 2 };
 //        ^                                 \------------------------> fenced    step still in flight
 //        |____________________________________________________________/ complete
 //
-// A page may have companions: other pages, always as many, to which it has a reference of its own
-// until they are detached from it or its own last reference goes. While nobody else refers to any
-// of them they are idle, together.
+// A page of group 0 may have group pages: those that the other groups have at its position, always
+// as many. It has a reference of its own to each, until they are detached from it or its own last
+// reference goes. While nobody else refers to any of them they are idle, together.
 //
 // Every operation either happens whole or throws and changes nothing.
 class PagePool {
@@ -44,32 +44,32 @@ class PagePool {
     static constexpr Step kNoStep = -1;  // before any step: nothing has touched the page
     static constexpr Page kNoPage = -1;
 
-    PagePool(int64_t num_pages, int64_t page_size, int64_t num_companions = 0);
+    PagePool(int64_t num_pages, int64_t page_size, int64_t num_group_pages = 0);
 
     void acquire(std::span<Page> out);
     void retain(std::span<const Page> pages);
     void release(std::span<const Page> pages, Step last_step);
-    // Takes back a `retain` that led to nothing: companions that become idle again are so since they
-    // were.
+    // Takes back a `retain` that led to nothing: group pages that become idle again are so since
+    // they were.
     void unretain(std::span<const Page> pages);
     void complete(Step step);
 
-    // Companions of `owner`, which has none: held pages that are nobody's companions.
+    // Group pages of `owner`, which has none: held pages that are nobody's group pages.
     void attach(Page owner, std::span<const Page> pages);
-    // Ends the references of `owner` to its companions; step `last_step` may be the last to touch
+    // Ends the references of `owner` to its group pages; step `last_step` may be the last to touch
     // them.
     void detach(Page owner, Step last_step);
-    // Companions of `owner`; empty if it has none.
-    std::span<const Page> companions(Page owner) const;
-    bool has_companions(Page owner) const {
-        return num_companions_ > 0 && companions_[first_companion(owner)] != kNoPage;
+    // Group pages of `owner`; empty if it has none.
+    std::span<const Page> group_pages(Page owner) const;
+    bool has_group_pages(Page owner) const {
+        return num_group_pages_ > 0 && group_pages_[first_group_page(owner)] != kNoPage;
     }
-    bool is_companion(Page page) const {
-        return num_companions_ > 0 && owners_[static_cast<size_t>(page)] != kNoPage;
+    bool is_group_page(Page page) const {
+        return num_group_pages_ > 0 && owners_[static_cast<size_t>(page)] != kNoPage;
     }
-    int64_t num_companions() const { return num_companions_; }  // of a page that has any
+    int64_t num_group_pages() const { return num_group_pages_; }  // of a page that has any
 
-    // Owners whose companions are idle, in the order in which they became so: each with the time
+    // Owners whose group pages are idle, in the order in which they became so: each with the time
     // of that, and a number that is unique.
     struct Idle {
         int64_t since;
@@ -93,7 +93,7 @@ class PagePool {
     int32_t ref_count(int64_t page) const { return counts_[checked(page, "ref_count")]; }
     PageState state(int64_t page) const { return states_[checked(page, "state")]; }
     std::span<const int32_t> ref_counts() const { return counts_; }
-    // How many have exactly one reference beside that of the page whose companions they are.
+    // How many have exactly one reference beside that of the page whose group pages they are.
     int64_t num_unshared(std::span<const Page> pages) const;
     // Whether a step in flight may touch a page, as one of those said who let go of it.
     bool is_touched(Page page) const { return last_steps_[static_cast<size_t>(page)] > done_; }
@@ -105,20 +105,20 @@ class PagePool {
     size_t checked(int64_t page, const char* operation) const;
     [[noreturn]] void refuse(const char* operation, Page page) const;
     std::string state_name(int64_t page) const;
-    size_t first_companion(Page owner) const {
-        return static_cast<size_t>(owner) * static_cast<size_t>(num_companions_);
+    size_t first_group_page(Page owner) const {
+        return static_cast<size_t>(owner) * static_cast<size_t>(num_group_pages_);
     }
-    // References of others than the owner, if the page is a companion.
+    // References of others than the owner, if the page is a group page.
     int32_t others(size_t index) const {
-        return counts_[index] - (num_companions_ > 0 && owners_[index] != kNoPage ? 1 : 0);
+        return counts_[index] - (num_group_pages_ > 0 && owners_[index] != kNoPage ? 1 : 0);
     }
     void let_go(Page page, Step last_step);
     void count_down(std::span<const Page> pages, const char* operation);
     void count_user(size_t index, int64_t change, bool is_used = true);
-    void check_companions(std::ostream& wrong) const;
+    void check_group_pages(std::ostream& wrong) const;
 
     int64_t page_size_;
-    int64_t num_companions_;
+    int64_t num_group_pages_;
     Step done_ = kNoStep;
     int64_t num_fenced_ = 0;
     std::vector<int32_t> counts_;    // references; 0 unless held
@@ -127,10 +127,10 @@ class PagePool {
     std::vector<Page> free_;         // a stack: the page freed last is the first to be reused
     std::map<Step, std::vector<Page>> fences_;
 
-    // Empty where pages have no companions.
-    std::vector<Page> companions_;  // num_companions_ for each page, kNoPage where it has none
-    std::vector<Page> owners_;      // of which a page is a companion
-    std::vector<int64_t> users_;    // of each owner: references of others to its companions
+    // Empty where pages have no group pages.
+    std::vector<Page> group_pages_;  // num_group_pages_ for each page, kNoPage where it has none
+    std::vector<Page> owners_;      // of which a page is a group page
+    std::vector<int64_t> users_;    // of each owner: references of others to its group pages
     std::vector<Idle> last_idle_;   // of each owner: as it was listed last
     std::set<Idle> idle_;
     int64_t num_listed_ = 0;  // so far

@@ -49,32 +49,40 @@ nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_
     }
     const PrefixTree::Match found =
         tree.match(view_of(name_space), tokens.span(), partial, use, whole, pages.span());
-    return nb::make_tuple(found.receipt, found.num_device_pages, found.num_host_pages,
-                          found.tail_page, found.tail_tokens, found.tail_receipt);
+    int64_t end = 0;
+    nb::list ends;  // of the pages of each tier in `out`
+    for (size_t tier = 0; tier < tree.num_tiers(); ++tier) {
+        end += found.num_pages[tier];
+        ends.append(end);
+    }
+    return nb::make_tuple(found.receipt, ends, end, found.tail_page, found.tail_tokens,
+                          found.tail_receipt);
 }
 
 nb::tuple peek(const PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids,
                bool whole) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const PrefixTree::Found found = tree.peek(view_of(name_space), tokens.span(), whole);
-    return nb::make_tuple(found.num_device_pages, found.num_host_pages);
+    nb::list counts;
+    for (size_t tier = 0; tier < tree.num_tiers(); ++tier) counts.append(found[tier]);
+    return nb::tuple(counts);
 }
 
 int64_t insert(PrefixTree& tree, ReceiptId receipt, nb::handle token_ids, nb::handle page_ids,
-               nb::handle window_ids, Step step) {
+               nb::handle group_page_ids, Step step) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const Int32Buffer pages(page_ids, false, "page_ids");
-    if (window_ids.is_none()) return tree.insert(receipt, tokens.span(), pages.span(), {}, step);
-    const Int32Buffer windows(window_ids, false, "companion_ids");
-    return tree.insert(receipt, tokens.span(), pages.span(), windows.span(), step);
+    if (group_page_ids.is_none()) return tree.insert(receipt, tokens.span(), pages.span(), {}, step);
+    const Int32Buffer others(group_page_ids, false, "group_page_ids");
+    return tree.insert(receipt, tokens.span(), pages.span(), others.span(), step);
 }
 
-void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, nb::handle window_ids,
+void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, nb::handle group_page_ids,
              Step step) {
     const Int32Buffer pages(page_ids, false, "page_ids");
-    if (window_ids.is_none()) return tree.promote(receipt, pages.span(), {}, step);
-    const Int32Buffer windows(window_ids, false, "companion_ids");
-    tree.promote(receipt, pages.span(), windows.span(), step);
+    if (group_page_ids.is_none()) return tree.promote(receipt, pages.span(), {}, step);
+    const Int32Buffer others(group_page_ids, false, "group_page_ids");
+    tree.promote(receipt, pages.span(), others.span(), step);
 }
 
 nb::bytes bytes_of(const std::vector<Page>& pages) {
@@ -82,7 +90,7 @@ nb::bytes bytes_of(const std::vector<Page>& pages) {
 }
 
 Tier tier_of(const PrefixTree& tree, int64_t tier) {
-    if (tier < 0 || tier >= tree.num_tiers()) {
+    if (tier < 0 || static_cast<size_t>(tier) >= tree.num_tiers()) {
         throw std::invalid_argument("tier must be in [0, " + std::to_string(tree.num_tiers()) +
                                     "), got " + std::to_string(tier));
     }
@@ -90,14 +98,16 @@ Tier tier_of(const PrefixTree& tree, int64_t tier) {
 }
 
 nb::tuple evict(PrefixTree& tree, int64_t count, Step step, int64_t tier) {
-    PrefixTree::Evicted evicted;
-    if (tier_of(tree, tier) == kDevice) {
-        evicted = tree.evict(count, step);
-    } else {
-        evicted.count = tree.evict_host(count);
+    const PrefixTree::Evicted evicted = tree.evict(tier_of(tree, tier), count, step);
+    std::vector<int32_t> tiers;
+    std::vector<Page> sources;
+    std::vector<Page> targets;
+    for (const PrefixTree::Move& move : evicted.moves) {
+        tiers.push_back(move.tier);
+        sources.push_back(move.source);
+        targets.push_back(move.target);
     }
-    return nb::make_tuple(evicted.count, bytes_of(evicted.device_pages),
-                          bytes_of(evicted.host_pages));
+    return nb::make_tuple(evicted.count, bytes_of(tiers), bytes_of(sources), bytes_of(targets));
 }
 
 nb::tuple tuple_of(const std::vector<PrefixTree::Shortened>& list) {
@@ -117,16 +127,16 @@ nb::list walk(const PrefixTree& tree) {
     nb::list nodes;
     for (const PrefixTree::View& view : tree.walk()) {
         const Node& node = *view.node;
-        nb::list windows;
+        nb::list others;
         for (const Page page : node.pages) {
-            const std::span<const Page> own = tree.companions(node, page);
-            windows.append(tuple_of(std::vector<Page>(own.begin(), own.end())));
+            const std::span<const Page> own = tree.group_pages(node, page);
+            others.append(tuple_of(std::vector<Page>(own.begin(), own.end())));
         }
         nodes.append(nb::make_tuple(
             nb::bytes(view.name_space->data(), view.name_space->size()), view.parent,
             tuple_of(node.tokens), tuple_of(node.pages), tuple_of(node.steps), int(node.tier),
             node.num_locks, tuple_of(view.receipts), node.use.created, node.use.last_used,
-            node.use.hits, nb::tuple(windows)));
+            node.use.hits, nb::tuple(others)));
     }
     return nodes;
 }
@@ -150,9 +160,9 @@ void bind_tree(nb::module_& m) {
         .def("match", &match)
         .def("use", &PrefixTree::use)
         .def("peek", &peek)
-        .def("insert", &insert, "receipt"_a, "token_ids"_a, "page_ids"_a, "window_ids"_a.none(),
+        .def("insert", &insert, "receipt"_a, "token_ids"_a, "page_ids"_a, "group_page_ids"_a.none(),
              "step"_a)
-        .def("promote", &promote, "receipt"_a, "page_ids"_a, "window_ids"_a.none(), "step"_a)
+        .def("promote", &promote, "receipt"_a, "page_ids"_a, "group_page_ids"_a.none(), "step"_a)
         .def("fork", &PrefixTree::fork)
         .def("release", &PrefixTree::release)
         .def("evict", &evict)

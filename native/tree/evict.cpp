@@ -40,112 +40,131 @@ void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
     }
 }
 
-// Makes host pages free for up to `wanted` device pages of strategy key `key`; returns how many.
-// Equal to making room for one page after another, each of which becomes a host leaf in its turn.
-size_t PrefixTree::make_room(const Key& key, size_t wanted) {
-    PagePool* pool = tiers_[kHost].pool;
-    if (pool == nullptr) return 0;
-    const EvictionOrder& order = order_of(kHost);
-    const auto room = [&] { return std::min(wanted, static_cast<size_t>(pool->num_free())); };
-    const auto drop_first = [&](size_t count) {
-        Node* leaf = order.begin()->second;
-        drop_tail(leaf, std::min(count, leaf->pages.size()));
+// Makes pages of the next tier free for up to `wanted` of the last pages of a leaf; returns for how
+// many. Equal to making room for one page after another, each of which becomes a leaf of that tier
+// in its turn.
+size_t PrefixTree::make_room(const Node& leaf, size_t wanted, Step step, Evicted& evicted) {
+    const auto next = static_cast<Tier>(leaf.tier + 1);
+    const PagePool& pool = *tiers_[next].pool;
+    const EvictionOrder& order = order_of(next);
+    const Key key = leaf.listing->first;
+    const auto room = [&] { return std::min(wanted, static_cast<size_t>(pool.num_free())); };
+    const auto give_up_first = [&](size_t count) {
+        Node* first = order.begin()->second;
+        give_up_tail(first, std::min(count, first->pages.size()), step, evicted);
     };
     while (room() < wanted && !order.empty() && order.begin()->first < key) {
         const size_t before = room();
-        drop_first(wanted - before);
+        give_up_first(wanted - before);
         if (room() == before) return before;  // its page is somebody's: no more is lost for it
     }
     if (room() == 0 && !order.empty()) {
         // A page with a larger key makes place for the first; what follows replaces that again.
-        drop_first(order.begin()->first == key ? wanted : 1);
+        give_up_first(order.begin()->first == key ? wanted : 1);
     }
     return room();
 }
 
-// Whether pages go to the host one by one: they differ in size, so that where there is no room for
-// one, there may be for the next.
-bool PrefixTree::moves_one_by_one() const { return has_windows() && tiers_[kHost].pool != nullptr; }
-
-// Makes host pages free for up to `wanted` of the last pages of a leaf; returns for how many.
-size_t PrefixTree::room_for(const Key& key, const Node& leaf, size_t wanted) {
-    if (!moves_one_by_one()) return make_room(key, wanted);
-    return make_room_for_tail(leaf) ? 1 : 0;
+// Makes pages of the next tier free for up to `wanted` of the last pages of a leaf; returns for how
+// many. Pages with group pages move one by one: they differ in size, so that where there is no room
+// for one, there may be for the next.
+size_t PrefixTree::room_for(const Node& leaf, size_t wanted, Step step, Evicted& evicted) {
+    if (!has_other_groups()) return make_room(leaf, wanted, step, evicted);
+    return make_room_for_tail(leaf, step, evicted) ? 1 : 0;
 }
 
 void PrefixTree::demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted) {
-    PagePool& host = *tiers_[kHost].pool;
-    std::vector<Page> host_pages(static_cast<size_t>(size_of_tail(*leaf, num_pages)));
-    host.acquire(host_pages);
+    const Tier tier = leaf->tier;
+    const auto next = static_cast<Tier>(tier + 1);
+    PagePool& pool = *tiers_[next].pool;
+    std::vector<Page> targets(static_cast<size_t>(size_of_tail(*leaf, num_pages)));
+    pool.acquire(targets);
     if (num_pages < leaf->pages.size()) split(leaf, leaf->pages.size() - num_pages);
-    std::vector<Page>& sources = evicted.device_pages;
-    sources.insert(sources.end(), leaf->pages.begin(), leaf->pages.end());
-    const std::span<const Page> windows = tiers_[kDevice].pool->companions(leaf->pages.back());
-    sources.insert(sources.end(), windows.begin(), windows.end());
-    evicted.host_pages.insert(evicted.host_pages.end(), host_pages.begin(), host_pages.end());
-    const std::span<const Page> targets(host_pages);
-    move_to(leaf, kHost, targets.first(num_pages), step, PagePool::kNoStep);
-    if (const auto host_windows = targets.subspan(num_pages); !host_windows.empty()) {
-        attach(kHost, leaf->pages.back(), host_windows);
-        host.release(host_windows, PagePool::kNoStep);
+    std::vector<Page> sources(leaf->pages);
+    const std::span<const Page> others = tiers_[tier].pool->group_pages(leaf->pages.back());
+    sources.insert(sources.end(), others.begin(), others.end());
+    for (size_t i = 0; i < sources.size(); ++i) {
+        evicted.moves.push_back({tier, sources[i], targets[i]});
+    }
+    const std::span<const Page> taken(targets);
+    move_to(leaf, next, taken.first(num_pages), step, PagePool::kNoStep);
+    if (const auto beside = taken.subspan(num_pages); !beside.empty()) {
+        attach(next, leaf->pages.back(), beside);
+        pool.release(beside, PagePool::kNoStep);
     }
     if (leaf->children.size() == 1) merge_upwards(leaf->children.begin()->node);
 }
 
-// Leaves out of `evicted` what was dropped from the host again after it was put there.
-void PrefixTree::forget_overwritten(Evicted& evicted) {
-    std::vector<uint8_t>& in_tree = tiers_[kHost].in_tree;
-    size_t kept = evicted.host_pages.size();
-    for (size_t i = kept; i-- > 0;) {
-        uint8_t& mark = in_tree[static_cast<size_t>(evicted.host_pages[i])];
-        if (mark != 1) continue;
-        mark = 2;
-        --kept;
-        evicted.device_pages[kept] = evicted.device_pages[i];
-        evicted.host_pages[kept] = evicted.host_pages[i];
-    }
-    const auto unused = static_cast<int64_t>(kept);
-    for (std::vector<Page>* pages : {&evicted.device_pages, &evicted.host_pages}) {
-        pages->erase(pages->begin(), pages->begin() + unused);
-    }
-    for (const Page page : evicted.host_pages) in_tree[static_cast<size_t>(page)] = 1;
-}
-
-PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
-    check_count(count, "count");
-    check_step(step, "evict");
-    Evicted evicted;
-    while (evicted.count < count) {
-        if (strip_goes_first(kDevice)) {
-            strip_first(kDevice);
-            evicted.count += tiers_[kDevice].pool->num_companions();
-            continue;
-        }
-        if (order_of(kDevice).empty()) break;
-        const auto [key, leaf] = *order_of(kDevice).begin();
-        const size_t needed = tail_that_frees(*leaf, count - evicted.count);
+// Gives up to `wanted` of the last pages of a leaf up, as many as go one way: to the next tier, or
+// out of the tree. Returns how many.
+size_t PrefixTree::give_up_tail(Node* leaf, size_t wanted, Step step, Evicted& evicted) {
+    size_t room = 0;
+    if (has_next(leaf->tier)) {
         // A page that isn't written yet stays with the step that writes it: a copy of the page would
         // bear the number of another, and be found after the first has failed.
         const bool written = is_written(leaf->steps.back());
         const auto other = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
                                         [&](Step one) { return is_written(one) != written; });
-        size_t wanted = std::min(needed, static_cast<size_t>(other - leaf->steps.rbegin()));
-        if (written && moves_one_by_one()) wanted = 1;
-        const size_t room = written ? room_for(key, *leaf, wanted) : 0;
-        const size_t gone = room > 0 ? room : wanted;
-        evicted.count += size_of_tail(*leaf, gone);
-        if (room > 0) {
-            demote(leaf, gone, step, evicted);
-        } else {
-            drop_tail(leaf, gone);
-        }
+        wanted = std::min(wanted, static_cast<size_t>(other - leaf->steps.rbegin()));
+        if (written && has_other_groups()) wanted = 1;
+        if (written) room = room_for(*leaf, wanted, step, evicted);
     }
+    if (room == 0) {
+        drop_tail(leaf, wanted);
+        return wanted;
+    }
+    demote(leaf, room, step, evicted);
+    return room;
+}
+
+// Leaves out of `evicted` what was dropped again after it was moved.
+void PrefixTree::forget_overwritten(Evicted& evicted) {
+    std::vector<Move>& moves = evicted.moves;
+    const auto mark_of = [&](const Move& move) -> uint8_t& {
+        return tiers_[move.tier + size_t{1}].in_tree[static_cast<size_t>(move.target)];
+    };
+    size_t kept = moves.size();
+    for (size_t i = kept; i-- > 0;) {
+        uint8_t& mark = mark_of(moves[i]);
+        if (mark != 1) continue;
+        mark = 2;
+        moves[--kept] = moves[i];
+    }
+    moves.erase(moves.begin(), moves.begin() + static_cast<std::ptrdiff_t>(kept));
+    for (const Move& move : moves) mark_of(move) = 1;
+}
+
+int64_t PrefixTree::evict_from(Tier tier, int64_t count, Step step, Evicted& evicted) {
+    int64_t given_up = 0;
+    while (given_up < count) {
+        if (strip_goes_first(tier)) {
+            strip_first(tier);
+            given_up += tiers_[tier].pool->num_group_pages();
+            continue;
+        }
+        const EvictionOrder& order = order_of(tier);
+        if (order.empty()) break;
+        Node* leaf = order.begin()->second;
+        const int64_t before = pages_of(tier);
+        give_up_tail(leaf, tail_that_frees(*leaf, count - given_up), step, evicted);
+        given_up += before - pages_of(tier);
+    }
+    return given_up;
+}
+
+// Moves go in the order in which they are made. A page that was moved in `step` isn't written yet,
+// so that no page moves twice in it.
+PrefixTree::Evicted PrefixTree::evict(Tier tier, int64_t count, Step step) {
+    check_count(count, "count");
+    if (tier == kNearest || has_next(tier)) check_step(step, "evict");
+    Evicted evicted;
+    evicted.count = evict_from(tier, count, step, evicted);
     forget_overwritten(evicted);
     return evicted;
 }
 
 bool PrefixTree::is_touched(std::span<const Page> pages) const {
-    const PagePool& pool = *tiers_[kDevice].pool;
+    const PagePool& pool = *tiers_[kNearest].pool;
     return std::any_of(pages.begin(), pages.end(),
                        [&](Page page) { return pool.is_touched(page); });
 }
@@ -155,12 +174,12 @@ bool PrefixTree::is_touched(std::span<const Page> pages) const {
 bool PrefixTree::frees_at_once(int64_t count) {
     check_count(count, "count");
     if (count > num_evictable()) return false;
-    const EvictionOrder& order = order_of(kDevice);
-    const PagePool& pool = *tiers_[kDevice].pool;
+    const EvictionOrder& order = order_of(kNearest);
+    const PagePool& pool = *tiers_[kNearest].pool;
     auto listed = order.begin();
     EvictionOrder bared;                                // leaves once those below have gone
-    std::unordered_map<const Node*, int64_t> num_gone;  // of a node's children on the device
-    std::unordered_set<Page> stripped;                  // pages whose companions went before them
+    std::unordered_map<const Node*, int64_t> num_gone;  // of a node's children in the tier
+    std::unordered_set<Page> stripped;                  // pages whose group pages went before them
     auto idle = pool.idle().begin();
     while (count > 0) {
         const bool is_bared =
@@ -169,10 +188,10 @@ bool PrefixTree::frees_at_once(int64_t count) {
         const Node* leaf =
             !is_left ? nullptr : is_bared ? bared.begin()->second : listed->second;
         if (idle != pool.idle().end() && (!leaf || idle->since < leaf->use.last_used)) {
-            // A page that has gone already took its companions with it.
+            // A page that has gone already took its group pages with it.
             if (stripped.insert(idle->owner).second) {
-                if (is_touched(pool.companions(idle->owner))) return false;
-                count -= pool.num_companions();
+                if (is_touched(pool.group_pages(idle->owner))) return false;
+                count -= pool.num_group_pages();
             }
             ++idle;
             continue;
@@ -187,35 +206,17 @@ bool PrefixTree::frees_at_once(int64_t count) {
             const Page page = leaf->pages[i];
             if (pool.is_touched(page)) return false;
             --count;
-            if (!pool.has_companions(page) || !stripped.insert(page).second) continue;
-            if (is_touched(pool.companions(page))) return false;
-            count -= pool.num_companions();
+            if (!pool.has_group_pages(page) || !stripped.insert(page).second) continue;
+            if (is_touched(pool.group_pages(page))) return false;
+            count -= pool.num_group_pages();
         }
         Node* parent = leaf->parent;
         if (parent->is_root() || parent->num_locks > 0) continue;
-        if (++num_gone[parent] == parent->num_device_children) {
+        if (++num_gone[parent] == parent->num_children[kNearest]) {
             bared.emplace(strategy_->key(parent->use), parent);
         }
     }
     return true;
-}
-
-int64_t PrefixTree::evict_host(int64_t count) {
-    check_count(count, "count");
-    int64_t dropped = 0;
-    while (dropped < count) {
-        if (strip_goes_first(kHost)) {
-            strip_first(kHost);
-            dropped += tiers_[kHost].pool->num_companions();
-            continue;
-        }
-        if (order_of(kHost).empty()) break;
-        Node* leaf = order_of(kHost).begin()->second;
-        const size_t wanted = tail_that_frees(*leaf, count - dropped);
-        dropped += size_of_tail(*leaf, wanted);
-        drop_tail(leaf, wanted);
-    }
-    return dropped;
 }
 
 void PrefixTree::clear() {
@@ -226,9 +227,9 @@ void PrefixTree::clear() {
     }
     std::vector<ReceiptId> none;
     for (Node* node : tops) drop(node, 0, none);
-    for (const Tier tier : {kDevice, kHost}) {
-        if (tiers_[tier].num_companions() == 0) continue;
-        while (tiers_[tier].pool->num_idle() > 0) strip_first(tier);
+    if (!has_other_groups()) return;
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+        while (tiers_[tier].pool->num_idle() > 0) strip_first(static_cast<Tier>(tier));
     }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -21,7 +22,10 @@ using Page = PagePool::Page;
 using Step = PagePool::Step;
 using ReceiptId = int64_t;
 
-enum Tier : uint8_t { kDevice = 0, kHost = 1 };
+// The number of a storage that pages are in, nearest first.
+using Tier = uint8_t;
+constexpr Tier kNearest = 0;  // steps compute in its pages
+constexpr size_t kMostTiers = 4;
 
 struct Node;
 
@@ -80,6 +84,8 @@ struct Node {
     explicit Node(size_t page_size) : children(FirstPageLess{page_size}) {}
 
     bool is_root() const { return parent == nullptr; }
+    // Whether all below is in later tiers.
+    bool is_leaf() const { return num_children[tier] == 0; }
 
     // What a match touches, side by side.
     Children children;
@@ -87,13 +93,13 @@ struct Node {
     std::vector<Page> pages;    // none at a root
     int64_t num_locks = 0;      // receipts that end here or below
     NodeUse use;
-    Tier tier = kDevice;
+    Tier tier = kNearest;
     bool is_listed = false;  // for eviction
 
     Node* parent = nullptr;
-    std::vector<Step> steps;          // that writes each page
-    size_t num_above = 0;             // pages on the path above
-    int64_t num_device_children = 0;  // the others are on the host
+    std::vector<Step> steps;                         // that writes each page
+    size_t num_above = 0;                            // pages on the path above
+    std::array<int64_t, kMostTiers> num_children{};  // in each tier
     Receipt* first_receipt = nullptr;
     Children::iterator place;                 // among the parent's children
     EvictionOrder::iterator listing;          // where listed

@@ -7,8 +7,8 @@ namespace aioserve {
 PrefixTree::PrefixTree(const std::vector<PagePool*>& pools,
                        std::unique_ptr<EvictionStrategy> strategy, int64_t needed_tokens)
     : strategy_(std::move(strategy)) {
-    if (pools.empty() || pools.size() > tiers_.size()) {
-        throw std::invalid_argument("pools must be 1 to " + std::to_string(tiers_.size()) +
+    if (pools.empty() || pools.size() > kMostTiers) {
+        throw std::invalid_argument("pools must be 1 to " + std::to_string(kMostTiers) +
                                     ", got " + std::to_string(pools.size()));
     }
     if (needed_tokens < 1) {
@@ -27,18 +27,17 @@ PrefixTree::PrefixTree(const std::vector<PagePool*>& pools,
                                         " tokens like the first, got " +
                                         std::to_string(pools[i]->page_size()));
         }
-        if (pools[i]->num_companions() != first.num_companions()) {
-            throw std::invalid_argument("pools must have as many companions as the first, " +
-                                        std::to_string(first.num_companions()) + ", got " +
-                                        std::to_string(pools[i]->num_companions()));
+        if (pools[i]->num_group_pages() != first.num_group_pages()) {
+            throw std::invalid_argument("pools must have as many group pages as the first, " +
+                                        std::to_string(first.num_group_pages()) + ", got " +
+                                        std::to_string(pools[i]->num_group_pages()));
         }
     }
-    num_tiers_ = static_cast<int64_t>(pools.size());
     page_size_ = static_cast<size_t>(first.page_size());
     needed_tokens_ = static_cast<size_t>(needed_tokens);
-    for (size_t tier = 0; tier < pools.size(); ++tier) {
-        const auto size = static_cast<size_t>(pools[tier]->num_pages());
-        tiers_[tier] = TierBooks{pools[tier], std::vector<uint8_t>(size, 0), {}};
+    for (PagePool* pool : pools) {
+        const auto size = static_cast<size_t>(pool->num_pages());
+        tiers_.push_back(TierBooks{pool, std::vector<uint8_t>(size, 0), {}});
     }
 }
 
@@ -74,17 +73,17 @@ PrefixTree::Next PrefixTree::next_of(const Node& node, std::span<const Token> to
     return {num_pages > 0 ? found->node : nullptr, num_pages};
 }
 
-// What a match finds next: behind a page on the host whose copy isn't made yet, nothing.
+// What a match finds next: behind a page of a later tier whose copy isn't made yet, nothing.
 PrefixTree::Next PrefixTree::next_found(const Node& node, std::span<const Token> tokens) const {
     const Next next = next_of(node, tokens);
-    if (next.node == nullptr || next.node->tier == kDevice) return next;
+    if (next.node == nullptr || next.node->tier == kNearest) return next;
     size_t written = 0;
     while (written < next.num_pages && is_written(next.node->steps[written])) ++written;
     return {written > 0 ? next.node : nullptr, written};
 }
 
-// The child whose first page is written, on the device, and begins with the most of `tokens`. Looks
-// at a few siblings in each direction only: with very many, most are no use in the same way.
+// The child whose first page is written, in the nearest tier, and begins with the most of `tokens`.
+// Looks at a few siblings in each direction only: with very many, most are no use in the same way.
 Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
                             size_t& num_tokens) const {
     constexpr int kTries = 8;
@@ -96,8 +95,8 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
         const size_t common =
             common_prefix(std::span<const Token>(child->tokens).first(page_size_), tokens);
         if (common <= num_tokens) return false;
-        if (child->tier == kHost || !is_written(child->steps[0])) return true;
-        if (is_hollow(*child, 0)) return true;
+        if (child->tier != kNearest || !is_written(child->steps[0])) return true;
+        if (lacks_group_pages(*child, 0)) return true;
         best = child;
         num_tokens = common;
         return false;
@@ -115,7 +114,7 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
 void PrefixTree::tick() {
     ++now_;
     for (const TierBooks& books : tiers_) {
-        if (books.num_companions() > 0) books.pool->set_clock(now_);
+        if (books.num_group_pages() > 0) books.pool->set_clock(now_);
     }
 }
 
@@ -143,7 +142,7 @@ PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const
     Match match;
     Node* node = root_of(name_space);
     lock(node);
-    size_t most = has_windows() && !whole ? num_usable(*node, tokens) : tokens.size();
+    size_t most = has_other_groups() && !whole ? num_usable(*node, tokens) : tokens.size();
     while (true) {
         auto [child, common] = next_found(*node, tokens);
         common = std::min(common, most);
@@ -152,8 +151,7 @@ PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const
         if (common < child->pages.size()) child = split(child, common);
         visit(child, use);
         std::copy(child->pages.begin(), child->pages.end(), pages.begin());
-        (child->tier == kDevice ? match.num_device_pages : match.num_host_pages) +=
-            static_cast<int64_t>(common);
+        match.num_pages[child->tier] += static_cast<int64_t>(common);
         pages = pages.subspan(common);
         tokens = tokens.subspan(common * page_size_);
         node = child;
@@ -193,18 +191,17 @@ void PrefixTree::use(ReceiptId receipt, ReceiptId tail_receipt) {
 
 PrefixTree::Found PrefixTree::peek(std::string_view name_space,
                                    std::span<const Token> tokens, bool whole) const {
-    Found found;
+    Found found{};
     const auto root = roots_.find(name_space);
     if (root == roots_.end()) return found;
     const Node* node = root->second;
-    size_t most = has_windows() && !whole ? num_usable(*node, tokens) : tokens.size();
+    size_t most = has_other_groups() && !whole ? num_usable(*node, tokens) : tokens.size();
     while (true) {
         auto [child, common] = next_found(*node, tokens);
         common = std::min(common, most);
         if (child == nullptr || common == 0) break;
         most -= common;
-        (child->tier == kDevice ? found.num_device_pages : found.num_host_pages) +=
-            static_cast<int64_t>(common);
+        found[child->tier] += static_cast<int64_t>(common);
         if (common < child->pages.size()) break;
         tokens = tokens.subspan(common * page_size_);
         node = child;
@@ -212,16 +209,23 @@ PrefixTree::Found PrefixTree::peek(std::string_view name_space,
     return found;
 }
 
+// A receipt whose pages must be in the nearest tier ends at `node`, or passes through it.
+void PrefixTree::check_near(const Node& node, const char* operation, ReceiptId receipt) const {
+    if (node.tier == kNearest) return;
+    throw TreeError(std::string(operation) + ": receipt " + std::to_string(receipt) +
+                    " covers pages in tier " + std::to_string(node.tier) + "; promote it first");
+}
+
 // Copies are made by a step that is yet to run.
 void PrefixTree::check_step(Step step, const char* operation) const {
     if (!is_written(step)) return;
     throw TreeError(std::string(operation) + ": step must be after the last that is done, " +
-                    std::to_string(tiers_[kDevice].pool->done_step()) + ", got " +
+                    std::to_string(tiers_[kNearest].pool->done_step()) + ", got " +
                     std::to_string(step));
 }
 
 void PrefixTree::check_held(std::span<const Page> pages, const char* operation) const {
-    const PagePool& pool = *tiers_[kDevice].pool;
+    const PagePool& pool = *tiers_[kNearest].pool;
     for (const Page page : pages) {
         const bool is_of_pool = page >= 0 && page < pool.num_pages();
         if (is_of_pool && pool.ref_count(page) > 0) continue;
@@ -232,7 +236,7 @@ void PrefixTree::check_held(std::span<const Page> pages, const char* operation) 
 
 // Marks pages that the tree is about to take as its own, all or none.
 void PrefixTree::claim(std::span<const Page> pages, const char* operation) {
-    std::vector<uint8_t>& in_tree = tiers_[kDevice].in_tree;
+    std::vector<uint8_t>& in_tree = tiers_[kNearest].in_tree;
     for (size_t i = 0; i < pages.size(); ++i) {
         uint8_t& mark = in_tree[static_cast<size_t>(pages[i])];
         if (mark == 0) {
@@ -246,31 +250,28 @@ void PrefixTree::claim(std::span<const Page> pages, const char* operation) {
 }
 
 int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
-                           std::span<const Page> pages, std::span<const Page> windows,
+                           std::span<const Page> pages, std::span<const Page> others,
                            Step step) {
     Receipt& own = receipt_of(receipt, "insert");
     if (tokens.size() != pages.size() * page_size_) {
         throw TreeError("insert: " + std::to_string(tokens.size()) + " tokens don't fill " +
                         std::to_string(pages.size()) + " pages of " + std::to_string(page_size_));
     }
-    if (own.end->tier == kHost) {
-        throw TreeError("insert: receipt " + std::to_string(receipt) +
-                        " ends on the host; promote it first");
-    }
-    size_t kept = 0;  // pages that the tree has on the device already
+    check_near(*own.end, "insert", receipt);
+    size_t kept = 0;  // pages that the tree has in the nearest tier already
     const Node* last = own.end;
     while (true) {
         const auto [child, common] = next_of(*last, tokens.subspan(kept * page_size_));
-        if (child == nullptr || child->tier == kHost) break;
+        if (child == nullptr || child->tier != kNearest) break;
         kept += common;
         if (common < child->pages.size()) break;
         last = child;
     }
     const std::span<const Page> adopted = pages.subspan(kept);
     check_held(pages, "insert");
-    check_windows(windows, pages, kept, "insert");
+    check_group_pages(others, pages, kept, "insert");
     claim(adopted, "insert");
-    tiers_[kDevice].pool->retain(adopted);
+    tiers_[kNearest].pool->retain(adopted);
 
     tick();
     Node* node = own.end;
@@ -279,10 +280,10 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         if (child == nullptr) break;
         if (common < child->pages.size()) child = split(child, common);
         lock(child);
-        if (child->tier == kHost) {
-            move_to(child, kDevice, pages.first(common), step, PagePool::kNoStep);
+        if (child->tier != kNearest) {
+            move_to(child, kNearest, pages.first(common), step, PagePool::kNoStep);
         }
-        give_windows(child, 0, pages.size(), windows, step);
+        give_group_pages(child, 0, pages.size(), others, step);
         tokens = tokens.subspan(common * page_size_);
         pages = pages.subspan(common);
         node = child;
@@ -306,7 +307,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
             attach(node, leaf);
         }
         count_pages(*leaf, 1, pages.size());
-        give_windows(leaf, leaf->pages.size() - pages.size(), pages.size(), windows, step);
+        give_group_pages(leaf, leaf->pages.size() - pages.size(), pages.size(), others, step);
         node = leaf;
     }
     if (node != own.end) move_end(own, node);
@@ -316,29 +317,29 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
 }
 
 void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages,
-                         std::span<const Page> windows, Step step) {
+                         std::span<const Page> others, Step step) {
     Node* const end = receipt_of(receipt, "promote").end;
-    size_t num_host = 0;
-    for (const Node* node = end; node->tier == kHost; node = node->parent) {
-        num_host += node->pages.size();
+    size_t num_later = 0;
+    for (const Node* node = end; node->tier != kNearest; node = node->parent) {
+        num_later += node->pages.size();
     }
-    if (pages.size() != num_host) {
+    if (pages.size() != num_later) {
         throw TreeError("promote: receipt " + std::to_string(receipt) + " covers " +
-                        std::to_string(num_host) + " pages on the host, got " +
+                        std::to_string(num_later) + " pages in later tiers, got " +
                         std::to_string(pages.size()));
     }
     check_step(step, "promote");
     check_held(pages, "promote");
-    check_windows(windows, pages, 0, "promote");
+    check_group_pages(others, pages, 0, "promote");
     claim(pages, "promote");
-    tiers_[kDevice].pool->retain(pages);
-    for (Node* node = end; node->tier == kHost; node = node->parent) {
+    tiers_[kNearest].pool->retain(pages);
+    for (Node* node = end; node->tier != kNearest; node = node->parent) {
         const size_t count = node->pages.size();
-        move_to(node, kDevice, pages.last(count), step, step);
-        if (!windows.empty()) {
-            give_windows(node, 0, count, windows, step);
-            const size_t given = std::min(count * tiers_[kDevice].num_companions(), windows.size());
-            windows = windows.first(windows.size() - given);
+        move_to(node, kNearest, pages.last(count), step, step);
+        if (!others.empty()) {
+            give_group_pages(node, 0, count, others, step);
+            const size_t most = count * tiers_[kNearest].num_group_pages();
+            others = others.first(others.size() - std::min(most, others.size()));
         }
         pages = pages.first(pages.size() - count);
     }
@@ -377,10 +378,7 @@ std::vector<Page> PrefixTree::page_ids(ReceiptId receipt, int64_t first) const {
     }
     std::vector<Page> pages(static_cast<size_t>(total - first));
     for (size_t left = pages.size(); left > 0; node = node->parent) {
-        if (node->tier == kHost) {
-            throw TreeError("page_ids: receipt " + std::to_string(receipt) +
-                            " covers pages on the host; promote it first");
-        }
+        check_near(*node, "page_ids", receipt);
         const size_t count = std::min(left, node->pages.size());
         left -= count;
         std::copy(node->pages.end() - static_cast<std::ptrdiff_t>(count), node->pages.end(),
@@ -393,7 +391,7 @@ int64_t PrefixTree::num_exclusive(ReceiptId receipt) const {
     int64_t count = 0;
     for (const Node* node = receipt_of(receipt, "num_exclusive").end;
          node->num_locks == 1 && !node->is_root(); node = node->parent) {
-        if (node->tier == kDevice) count += static_cast<int64_t>(node->pages.size());
+        if (node->tier == kNearest) count += static_cast<int64_t>(node->pages.size());
     }
     return count;
 }

@@ -32,19 +32,19 @@ class TreeError : public std::runtime_error {
 };
 
 // The tree of RadixAttention (Zheng et al., arXiv 2312.07104, section 3.1) over the pages of
-// PagedAttention (Kwon et al., arXiv 2309.06180), with a second tier on the host:
+// PagedAttention (Kwon et al., arXiv 2309.06180), in one tier or several:
 //
 //      root of a namespace
 //        |
-//      [a b c d | e f g h]  pages 3, 7             device, 2 receipts pass through
+//      [a b c d | e f g h]  pages 3, 7             tier 0, 2 receipts pass through
 //        |            \                            .
-//      [i j k l]     [m n o p | q r s t]           device leaf: evicted page by page from its end
+//      [i j k l]     [m n o p | q r s t]           leaf of tier 0: evicted page by page from its end
 //        |  ^ receipt     \                        .
-//        .               [u v w x]  host page 0    below a host node all is on the host
+//        .               [u v w x]  page 0         tier 1: below it all is in tier 1 or later ones
 //
 // Invariants, which `sanity_check` recounts:
-//   - A node holds whole pages, at least one, and is wholly on the device or wholly on the host; a
-//     root holds none and lives while it has children or receipts.
+//   - A node holds whole pages, at least one, all in one tier, and what is below it is in that tier
+//     or later ones; a root holds none and lives while it has children or receipts.
 //   - Siblings differ within their first page.
 //   - The tree has one reference to each page in it. A page with further holders is locked by them.
 //   - A receipt locks every node from the root to the node at whose end it ends. A split makes a
@@ -52,10 +52,10 @@ class TreeError : public std::runtime_error {
 //   - A node is no younger than those below it, and was used no earlier and no less often.
 //   - Listed for eviction is exactly what has no locks and no child in its tier.
 //
-// A page of the tree may have companions in its pool (`PagePool::attach`): pages with the KV that
-// window layers have of its tokens, all of them together. The tree attaches and detaches them; they
-// come and go with the page, and go before it where the pool says that nobody uses them. A page
-// without is hollow. What a match is to go on from needs them for the last window alone.
+// The pages of a node are those of group 0. The pages that other groups have of the same tokens are
+// its group pages in the pool (`PagePool::attach`). The tree attaches and detaches them; they come
+// and go with the page, and go before it where the pool says that nobody uses them. A page may lack
+// them. What a match is to go on from needs them for the last tokens alone.
 //
 // Nodes are a compression and nothing else: pages are used, locked, moved and evicted as if each
 // had a node of its own. Where an only child agrees with its parent in tier, locks and strategy
@@ -68,22 +68,23 @@ class PrefixTree {
     static constexpr ReceiptId kNoReceipt = -1;
     static constexpr Page kNoPage = -1;
 
+    using Found = std::array<int64_t, kMostTiers>;  // pages in each tier
     struct Match {
         ReceiptId receipt = kNoReceipt;
-        int64_t num_device_pages = 0;
-        int64_t num_host_pages = 0;
+        Found num_pages{};
         Page tail_page = kNoPage;
         int64_t tail_tokens = 0;
         ReceiptId tail_receipt = kNoReceipt;
     };
-    struct Found {
-        int64_t num_device_pages = 0;
-        int64_t num_host_pages = 0;
+    // A page whose KV moves to the next tier.
+    struct Move {
+        Tier tier;  // of `source`
+        Page source;
+        Page target;
     };
     struct Evicted {
-        int64_t count = 0;               // of device pages, companions included
-        std::vector<Page> device_pages;  // those whose KV moves to `host_pages`
-        std::vector<Page> host_pages;
+        int64_t count = 0;        // of the tier's pages, group pages included
+        std::vector<Move> moves;  // in order; each target once
     };
     struct Shortened {
         ReceiptId receipt;
@@ -99,48 +100,47 @@ class PrefixTree {
         std::vector<ReceiptId> receipts;
     };
 
-    // `pools` are those of the tiers, nearest first: one or two. They must outlive the tree's use.
-    // Where their pages have companions, a token needs those of the last `needed_tokens` tokens, its
-    // own included.
+    // `pools` are those of the tiers, nearest first, at most `kMostTiers`. They must outlive the
+    // tree's use. Where their pages have group pages, a token needs those of the last
+    // `needed_tokens` tokens, its own included.
     PrefixTree(const std::vector<PagePool*>& pools, std::unique_ptr<EvictionStrategy> strategy,
                int64_t needed_tokens = 1);
 
     // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`. With
-    // `whole` also what lacks companions that the next token needs.
+    // `whole` also what lacks group pages that the next token needs.
     Match match(std::string_view name_space, std::span<const Token> tokens, bool partial, bool use,
                 bool whole, std::span<Page> pages);
     void use(ReceiptId receipt, ReceiptId tail_receipt);
     Found peek(std::string_view name_space, std::span<const Token> tokens, bool whole) const;
-    // `windows` are companions for the last of `pages`.
+    // `others` are group pages for the last of `pages`.
     int64_t insert(ReceiptId receipt, std::span<const Token> tokens, std::span<const Page> pages,
-                   std::span<const Page> windows, Step step);
-    void promote(ReceiptId receipt, std::span<const Page> pages, std::span<const Page> windows,
+                   std::span<const Page> others, Step step);
+    void promote(ReceiptId receipt, std::span<const Page> pages, std::span<const Page> others,
                  Step step);
     ReceiptId fork(ReceiptId receipt);
     void release(ReceiptId receipt);
 
-    Evicted evict(int64_t count, Step step);
+    Evicted evict(Tier tier, int64_t count, Step step);
     bool frees_at_once(int64_t count);
-    int64_t evict_host(int64_t count);
     void clear();
     std::vector<Shortened> withdraw(Step step);
     std::vector<Shortened> cut(ReceiptId receipt, int64_t num_pages);
 
-    // The device pages of the path from number `first` on.
+    // The pages of the path from number `first` on, all of the nearest tier.
     std::vector<Page> page_ids(ReceiptId receipt, int64_t first) const;
     int64_t num_exclusive(ReceiptId receipt) const;
     size_t page_size() const { return page_size_; }
-    // Companions included.
+    // Group pages included.
     int64_t pages_of(Tier tier) const;
     int64_t evictable_of(Tier tier) const;
-    int64_t num_pages() const { return pages_of(kDevice); }
-    int64_t num_evictable() const { return evictable_of(kDevice); }
-    int64_t num_tiers() const { return num_tiers_; }
+    int64_t num_pages() const { return pages_of(kNearest); }
+    int64_t num_evictable() const { return evictable_of(kNearest); }
+    size_t num_tiers() const { return tiers_.size(); }
     int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
     int64_t num_receipts() const { return static_cast<int64_t>(receipts_.size()); }
 
-    std::span<const Page> companions(const Node& node, Page page) const {
-        return tiers_[node.tier].pool->companions(page);
+    std::span<const Page> group_pages(const Node& node, Page page) const {
+        return tiers_[node.tier].pool->group_pages(page);
     }
     // Parents before their children, siblings in order.
     std::vector<View> walk() const;
@@ -154,13 +154,11 @@ class PrefixTree {
         PagePool* pool = nullptr;
         std::vector<uint8_t> in_tree;  // by page
         EvictionOrder order;
-        int64_t num_pages = 0;      // without companions
+        int64_t num_pages = 0;      // without group pages
         int64_t num_evictable = 0;  // on nodes without locks
-        int64_t num_with_companions = 0;
+        int64_t num_with_group_pages = 0;
 
-        size_t num_companions() const {
-            return pool == nullptr ? 0 : static_cast<size_t>(pool->num_companions());
-        }
+        size_t num_group_pages() const { return static_cast<size_t>(pool->num_group_pages()); }
     };
 
     struct Next {
@@ -175,7 +173,9 @@ class PrefixTree {
     Next next_of(const Node& node, std::span<const Token> tokens) const;
     Next next_found(const Node& node, std::span<const Token> tokens) const;
     Node* find_tail(const Node& node, std::span<const Token> tokens, size_t& num_tokens) const;
-    bool is_written(Step step) const { return step <= tiers_[kDevice].pool->done_step(); }
+    bool is_written(Step step) const { return step <= tiers_[kNearest].pool->done_step(); }
+    bool has_next(Tier tier) const { return tier + size_t{1} < tiers_.size(); }
+    void check_near(const Node& node, const char* operation, ReceiptId receipt) const;
     void tick();
     void visit(Node* node, bool use);
     void count_hits(ReceiptId receipt, const char* operation);
@@ -206,31 +206,32 @@ class PrefixTree {
     void move_to(Node* node, Tier tier, std::span<const Page> pages, Step step, Step last_step);
     Node* drop(Node* node, size_t from, std::vector<ReceiptId>& moved);
 
-    // windows.cpp: companions of pages
-    bool has_windows() const { return tiers_[kDevice].num_companions() > 0; }
-    bool is_hollow(const Node& node, size_t index) const;
+    // group_pages.cpp
+    bool has_other_groups() const { return tiers_[kNearest].num_group_pages() > 0; }
+    bool lacks_group_pages(const Node& node, size_t index) const;
     size_t first_needed(size_t num_pages) const;
     size_t num_usable(const Node& root, std::span<const Token> tokens) const;
-    std::span<const Page> windows_of(std::span<const Page> windows, size_t num_pages,
-                                     size_t index) const;
-    void check_windows(std::span<const Page> windows, std::span<const Page> pages, size_t num_kept,
-                       const char* operation) const;
-    void give_windows(Node* node, size_t first, size_t num_pages, std::span<const Page> windows,
+    std::span<const Page> group_pages_of(std::span<const Page> others, size_t num_pages,
+                                         size_t index) const;
+    void check_group_pages(std::span<const Page> others, std::span<const Page> pages,
+                           size_t num_kept, const char* operation) const;
+    void give_group_pages(Node* node, size_t first, size_t num_pages, std::span<const Page> others,
                       Step step);
-    void attach(Tier tier, Page owner, std::span<const Page> companions);
+    void attach(Tier tier, Page owner, std::span<const Page> others);
     void strip(Tier tier, Page owner, Step last_step);
     bool strip_goes_first(Tier tier);
     void strip_first(Tier tier);
     int64_t size_of_tail(const Node& leaf, size_t num_pages) const;
     size_t tail_that_frees(const Node& leaf, int64_t count) const;
-    bool make_room_for_tail(const Node& leaf);
+    bool make_room_for_tail(const Node& leaf, Step step, Evicted& evicted);
 
     // evict.cpp
     const EvictionOrder& order_of(Tier tier);
     void drop_tail(Node* leaf, size_t num_pages);
-    size_t make_room(const Key& key, size_t wanted);
-    bool moves_one_by_one() const;
-    size_t room_for(const Key& key, const Node& leaf, size_t wanted);
+    int64_t evict_from(Tier tier, int64_t count, Step step, Evicted& evicted);
+    size_t give_up_tail(Node* leaf, size_t wanted, Step step, Evicted& evicted);
+    size_t make_room(const Node& leaf, size_t wanted, Step step, Evicted& evicted);
+    size_t room_for(const Node& leaf, size_t wanted, Step step, Evicted& evicted);
     void demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted);
     void forget_overwritten(Evicted& evicted);
     bool is_touched(std::span<const Page> pages) const;
@@ -242,14 +243,13 @@ class PrefixTree {
     void recount_node(const View& view, Recount& recount) const;
     void recount_children(const Node& node, Recount& recount) const;
     void recount_pages(const Node& node, Recount& recount) const;
-    void recount_companions(const Node& node, Page owner, Recount& recount) const;
+    void recount_group_pages(const Node& node, Page owner, Recount& recount) const;
 
-    int64_t num_tiers_ = 0;
     size_t page_size_ = 0;
     size_t needed_tokens_ = 1;
     std::unique_ptr<EvictionStrategy> strategy_;
     bool is_relisted_ = false;  // since the strategy has changed
-    std::array<TierBooks, 2> tiers_;
+    std::vector<TierBooks> tiers_;  // nearest first
     int64_t now_ = 0;  // ticks with every use
     ReceiptId next_receipt_ = 0;
     std::vector<std::unique_ptr<Node>> nodes_;

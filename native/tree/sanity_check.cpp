@@ -12,13 +12,13 @@ struct PrefixTree::Recount {
     struct Counts {
         int64_t num_pages = 0;
         int64_t num_evictable = 0;
-        int64_t num_idle = 0;  // pages whose companions nobody uses
-        int64_t num_with_companions = 0;
+        int64_t num_idle = 0;  // pages whose group pages nobody uses
+        int64_t num_with_group_pages = 0;
         size_t num_listed = 0;
         std::vector<uint8_t> in_tree;
     };
     std::ostringstream wrong;
-    std::array<Counts, 2> tiers;
+    std::vector<Counts> tiers;
     std::unordered_map<const Node*, int64_t> locks;
 };
 
@@ -26,7 +26,7 @@ namespace {
 
 std::string name_of(const Node& node) {
     if (node.is_root()) return "a root";
-    return (node.tier == kDevice ? "the device node of page " : "the host node of page ") +
+    return "the node of tier " + std::to_string(node.tier) + " with page " +
            (node.pages.empty() ? "none" : std::to_string(node.pages[0]));
 }
 
@@ -76,9 +76,7 @@ void PrefixTree::recount_node(const View& view, Recount& recount) const {
         wrong << "; " << name << " has " << node.num_locks << " locks for " << locks
               << " receipts";
     }
-    const bool is_leaf =
-        node.tier == kDevice ? node.num_device_children == 0 : node.children.empty();
-    const bool is_listed = is_leaf && locks == 0 && !node.is_root();
+    const bool is_listed = node.is_leaf() && locks == 0 && !node.is_root();
     if (is_listed != node.is_listed) {
         wrong << "; " << name << (is_listed ? " isn't" : " is") << " listed for eviction";
     } else if (is_listed && (!strategy_->gives(node.listing->first, node.use) ||
@@ -94,7 +92,7 @@ void PrefixTree::recount_node(const View& view, Recount& recount) const {
 void PrefixTree::recount_children(const Node& node, Recount& recount) const {
     std::ostringstream& wrong = recount.wrong;
     const std::string name = name_of(node);
-    int64_t num_device_children = 0;
+    std::array<int64_t, kMostTiers> num_children{};
     const Child* previous = nullptr;
     for (const Child& entry : node.children) {
         const Node* child = entry.node;
@@ -102,8 +100,8 @@ void PrefixTree::recount_children(const Node& node, Recount& recount) const {
         if (child->parent != &node || &*child->place != &entry || entry.first != child->tokens[0]) {
             wrong << "; " << child_name << " has another parent or place";
         }
-        if (child->tier == kDevice) ++num_device_children;
-        if (child->tier == kDevice && node.tier == kHost) {
+        ++num_children[child->tier];
+        if (child->tier < node.tier) {
             wrong << "; " << child_name << " is below " << name;
         }
         if (previous != nullptr && !node.children.key_comp()(*previous, entry)) {
@@ -116,9 +114,10 @@ void PrefixTree::recount_children(const Node& node, Recount& recount) const {
         }
         previous = &entry;
     }
-    if (num_device_children != node.num_device_children) {
-        wrong << "; " << name << " counts " << node.num_device_children << " of "
-              << num_device_children << " children on the device";
+    for (size_t tier = 0; tier < kMostTiers; ++tier) {
+        if (num_children[tier] == node.num_children[tier]) continue;
+        wrong << "; " << name << " counts " << node.num_children[tier] << " of "
+              << num_children[tier] << " children in tier " << tier;
     }
 }
 
@@ -139,26 +138,26 @@ void PrefixTree::recount_pages(const Node& node, Recount& recount) const {
             wrong << "; page " << page << " in " << name_of(node) << " with " << node.num_locks
                   << " locks has " << references << " references";
         }
-        recount_companions(node, page, recount);
+        recount_group_pages(node, page, recount);
     }
 }
 
-void PrefixTree::recount_companions(const Node& node, Page owner, Recount& recount) const {
+void PrefixTree::recount_group_pages(const Node& node, Page owner, Recount& recount) const {
     const PagePool& pool = *tiers_[node.tier].pool;
-    if (!pool.has_companions(owner)) return;
+    if (!pool.has_group_pages(owner)) return;
     Recount::Counts& counts = recount.tiers[node.tier];
     bool is_idle = true;
-    for (const Page page : pool.companions(owner)) {
+    for (const Page page : pool.group_pages(owner)) {
         is_idle = is_idle && pool.ref_count(page) == 1;
         if (++counts.in_tree[static_cast<size_t>(page)] > 1) {
-            recount.wrong << "; companion " << page << " of page " << owner << " is in it again";
+            recount.wrong << "; group page " << page << " of page " << owner << " is in it again";
         }
     }
     if (!is_idle && recount.locks[&node] == 0) {
-        recount.wrong << "; companions of page " << owner << " in " << name_of(node)
+        recount.wrong << "; group pages of page " << owner << " in " << name_of(node)
                       << " without locks are used";
     }
-    ++counts.num_with_companions;
+    ++counts.num_with_group_pages;
     counts.num_idle += is_idle ? 1 : 0;
 }
 
@@ -172,7 +171,8 @@ void PrefixTree::sanity_check() const {
     for (size_t index = 0; index < nodes_.size(); ++index) {
         if (nodes_[index]->index != index) wrong << "; node " << index << " has another's number";
     }
-    for (const Tier tier : {kDevice, kHost}) {
+    recount.tiers.resize(tiers_.size());
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
         recount.tiers[tier].in_tree.resize(tiers_[tier].in_tree.size());
     }
     recount_receipts(views, recount);
@@ -181,35 +181,38 @@ void PrefixTree::sanity_check() const {
         recount_children(*view.node, recount);
         recount_pages(*view.node, recount);
     }
-    for (const Tier tier : {kDevice, kHost}) {
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
         const TierBooks& books = tiers_[tier];
         const Recount::Counts& counts = recount.tiers[tier];
-        const std::string where = tier == kDevice ? "device" : "host";
+        const std::string where = " of tier " + std::to_string(tier);
         const auto compare = [&](int64_t counted, int64_t found, const std::string& what) {
             if (counted == found) return;
             wrong << "; " << counted << " " << what << " are counted, " << found << " found";
         };
-        compare(books.num_pages, counts.num_pages, where + " pages");
-        compare(books.num_evictable, counts.num_evictable, "evictable " + where + " pages");
-        compare(books.num_with_companions, counts.num_with_companions,
-                where + " pages with companions");
-        if (books.num_companions() > 0) {
+        compare(books.num_pages, counts.num_pages, "pages" + where);
+        compare(books.num_evictable, counts.num_evictable, "evictable pages" + where);
+        compare(books.num_with_group_pages, counts.num_with_group_pages,
+                "pages" + where + " with group pages");
+        if (books.num_group_pages() > 0) {
             compare(books.pool->num_idle(), counts.num_idle,
-                    where + " pages of the pool with idle companions");
+                    "pages" + where + "'s pool with idle group pages");
         }
         compare(static_cast<int64_t>(books.order.size()), static_cast<int64_t>(counts.num_listed),
-                where + " leaves");
+                "leaves" + where);
         if (books.in_tree != counts.in_tree) {
-            wrong << "; the marks of " << where << " pages are off";
+            wrong << "; the marks of pages" << where << " are off";
         }
     }
     const std::string text = wrong.str();
     if (text.empty()) return;
     std::ostringstream message;
-    message << "the prefix tree doesn't balance: " << num_nodes() << " nodes, " << num_pages()
-            << " device pages (" << num_evictable() << " evictable), " << pages_of(kHost)
-            << " host pages (" << evictable_of(kHost) << " evictable), " << num_receipts()
-            << " receipts" << text;
+    message << "the prefix tree doesn't balance: " << num_nodes() << " nodes, ";
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+        const auto number = static_cast<Tier>(tier);
+        message << pages_of(number) << " pages of tier " << tier << " (" << evictable_of(number)
+                << " evictable), ";
+    }
+    message << num_receipts() << " receipts" << text;
     throw TreeError(message.str());
 }
 

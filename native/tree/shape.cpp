@@ -47,9 +47,7 @@ void PrefixTree::count_pages(const Node& node, int64_t sign, size_t num_pages) {
 }
 
 void PrefixTree::list_or_unlist(Node* node) {
-    const bool is_leaf =
-        node->tier == kDevice ? node->num_device_children == 0 : node->children.empty();
-    if (!is_leaf || node->num_locks > 0 || node->is_root()) {
+    if (!node->is_leaf() || node->num_locks > 0 || node->is_root()) {
         unlist(node);
     } else if (!node->is_listed) {
         node->listing = tiers_[node->tier].order.emplace(strategy_->key(node->use), node).first;
@@ -79,7 +77,7 @@ void PrefixTree::attach(Node* parent, Node* node) {
     node->parent = parent;
     node->num_above = parent->num_above + parent->pages.size();
     node->place = parent->children.insert({node->tokens[0], node}).first;
-    if (node->tier == kDevice) ++parent->num_device_children;
+    ++parent->num_children[node->tier];
     list_or_unlist(parent);
 }
 
@@ -98,7 +96,7 @@ void PrefixTree::replace(Node* child, Node* other) {
 Node* PrefixTree::detach(Node* node) {
     Node* parent = node->parent;
     parent->children.erase(node->place);
-    if (node->tier == kDevice) --parent->num_device_children;
+    --parent->num_children[node->tier];
     if (parent->is_root()) return remove_if_empty(parent);
     list_or_unlist(parent);
     return parent;
@@ -138,7 +136,7 @@ Node* PrefixTree::split(Node* node, size_t num_pages) {
     node->parent = upper;
     node->num_above = upper->num_above + num_pages;
     node->place = upper->children.insert({node->tokens[0], node}).first;
-    if (node->tier == kDevice) upper->num_device_children = 1;
+    upper->num_children[node->tier] = 1;
     return upper;
 }
 
@@ -149,8 +147,8 @@ bool PrefixTree::can_merge(const Node* parent) const {
     const Node* child = parent->children.begin()->node;
     return child->tier == parent->tier && child->num_locks == parent->num_locks &&
            strategy_->agree(child->use, parent->use) &&
-           // Idle companions and leaves go in the order of their last use.
-           (!has_windows() || child->use.last_used == parent->use.last_used);
+           // Idle group pages and leaves go in the order of their last use.
+           (!has_other_groups() || child->use.last_used == parent->use.last_used);
 }
 
 // Takes the nodes right above `node` into it where they can be merged; returns the next above.
@@ -179,9 +177,9 @@ Node* PrefixTree::merge_upwards(Node* node) {
 void PrefixTree::let_go(Node* node, size_t from, Step last_step) {
     TierBooks& books = tiers_[node->tier];
     const std::span<const Page> pages = std::span<const Page>(node->pages).subspan(from);
-    if (books.num_with_companions > 0) {
+    if (books.num_with_group_pages > 0) {
         for (const Page page : pages) {
-            if (books.pool->has_companions(page)) strip(node->tier, page, last_step);
+            if (books.pool->has_group_pages(page)) strip(node->tier, page, last_step);
         }
     }
     books.pool->release(pages, last_step);
@@ -189,17 +187,18 @@ void PrefixTree::let_go(Node* node, size_t from, Step last_step) {
     count_pages(*node, -1, pages.size());
 }
 
-// Puts the run of `node` into `pages` of the other tier, references to which the caller hands over.
+// Puts the run of `node` into `pages` of another tier, references to which the caller hands over.
 void PrefixTree::move_to(Node* node, Tier tier, std::span<const Page> pages, Step step,
                          Step last_step) {
     unlist(node);
     let_go(node, 0, last_step);
+    --node->parent->num_children[node->tier];
+    ++node->parent->num_children[tier];
     node->tier = tier;
     node->pages.assign(pages.begin(), pages.end());
     node->steps.assign(pages.size(), step);
     for (const Page page : pages) tiers_[tier].in_tree[static_cast<size_t>(page)] = 1;
     count_pages(*node, 1, pages.size());
-    node->parent->num_device_children += tier == kDevice ? 1 : -1;
     list_or_unlist(node);
     list_or_unlist(node->parent);
 }
@@ -232,7 +231,7 @@ Node* PrefixTree::drop(Node* node, size_t from, std::vector<ReceiptId>& moved) {
         delete_node(gone);
     }
     node->children.clear();
-    node->num_device_children = 0;
+    node->num_children.fill(0);
     let_go(node, from, PagePool::kNoStep);
     if (from > 0) {
         node->tokens.resize(from * page_size_);

@@ -159,7 +159,7 @@ def test_the_pages_of_a_path_are_told_only_where_they_are_on_the_device() -> Non
     cache.pool.complete(0)
     match = cache.match("abcdefghijkl")
     for first in (0, 2):
-        with pytest.raises(InvariantError, match="receipt 1 covers pages on the host; promote it"):
+        with pytest.raises(InvariantError, match="receipt 1 covers pages in tier 1; promote it"):
             cache.tree.page_ids(match.receipt, first)
     assert len(cache.tree.page_ids(match.receipt, 3)) == 0
 
@@ -672,7 +672,7 @@ def test_nothing_is_published_behind_the_host() -> None:
     cache.serve("abcd")
     cache.evict(1)
     match = cache.match("abcd")
-    with pytest.raises(InvariantError, match="receipt 1 ends on the host; promote it first"):
+    with pytest.raises(InvariantError, match="receipt 1 covers pages in tier 1; promote it first"):
         cache.tree.insert(match.receipt, ids("efgh"), cache.pool.acquire(1), 1)
 
 
@@ -868,11 +868,74 @@ def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() ->
     assert [cache.cached(x * 4) for x in "abcd"] == [(0, 0), (0, 4), (0, 4), (0, 0)]
 
 
-# Companions.
+# Three tiers.
+
+
+def test_pages_go_to_the_next_tier_and_from_there_to_the_one_behind_it() -> None:
+    pools = PagePool(4, PAGE_SIZE), PagePool(2, PAGE_SIZE), PagePool(4, PAGE_SIZE)
+    tree = PrefixTree(*pools)
+
+    def evict(count: int, step: int) -> Evicted:
+        evicted = tree.evict(count, step)
+        tree.sanity_check()
+        for pool in pools:
+            pool.sanity_check()
+            pool.complete(step)
+        return evicted
+
+    match = tree.match(b"", ids("aaaabbbbccccdddd"))
+    pages = pools[0].acquire(4)
+    tree.insert(match.receipt, ids("aaaabbbbccccdddd"), pages, NO_STEP)
+    tree.release(match.receipt)
+    pools[0].release(pages, NO_STEP)
+
+    first = evict(2, 1)
+    assert first.tiers.tolist() == [0, 0]
+    assert first.page_ids.tolist() == pages[2:].tolist()
+    assert tree.peek(b"", ids("aaaabbbbccccdddd")) == (8, 8, 0)
+
+    second = evict(1, 2)
+    assert second.count == 1
+    assert second.tiers.tolist() == [1, 0], "the last page makes room before the copy to its place"
+    assert second.page_ids.tolist() == [first.target_ids[1], pages[1]]
+    assert second.target_ids[1] == first.target_ids[1]
+    assert tree.peek(b"", ids("aaaabbbbccccdddd")) == (4, 8, 4)
+
+    found = tree.match(b"", ids("aaaabbbbccccdddd"))
+    assert [page_ids.tolist() for page_ids in found.tiers] == [
+        [pages[0]],
+        [first.target_ids[1], first.target_ids[0]],
+        [second.target_ids[0]],
+    ]
+    tree.promote(found.receipt, pools[0].acquire(3), 3)
+    tree.sanity_check()
+    for pool in pools:
+        pool.complete(3)
+    assert tree.peek(b"", ids("aaaabbbbccccdddd")) == (16, 0, 0)
+    assert [pool.num_held for pool in pools] == [4, 0, 0]
+
+
+def test_a_page_that_was_moved_in_a_step_is_not_moved_again_in_it() -> None:
+    pools = PagePool(4, PAGE_SIZE), PagePool(1, PAGE_SIZE), PagePool(4, PAGE_SIZE)
+    tree = PrefixTree(*pools)
+    match = tree.match(b"", ids("aaaabbbb"))
+    pages = pools[0].acquire(2)
+    tree.insert(match.receipt, ids("aaaabbbb"), pages, NO_STEP)
+    tree.release(match.receipt)
+    pools[0].release(pages, NO_STEP)
+    evicted = tree.evict(2, 0)
+    assert (evicted.tiers.tolist(), evicted.page_ids.tolist()) == ([0], [pages[0]])
+    assert tree.peek(b"", ids("aaaabbbb"), whole=True) == (0, 0, 0), "its copy isn't made yet"
+    tree.sanity_check()
+    assert tree.num_pages_in(1) == 1
+    assert tree.num_pages_in(2) == 0
+
+
+# Group pages.
 
 
 class Windowed:
-    """A tree whose pages have one companion each, in steps that are done; nobody is served."""
+    """A tree whose pages have one group page each, in steps that are done; nobody is served."""
 
     def __init__(self, num_host_pages: int) -> None:
         self.pool = PagePool(16, PAGE_SIZE, 1)
@@ -880,7 +943,7 @@ class Windowed:
         self.tree = PrefixTree(self.pool, self.host, needed_tokens=PAGE_SIZE)
 
     def publish(self, text: str, num_windows: int) -> None:
-        """With companions of the last pages, so many."""
+        """With group pages of the last pages, so many."""
         match = self.tree.match(b"", ids(text))
         pages = self.pool.acquire(len(text) // PAGE_SIZE)
         windows = self.pool.acquire(num_windows)
@@ -897,7 +960,7 @@ class Windowed:
         return self.tree.peek(b"", ids(text), whole=True)[1]
 
 
-def test_idle_companions_of_a_locked_run_on_the_host_make_room_there() -> None:
+def test_idle_group_pages_of_a_locked_run_on_the_host_make_room_there() -> None:
     cache = Windowed(5)
     cache.publish("aaaabbbb", 2)
     cache.tree.evict(4, 0)
@@ -930,17 +993,17 @@ def test_a_page_goes_to_the_host_though_the_larger_one_behind_it_had_no_room_the
 
 
 @pytest.mark.parametrize(
-    ("text", "companion", "message"),
+    ("text", "group_page", "message"),
     [
         ("bbbb", 1, "insert: page 1 is named twice"),
         ("bbbb", 15, "insert: page 15 is not held"),
-        ("bbbb", 0, "insert: companion 0 is in the tree already"),
+        ("bbbb", 0, "insert: group page 0 is in the tree already"),
         ("aaaa", 1, "insert: page 1 is named twice"),
         ("aaaa", 15, "insert: page 15 is not held"),
     ],
 )
-def test_companions_that_the_tree_cannot_take_are_refused_and_nothing_is_published(
-    text: str, companion: int, message: str
+def test_group_pages_that_the_tree_cannot_take_are_refused_and_nothing_is_published(
+    text: str, group_page: int, message: str
 ) -> None:
     cache = Windowed(1)
     cache.publish("aaaa", 0)
@@ -948,7 +1011,7 @@ def test_companions_that_the_tree_cannot_take_are_refused_and_nothing_is_publish
     page = cache.pool.acquire(1)
     before = cache.tree.walk(), cache.pool.ref_counts().tolist()
     with pytest.raises(InvariantError, match=message):
-        cache.tree.insert(match.receipt, ids(text), page, 0, int32(companion))
+        cache.tree.insert(match.receipt, ids(text), page, 0, int32(group_page))
     assert (cache.tree.walk(), cache.pool.ref_counts().tolist()) == before
     cache.tree.sanity_check()
 
@@ -966,7 +1029,7 @@ def test_a_promotion_takes_exactly_the_pages_on_the_host() -> None:
     cache.evict(1)
     match = cache.match("abcdefgh")
     pages = cache.pool.acquire(2)
-    message = "promote: receipt 1 covers 1 pages on the host, got 2"
+    message = "promote: receipt 1 covers 1 pages in later tiers, got 2"
     with pytest.raises(InvariantError, match=message):
         cache.tree.promote(match.receipt, pages, 1)
     with pytest.raises(InvariantError, match="promote: page 9 is not held"):
@@ -1015,8 +1078,8 @@ def test_pools_and_strategies_that_do_not_fit_are_refused() -> None:
         PrefixTree(pool, PagePool(4, 2))
     with pytest.raises(ValueError, match="pools must differ from each other"):
         PrefixTree(pool, pool)
-    with pytest.raises(ValueError, match="pools must be 1 to 2, got 3"):
-        PrefixTree(pool, PagePool(4, 4), PagePool(4, 4))
+    with pytest.raises(ValueError, match="pools must be 1 to 4, got 5"):
+        PrefixTree(pool, *[PagePool(4, 4) for _ in range(4)])
     with pytest.raises(ValueError, match="needed_tokens must be at least 1, got 0"):
         PrefixTree(pool, needed_tokens=0)
 

@@ -21,9 +21,9 @@ class CachedPage:
     created: int
     last_used: int
     hits: int = 0
-    on_host: bool = False
-    windows: tuple[int, ...] = ()
-    """Its companions; a hollow page has none."""
+    tier: int = 0
+    group_pages: tuple[int, ...] = ()
+    """Its group pages; none where they are missing."""
     last_idle: tuple[int, int] = (0, 0)
     """When these were left by their last user, and in which order of being left."""
 
@@ -78,8 +78,8 @@ class ModelTree:
 
     page_size: int
     strategy: str
-    has_host: bool
-    num_companions: int
+    num_tiers: int
+    num_group_pages: int
     window: int
     pages: dict[Prefix, CachedPage] = field(default_factory=dict)
     receipts: dict[int, Prefix] = field(default_factory=dict)
@@ -87,17 +87,20 @@ class ModelTree:
     """Receipts whose release counts as a use."""
     created: dict[int, int] = field(default_factory=dict)
     """When the run began that each receipt added last."""
-    users: Counter[int] = field(default_factory=Counter)
-    """References of others than the tree to device pages that are companions, or were."""
-    users_on_host: Counter[int] = field(default_factory=Counter)
-    """As `users`, of host pages, while they are copied."""
+    users: tuple[Counter[int], ...] = field(init=False)
+    """References of others than the tree to pages of each tier that are group pages, or were; in
+    later tiers while they are copied."""
     now: int = 0
     num_left: int = 0
-    """How often companions have been left by their last user."""
-    host_free: int = 0
-    """Pages that are free on the host; told before anything is evicted."""
-    moved: dict[Prefix, list[int]] = field(default_factory=dict)
-    """Device pages that an eviction has put on the host: a page, and its companions behind it."""
+    """How often group pages have been left by their last user."""
+    free: list[int] = field(default_factory=list)
+    """Pages that are free in each tier; told before anything is evicted."""
+    moved: dict[Prefix, tuple[int, list[int]]] = field(default_factory=dict)
+    """Pages that an eviction has put into the next tier: the tier they were in, and a page with
+    its group pages behind it."""
+
+    def __post_init__(self) -> None:
+        self.users = tuple(Counter() for _ in range(self.num_tiers))
 
     def prefixes(self, path: Prefix) -> list[Prefix]:
         namespace, tokens = path
@@ -121,15 +124,15 @@ class ModelTree:
         found: list[Prefix] = [(namespace, ())]
         for prefix in self.prefixes((namespace, tokens)):
             cached = self.pages.get(prefix)
-            if cached is None or (cached.on_host and cached.step > done_step):
+            if cached is None or (cached.tier and cached.step > done_step):
                 break
             found.append(prefix)
         if whole:
             return found[-1]
-        return [path for path in found if not any(map(self.is_hollow, self.seen(path)))][-1]
+        return [path for path in found if not any(map(self.lacks_group_pages, self.seen(path)))][-1]
 
-    def is_hollow(self, prefix: Prefix) -> bool:
-        return self.num_companions > 0 and not self.pages[prefix].windows
+    def lacks_group_pages(self, prefix: Prefix) -> bool:
+        return self.num_group_pages > 0 and not self.pages[prefix].group_pages
 
     def seen(self, path: Prefix) -> list[Prefix]:
         """Pages with one or more of the last `window` tokens that the token behind `path` sees,
@@ -143,8 +146,8 @@ class ModelTree:
         for other in self.next_pages(path):
             cached = self.pages[other]
             common = common_tokens(other[1][len(path[1]) :], rest)
-            is_there = not cached.on_host and cached.step <= done_step
-            if common > 0 and is_there and not self.is_hollow(other):
+            is_there = not cached.tier and cached.step <= done_step
+            if common > 0 and is_there and not self.lacks_group_pages(other):
                 found.setdefault(common, set()).add(cached.page)
         return found
 
@@ -161,20 +164,20 @@ class ModelTree:
             self.pages[prefix].last_used = self.now
             self.pages[prefix].hits += hits
 
-    def give_windows(
-        self, cached: CachedPage, windows: tuple[int, ...], step: int, done_step: int
+    def give_group_pages(
+        self, cached: CachedPage, given: tuple[int, ...], step: int, done_step: int
     ) -> None:
-        """Companions that `step` writes, unless the page has some, or is itself being written by
+        """Group pages that `step` writes, unless the page has some, or is itself being written by
         another step."""
-        if windows and not cached.windows and (cached.step == step or cached.step <= done_step):
-            cached.windows, cached.step = windows, step
+        if given and not cached.group_pages and (cached.step == step or cached.step <= done_step):
+            cached.group_pages, cached.step = given, step
 
-    def leave(self, windows: list[int]) -> None:
-        """One user fewer for each, the last one first."""
-        for page in reversed(windows):
-            self.users[page] -= 1
+    def leave(self, pages: list[int]) -> None:
+        """One user fewer for each group page of tier 0, the last one first."""
+        for page in reversed(pages):
+            self.users[0][page] -= 1
             for cached in self.pages.values():
-                if page in cached.windows and not cached.on_host and not self.is_used(cached):
+                if page in cached.group_pages and not cached.tier and not self.is_used(cached):
                     self.count_as_left(cached)
 
     def count_as_left(self, cached: CachedPage) -> None:
@@ -182,15 +185,14 @@ class ModelTree:
         cached.last_idle = (self.now, self.num_left)
 
     def is_used(self, cached: CachedPage) -> bool:
-        users = self.users_on_host if cached.on_host else self.users
-        return any(users[page] for page in cached.windows)
+        return any(self.users[cached.tier][page] for page in cached.group_pages)
 
-    def idle(self, *, on_host: bool) -> list[CachedPage]:
-        """Pages with companions that nobody uses, in the order in which these were left."""
+    def idle(self, tier: int) -> list[CachedPage]:
+        """Pages with group pages that nobody uses, in the order in which these were left."""
         idle = [
             cached
             for cached in self.pages.values()
-            if cached.on_host == on_host and cached.windows and not self.is_used(cached)
+            if cached.tier == tier and cached.group_pages and not self.is_used(cached)
         ]
         return sorted(idle, key=lambda cached: cached.last_idle)
 
@@ -199,25 +201,25 @@ class ModelTree:
 
     # What goes.
 
-    def num_pages(self, *, on_host: bool) -> int:
-        return sum(size_of(c) for c in self.pages.values() if c.on_host == on_host)
+    def num_pages(self, tier: int) -> int:
+        return sum(size_of(c) for c in self.pages.values() if c.tier == tier)
 
-    def num_evictable(self, *, on_host: bool) -> int:
+    def num_evictable(self, tier: int) -> int:
         locks = self.locks()
-        alone = sum(not locks[p] for p, c in self.pages.items() if c.on_host == on_host)
-        return alone + sum(len(cached.windows) for cached in self.idle(on_host=on_host))
+        alone = sum(not locks[p] for p, c in self.pages.items() if c.tier == tier)
+        return alone + sum(len(cached.group_pages) for cached in self.idle(tier))
 
     def key(self, prefix: Prefix) -> tuple[int, ...]:
         return STRATEGY_KEYS[self.strategy](self.pages[prefix])
 
-    def first_to_go(self, *, on_host: bool) -> Prefix | None:
+    def first_to_go(self, tier: int) -> Prefix | None:
         locks = self.locks()
         leaves = [
             prefix
             for prefix, cached in self.pages.items()
-            if cached.on_host == on_host
+            if cached.tier == tier
             and not locks[prefix]
-            and all(self.pages[p].on_host and not on_host for p in self.next_pages(prefix))
+            and all(self.pages[p].tier > tier for p in self.next_pages(prefix))
         ]
         if not leaves:
             return None
@@ -225,73 +227,71 @@ class ModelTree:
         assert not others or self.key(first) < self.key(others[0]), "the order leaves a choice"
         return first
 
-    def first_to_strip(self, *, on_host: bool) -> CachedPage | None:
-        """The page whose companions go next, before any page does."""
-        leaf = self.first_to_go(on_host=on_host)
-        for cached in self.idle(on_host=on_host)[:1]:
+    def first_to_strip(self, tier: int) -> CachedPage | None:
+        """The page whose group pages go next, before any page does."""
+        leaf = self.first_to_go(tier)
+        for cached in self.idle(tier)[:1]:
             if leaf is None or cached.last_idle[0] < self.pages[leaf].last_used:
                 return cached
         return None
 
-    def evict(self, count: int, done_step: int) -> int:
-        """How many pages the device loses; `moved` says which of them the host has then."""
-        given_up = 0
+    def evict(self, tier: int, count: int, step: int, done_step: int) -> int:
+        """Return how many pages the tier loses; `moved` says which of them the next tier has then,
+        and which of later tiers went on to make room."""
         self.moved = {}
-        while given_up < count:
-            hollowed = self.first_to_strip(on_host=False)
-            if hollowed is not None:
-                given_up += len(hollowed.windows)
-                hollowed.windows = ()
-                continue
-            prefix = self.first_to_go(on_host=False)
-            if prefix is None:
-                break
-            cached = self.pages[prefix]
-            given_up += size_of(cached)
-            if cached.step > done_step:
-                self.forget(prefix)
-            elif self.has_host and self.make_room(size_of(cached)):
-                self.host_free -= size_of(cached)
-                self.moved[prefix] = [cached.page, *cached.windows]
-                cached.on_host = True
-                self.count_as_left(cached)
-            else:
-                assert self.num_companions or not self.behind(prefix)
-                self.forget(prefix)
+        given_up = 0
+        while given_up < count and (gone := self.give_up_first(tier, step, done_step)):
+            given_up += gone
         return given_up
 
-    def make_room(self, wanted: int) -> bool:
-        if self.host_free + self.num_evictable(on_host=True) < wanted:
+    def give_up_first(self, tier: int, step: int, done_step: int) -> int:
+        """Give up what is the first to go from a tier; return how many of its pages that is."""
+        stripped = self.first_to_strip(tier)
+        if stripped is not None:
+            count, stripped.group_pages = len(stripped.group_pages), ()
+            for prefix, (source, pages) in self.moved.items():
+                if self.pages[prefix] is stripped:
+                    self.moved[prefix] = source, pages[:1]
+            self.free[tier] += count
+            return count
+        prefix = self.first_to_go(tier)
+        if prefix is None:
+            return 0
+        cached = self.pages[prefix]
+        size, target = size_of(cached), tier + 1
+        if target == self.num_tiers or cached.step > done_step:
+            self.forget(prefix)
+        elif self.make_room(target, size, step, done_step):
+            self.free[tier] += size
+            self.free[target] -= size
+            self.moved[prefix] = tier, [cached.page, *cached.group_pages]
+            cached.tier, cached.step = target, step
+            self.count_as_left(cached)
+        else:
+            assert self.num_group_pages or self.num_tiers > 2 or not self.behind(prefix)
+            self.forget(prefix)
+        return size
+
+    def make_room(self, tier: int, wanted: int, step: int, done_step: int) -> bool:
+        if self.free[tier] + self.num_evictable(tier) < wanted:
             return False
-        while self.host_free < wanted:
-            self.evict_host_once()
+        while self.free[tier] < wanted:
+            self.give_up_first(tier, step, done_step)
         return True
 
-    def evict_host_once(self) -> int:
-        """Drop what is the first to go from the host; return how many pages that is."""
-        hollowed = self.first_to_strip(on_host=True)
-        if hollowed is not None:
-            count, hollowed.windows = len(hollowed.windows), ()
-            self.moved |= {p: m[:1] for p, m in self.moved.items() if self.pages[p] is hollowed}
-            self.host_free += count
-            return count
-        prefix = self.first_to_go(on_host=True)
-        return 0 if prefix is None else self.forget(prefix)
-
-    def forget(self, first: Prefix) -> int:
-        """Drop `first` and all behind it, whose receipts are gone; return how many host pages that
-        frees."""
+    def forget(self, first: Prefix) -> None:
+        """Drop `first` and all behind it, whose receipts are gone."""
         gone = {prefix: self.pages.pop(prefix) for prefix in [first, *self.behind(first)]}
-        self.moved = {p: pages for p, pages in self.moved.items() if p not in gone}
-        freed = sum(size_of(cached) for cached in gone.values() if cached.on_host)
-        self.host_free += freed
-        return freed
+        self.moved = {p: moved for p, moved in self.moved.items() if p not in gone}
+        for cached in gone.values():
+            self.free[cached.tier] += size_of(cached)
 
     def clear(self) -> None:
         locks = self.locks()
         self.pages = {p: c for p, c in self.pages.items() if locks[p]}
-        for cached in self.idle(on_host=False) + self.idle(on_host=True):
-            cached.windows = ()
+        for tier in range(self.num_tiers):
+            for cached in self.idle(tier):
+                cached.group_pages = ()
 
     def drop(self, first: Prefix) -> dict[int, Prefix]:
         """Drop `first` and all behind it; return the receipts that end above now, and where."""
@@ -308,7 +308,7 @@ class ModelTree:
 
 
 def size_of(cached: CachedPage) -> int:
-    return 1 + len(cached.windows)
+    return 1 + len(cached.group_pages)
 
 
 def is_behind(tokens: tuple[int, ...], path: tuple[int, ...]) -> bool:

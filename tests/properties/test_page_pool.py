@@ -39,9 +39,9 @@ class ModelPool:
     """In the order in which the pages were given back."""
     free: list[int] = field(default_factory=list)
     """The end is reused first."""
-    companions: dict[int, list[int]] = field(default_factory=dict)
+    group_pages: dict[int, list[int]] = field(default_factory=dict)
     idle: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Owners whose companions are idle: since when, and in which order of becoming so."""
+    """Owners whose group pages are idle: since when, and in which order of becoming so."""
     last_idle: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The entry that each owner had in `idle` last."""
     now: int = 0
@@ -57,7 +57,7 @@ class ModelPool:
         return pages
 
     def owner_of(self, page: int) -> int | None:
-        return next((o for o, pages in self.companions.items() if page in pages), None)
+        return next((o for o, pages in self.group_pages.items() if page in pages), None)
 
     def others(self, page: int) -> int:
         """References of others than the page's owner."""
@@ -77,7 +77,7 @@ class ModelPool:
         self.last_steps[page] = max(self.last_steps.get(page, NO_STEP), last_step)
         if self.counts.get(page) != 0:
             return
-        if page in self.companions:
+        if page in self.group_pages:
             self.detach(page, self.last_steps[page])
         del self.counts[page]
         (self.free if self.last_steps[page] <= self.done else self.fenced).append(page)
@@ -87,7 +87,7 @@ class ModelPool:
         if owner is None:
             return
         was_idle = self.idle.pop(owner, None)
-        if all(self.counts[one] == 1 for one in self.companions[owner]):
+        if all(self.counts[one] == 1 for one in self.group_pages[owner]):
             if was_idle is None and is_used:
                 self.ticks += 1
                 self.last_idle[owner] = (self.now, self.ticks)
@@ -96,13 +96,13 @@ class ModelPool:
     def attach(self, owner: int, pages: list[int]) -> None:
         for page in pages:
             self.counts[page] += 1
-        self.companions[owner] = pages
+        self.group_pages[owner] = pages
         self.ticks += 1
         self.last_idle[owner] = (self.now, self.ticks)
 
     def detach(self, owner: int, last_step: int) -> None:
         self.idle.pop(owner, None)
-        for page in reversed(self.companions.pop(owner)):
+        for page in reversed(self.group_pages.pop(owner)):
             self.counts[page] -= 1
             self.let_go(page, last_step)
 
@@ -123,10 +123,10 @@ class PagePoolMachine(RuleBasedStateMachine):
     @initialize(
         num_pages=st.integers(0, 5) | st.integers(0, 9),
         page_size=st.sampled_from([1, 2, 16, 64]),
-        num_companions=st.sampled_from([0, 1, 2]),
+        num_group_pages=st.sampled_from([0, 1, 2]),
     )
-    def start(self, num_pages: int, page_size: int, num_companions: int) -> None:
-        self.pool = PagePool(num_pages, page_size, num_companions)
+    def start(self, num_pages: int, page_size: int, num_group_pages: int) -> None:
+        self.pool = PagePool(num_pages, page_size, num_group_pages)
         self.model = ModelPool(num_pages)
 
     def some_pages(self, data: st.DataObject, *, held_only: bool) -> list[int]:
@@ -188,10 +188,10 @@ class PagePoolMachine(RuleBasedStateMachine):
             with pytest.raises(InvariantError, match=r"unretain: page -?[0-9]+ is "):
                 self.pool.unretain(int32(pages))
 
-    @precondition(lambda self: self.pool.num_companions)
+    @precondition(lambda self: self.pool.num_group_pages)
     @rule(data=st.data(), distinct=mostly)
     def attach(self, data: st.DataObject, distinct: bool) -> None:
-        model, count = self.model, self.pool.num_companions
+        model, count = self.model, self.pool.num_group_pages
         choices = sorted(model.counts) if distinct else list(range(-1, model.num_pages + 1))
         if len(choices) <= count:
             return
@@ -201,7 +201,8 @@ class PagePoolMachine(RuleBasedStateMachine):
             owner, *pages = data.draw(st.lists(st.sampled_from(choices), min_size=1, max_size=4))
         held = all(page in model.counts for page in (owner, *pages))
         related = any(
-            page in model.companions or model.owner_of(page) is not None for page in (owner, *pages)
+            page in model.group_pages or model.owner_of(page) is not None
+            for page in (owner, *pages)
         )
         if len(pages) == count and held and not related and len({owner, *pages}) == count + 1:
             self.pool.attach(owner, int32(pages))
@@ -210,19 +211,19 @@ class PagePoolMachine(RuleBasedStateMachine):
             with pytest.raises(InvariantError, match="attach: page "):
                 self.pool.attach(owner, int32(pages))
 
-    @precondition(lambda self: self.model.companions)
+    @precondition(lambda self: self.model.group_pages)
     @rule(data=st.data(), ahead=st.integers(-2, 4))
     def detach(self, data: st.DataObject, ahead: int) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.model.companions)))
+        owner = data.draw(st.sampled_from(sorted(self.model.group_pages)))
         self.pool.detach(owner, self.model.done + ahead)
         self.model.detach(owner, self.model.done + ahead)
 
     @precondition(lambda self: self.model.num_pages)
     @rule(data=st.data())
-    def a_page_without_companions_loses_none(self, data: st.DataObject) -> None:
+    def a_page_without_group_pages_loses_none(self, data: st.DataObject) -> None:
         page = data.draw(st.integers(0, self.model.num_pages - 1))
-        if page not in self.model.companions:
-            with pytest.raises(InvariantError, match=f"detach: page {page} has no companions"):
+        if page not in self.model.group_pages:
+            with pytest.raises(InvariantError, match=f"detach: page {page} has no group pages"):
                 self.pool.detach(page, NO_STEP)
 
     @rule(ticks=st.integers(0, 2))
@@ -252,9 +253,9 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert self.pool.num_fenced == len(self.model.fenced)
         assert self.pool.num_held == len(self.model.counts)
         assert self.pool.done_step == self.model.done
-        none = [-1] * self.pool.num_companions
-        assert self.pool.companions(int32(list(pages))).tolist() == [
-            self.model.companions.get(page, none) for page in pages
+        none = [-1] * self.pool.num_group_pages
+        assert self.pool.group_pages(int32(list(pages))).tolist() == [
+            self.model.group_pages.get(page, none) for page in pages
         ]
         idle = sorted(self.model.idle.items(), key=lambda item: item[1])
         assert self.pool.idle_owners() == [(owner, since) for owner, (since, _) in idle]

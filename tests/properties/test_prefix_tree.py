@@ -1,7 +1,7 @@
 """The native prefix tree against a model with an entry per page, through any order of calls.
 
-Pages have 0, 1 or 2 companions: what the tree finds, gives up and counts of these is the model's,
-too, and which pages of both pools are held, by whom.
+Pages have 0, 1 or 2 group pages, and are in up to three tiers: what the tree finds, gives up, moves
+and counts of these is the model's, too, and which pages of all pools are held, by whom.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Holder:
 
     receipt: int
     page_ids: list[int]
-    windows: list[int] = field(default_factory=list)
-    """Companions to which it has references: of its own pages, or of what its receipt covers."""
+    group_pages: list[int] = field(default_factory=list)
+    """Group pages to which it has references: of its own pages, or of what its receipt covers."""
 
 
 class PrefixTreeMachine(RuleBasedStateMachine):
@@ -62,8 +62,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 2, 16, 64]),
         strategy=st.sampled_from(list(STRATEGY_KEYS)),
         num_pages=st.integers(6, 24),
-        num_host_pages=st.sampled_from([None, 1, 2, 4, 8, 8, 12]),
-        companions=st.sampled_from([0, 1, 2]),
+        later=st.sampled_from(
+            [(), (1,), (2,), (4,), (8,), (12,), (1, 1), (2, 8), (2, 8), (4, 4), (4, 12), (8, 3)]
+        ),
+        num_group_pages=st.sampled_from([0, 1, 2]),
         window=st.sampled_from([(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 1), (3, 0)]),
     )
     def start(
@@ -71,22 +73,20 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         page_size: int,
         strategy: str,
         num_pages: int,
-        num_host_pages: int | None,
-        companions: int,
+        later: tuple[int, ...],
+        num_group_pages: int,
         window: tuple[int, int],
     ) -> None:
-        """`window` is that of pages, and of tokens beside them."""
+        """`later` are numbers of pages of later tiers; `window` is that of pages, and of tokens
+        beside them."""
         self.page_size = page_size
-        self.companions = companions
+        self.num_group_pages = num_group_pages
         seen = window[0] * page_size + window[1]
-        num_pages += 8 * companions
-        self.pool = PagePool(num_pages, page_size, companions)
-        self.host = None
-        if num_host_pages is not None:
-            self.host = PagePool(num_host_pages, page_size, companions)
-        pools = [pool for pool in (self.pool, self.host) if pool is not None]
-        self.tree = PrefixTree(*pools, strategy=strategy_of(strategy), needed_tokens=seen)
-        self.model = ModelTree(page_size, strategy, self.host is not None, companions, seen)
+        sizes = num_pages + 8 * num_group_pages, *later
+        self.pools = [PagePool(size, page_size, num_group_pages) for size in sizes]
+        self.pool = self.pools[0]
+        self.tree = PrefixTree(*self.pools, strategy=strategy_of(strategy), needed_tokens=seen)
+        self.model = ModelTree(page_size, strategy, len(sizes), num_group_pages, seen)
         self.holders: list[Holder] = []
         self.tail_receipts: list[int] = []
         self.step = 0
@@ -104,10 +104,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return sum((self.some_page(random) for _ in range(count)), ())
 
     def some_path(self, random: Random, paths: list[Prefix]) -> Prefix:
-        """One of `paths`, often one that leads to the host."""
-        on_host = [p for p in paths if p in self.model.pages and self.model.pages[p].on_host]
-        if on_host and random.random() < 0.5:
-            paths = on_host
+        """One of `paths`, often one that leads to a later tier."""
+        later = [p for p in paths if p in self.model.pages and self.model.pages[p].tier]
+        if later and random.random() < 0.5:
+            paths = later
         return random.choice(paths)
 
     def some_prompt(self, random: Random) -> Prefix:
@@ -177,13 +177,15 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
         match = self.tree.match(namespace, int32(tokens), partial=partial, use=use, whole=whole)
 
-        assert match.page_ids.tolist() == [c.page for c in found if not c.on_host]
-        later = [page for tier in match.tiers[1:] for page in tier.tolist()]
-        assert later == [c.page for c in found if c.on_host]
+        assert [page_ids.tolist() for page_ids in match.tiers] == [
+            [c.page for c in found if c.tier == tier] for tier in range(len(self.pools))
+        ]
+        assert match.num_pages == len(found)
+        assert [c.tier for c in found] == sorted(c.tier for c in found)
         model.now += use
         model.receipts[match.receipt] = path
         used = path
-        if not partial or not tails or any(cached.on_host for cached in found):
+        if not partial or not tails or any(cached.tier for cached in found):
             assert (match.tail_page, match.tail_tokens, match.tail_receipt) == (-1, 0, NO_RECEIPT)
         else:
             assert match.tail_tokens == max(tails)
@@ -199,46 +201,46 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         holder = Holder(match.receipt, match.page_ids.tolist())
         self.holders.append(holder)
         if not whole:
-            self.hold_windows(holder, [model.pages[prefix] for prefix in model.seen(path)])
+            self.hold_group_pages(holder, [model.pages[prefix] for prefix in model.seen(path)])
         return holder
 
-    def hold_windows(self, holder: Holder, cached_pages: list[CachedPage]) -> None:
-        """References to the companions of pages that the receipt of `holder` covers."""
-        windows = [w for cached in cached_pages if not cached.on_host for w in cached.windows]
-        self.pool.retain(int32(windows))
-        self.model.users.update(windows)
-        holder.windows += windows
+    def hold_group_pages(self, holder: Holder, cached_pages: list[CachedPage]) -> None:
+        """References to the group pages of pages that the receipt of `holder` covers."""
+        held = [page for cached in cached_pages if not cached.tier for page in cached.group_pages]
+        self.pool.retain(int32(held))
+        self.model.users[0].update(held)
+        holder.group_pages += held
 
-    def leave_windows(self, holder: Holder, windows: list[int], last_step: int) -> None:
-        self.pool.release(int32(windows), last_step)
-        self.model.leave(windows)
-        for page in windows:
-            holder.windows.remove(page)
+    def leave_group_pages(self, holder: Holder, left: list[int], last_step: int) -> None:
+        self.pool.release(int32(left), last_step)
+        self.model.leave(left)
+        for page in left:
+            holder.group_pages.remove(page)
 
-    @precondition(lambda self: self.companions and self.holders)
+    @precondition(lambda self: self.num_group_pages and self.holders)
     @rule(random=randoms, behind=st.integers(0, 2))
     def move_the_window(self, random: Random, behind: int) -> None:
-        """Let go of some companions, and take some of those that the tree has."""
+        """Let go of some group pages, and take some of those that the tree has."""
         holder = self.some_holder(random)
-        left = random.sample(holder.windows, random.randint(0, len(holder.windows)))
-        self.leave_windows(holder, list(dict.fromkeys(left)), self.step - behind)
+        left = random.sample(holder.group_pages, random.randint(0, len(holder.group_pages)))
+        self.leave_group_pages(holder, list(dict.fromkeys(left)), self.step - behind)
         path = self.model.prefixes(self.model.receipts[holder.receipt])
-        self.hold_windows(holder, [self.model.pages[p] for p in path if random.random() < 0.3])
+        self.hold_group_pages(holder, [self.model.pages[p] for p in path if random.random() < 0.3])
 
-    @precondition(lambda self: self.companions)
+    @precondition(lambda self: self.num_group_pages)
     @rule(random=randoms, count=st.integers(0, 3))
     def claim_and_drop(self, random: Random, count: int) -> None:
         """What is held for a claim that leads to nothing was idle all the time."""
         holder = self.start_with(*self.some_prompt(random), partial=False, use=False)
         self.evict_now(count)
-        self.pool.unretain(int32(holder.windows))
-        self.model.users.subtract(holder.windows)
+        self.pool.unretain(int32(holder.group_pages))
+        self.model.users[0].subtract(holder.group_pages)
         self.holders.remove(holder)
         self.release(holder.receipt)
         self.pool.release(int32(holder.page_ids), NO_STEP)
 
     def path_of_page(self, page: int) -> Prefix:
-        (path,) = (p for p, c in self.model.pages.items() if c.page == page and not c.on_host)
+        (path,) = (p for p, c in self.model.pages.items() if c.page == page and not c.tier)
         return path
 
     @precondition(lambda self: self.tail_receipts)
@@ -262,48 +264,52 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.evict_now(count - self.pool.num_free)
         return self.pool.acquire(count) if count <= self.pool.num_free else None
 
-    def host_part(self, receipt: int) -> list[Prefix]:
+    def later_part(self, receipt: int) -> list[Prefix]:
+        """Pages of a path that are in later tiers."""
         path = self.model.receipts[receipt]
-        return [p for p in self.model.prefixes(path) if self.model.pages[p].on_host]
+        return [p for p in self.model.prefixes(path) if self.model.pages[p].tier]
 
     def promote_if_possible(self, holder: Holder) -> None:
-        """With the companions that the host has of its last pages, as many as there are."""
-        prefixes = self.host_part(holder.receipt)
-        on_host = [self.model.pages[prefix] for prefix in prefixes]
-        copied: list[int] = []
-        for cached in reversed(on_host):
-            if not cached.windows:
+        """With the group pages that later tiers have of its last pages, as many as there are."""
+        prefixes = self.later_part(holder.receipt)
+        later = [self.model.pages[prefix] for prefix in prefixes]
+        copied: list[tuple[int, int]] = []
+        for cached in reversed(later):
+            if not cached.group_pages:
                 break
-            copied = [*cached.windows, *copied]
-            self.model.users_on_host.update(cached.windows)
-        if self.host is not None:
-            self.host.retain(int32(copied))
+            copied = [*((cached.tier, page) for page in cached.group_pages), *copied]
+        for tier, page in copied:
+            self.model.users[tier][page] += 1
+            self.pools[tier].retain(int32([page]))
         pages = self.acquire(len(prefixes) + len(copied))
-        if self.host is not None and pages is None:
-            self.host.unretain(int32(copied))
-        self.model.users_on_host.clear()
+        if pages is None:
+            for tier, page in copied:
+                self.pools[tier].unretain(int32([page]))
+        for users in self.model.users[1:]:
+            users.clear()
         if pages is None:
             return
-        own, windows = pages[: len(prefixes)], pages[len(prefixes) :]
-        self.tree.promote(holder.receipt, own, self.step, windows if len(windows) else None)
-        if self.host is not None:
-            self.host.release(int32(copied), self.step)
-        self.give(holder, own, windows)
-        given = self.of_each_page(len(own), windows)
-        for cached, page, some in zip(on_host, own.tolist(), given, strict=True):
-            cached.page, cached.step, cached.on_host, cached.windows = page, self.step, False, some
+        own, group_pages = pages[: len(prefixes)], pages[len(prefixes) :]
+        given = group_pages if len(group_pages) else None
+        self.tree.promote(holder.receipt, own, self.step, given)
+        for tier, page in copied:
+            self.pools[tier].release(int32([page]), self.step)
+        self.give(holder, own, group_pages)
+        of_each = self.of_each_page(len(own), group_pages)
+        for cached, page, some in zip(later, own.tolist(), of_each, strict=True):
+            cached.page, cached.step, cached.tier, cached.group_pages = page, self.step, 0, some
 
-    def give(self, holder: Holder, pages: np.ndarray, windows: np.ndarray) -> None:
+    def give(self, holder: Holder, pages: np.ndarray, group_pages: np.ndarray) -> None:
         """Pages that were acquired for a holder."""
         holder.page_ids += pages.tolist()
-        holder.windows += windows.tolist()
-        self.model.users.update(windows.tolist())
+        holder.group_pages += group_pages.tolist()
+        self.model.users[0].update(group_pages.tolist())
 
-    def of_each_page(self, num_pages: int, windows: np.ndarray) -> list[tuple[int, ...]]:
-        """Companions of each of `num_pages` pages, where `windows` are for the last ones."""
-        if not self.companions:
+    def of_each_page(self, num_pages: int, group_pages: np.ndarray) -> list[tuple[int, ...]]:
+        """Group pages of each of `num_pages` pages, where `group_pages` are for the last ones."""
+        if not self.num_group_pages:
             return [()] * num_pages
-        given = [tuple(some) for some in windows.reshape(-1, self.companions).tolist()]
+        given = [tuple(some) for some in group_pages.reshape(-1, self.num_group_pages).tolist()]
         return [()] * (num_pages - len(given)) + given
 
     @precondition(lambda self: self.holders)
@@ -320,14 +326,15 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         tokens = self.some_continuation(random, holder)
         namespace, before = model.receipts[holder.receipt]
         count = len(tokens) // self.page_size
-        num_hollow = random.choice([0, 0, random.randint(0, count), count])
-        acquired = self.acquire(count + (count - num_hollow) * self.companions)
+        num_lacking = random.choice([0, 0, random.randint(0, count), count])
+        acquired = self.acquire(count + (count - num_lacking) * self.num_group_pages)
         if acquired is None:
             return
-        pages, windows = acquired[:count], acquired[count:]
-        given = windows if len(windows) or random.random() < 0.5 else None
-        if self.host_part(holder.receipt):
-            with pytest.raises(InvariantError, match=f"receipt {holder.receipt} ends on the host"):
+        pages, group_pages = acquired[:count], acquired[count:]
+        given = group_pages if len(group_pages) or random.random() < 0.5 else None
+        if self.later_part(holder.receipt):
+            message = f"receipt {holder.receipt} covers pages in tier"
+            with pytest.raises(InvariantError, match=message):
                 self.tree.insert(holder.receipt, int32(tokens), pages, self.step, given)
             self.pool.release(acquired, NO_STEP)
             return
@@ -335,22 +342,22 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         adopted = self.tree.insert(holder.receipt, int32(tokens), pages, self.step, given)
 
         model.now += 1
-        self.give(holder, pages, windows)
+        self.give(holder, pages, group_pages)
         path = (namespace, before + tokens)
         mine = model.prefixes(path)[len(before) // self.page_size :]
-        of_each = self.of_each_page(count, windows)
+        of_each = self.of_each_page(count, group_pages)
         for prefix, page, some in zip(mine, pages.tolist(), of_each, strict=True):
             cached = model.pages.get(prefix)
             if cached is None:
                 created = model.created_behind(prefix, holder.receipt)
                 cached = CachedPage(page, self.step, created, model.now)
                 model.pages[prefix] = cached
-            elif cached.on_host:
-                cached.page, cached.step, cached.on_host = page, self.step, False
-                cached.windows = ()
+            elif cached.tier:
+                cached.page, cached.step, cached.tier = page, self.step, 0
+                cached.group_pages = ()
             else:
                 adopted += 1
-            model.give_windows(cached, some, self.step, self.pool.done_step)
+            model.give_group_pages(cached, some, self.step, self.pool.done_step)
         assert adopted == count
         model.receipts[holder.receipt] = path
         model.used.add(holder.receipt)
@@ -365,9 +372,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.model.receipts[receipt] = self.model.receipts[holder.receipt]
         if holder.receipt in self.model.used:
             self.model.used.add(receipt)
-        self.pool.retain(int32([*holder.page_ids, *holder.windows]))
-        self.model.users.update(holder.windows)
-        self.holders.append(Holder(receipt, list(holder.page_ids), list(holder.windows)))
+        self.pool.retain(int32([*holder.page_ids, *holder.group_pages]))
+        self.model.users[0].update(holder.group_pages)
+        self.holders.append(Holder(receipt, list(holder.page_ids), list(holder.group_pages)))
 
     @precondition(lambda self: self.holders)
     @rule(random=randoms, behind=st.integers(0, 2))
@@ -378,7 +385,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.holders.remove(holder)
         self.release(holder.receipt)
         self.pool.release(int32(holder.page_ids), last_step)
-        self.leave_windows(holder, list(holder.windows), last_step)
+        self.leave_group_pages(holder, list(holder.group_pages), last_step)
 
     # Steps, and what leaves the tree.
 
@@ -388,9 +395,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def next_step(self, in_flight: int) -> None:
         done = max(self.step - in_flight, self.pool.done_step)
-        self.pool.complete(done)
-        if self.host is not None:
-            self.host.complete(done)
+        for pool in self.pools:
+            pool.complete(done)
         self.step += 1
 
     @rule(count=st.integers(1, 8))
@@ -398,38 +404,42 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.evict_now(count)
 
     def evict_now(self, count: int) -> None:
-        model = self.model
-        before = self.device_pages()
-        model.host_free = 0 if self.host is None else self.host.num_free
-        expected = model.evict(count, self.pool.done_step)
         num_free, frees_at_once = self.pool.num_free, self.tree.frees_at_once(count)
-        evicted = self.tree.evict(count, self.step)
-        assert evicted.count == expected
+        expected = self.evict_from(0, count)
         all_are_free = self.pool.num_free - num_free == expected
         assert frees_at_once == (all_are_free and expected >= count)
-        sources, targets = evicted.page_ids.tolist(), evicted.target_ids.tolist()
-        assert sorted(sources) == sorted(page for pages in model.moved.values() for page in pages)
-        assert len(set(targets)) == len(targets) == len(sources)
-        place = dict(zip(sources, targets, strict=True))
-        for prefix, pages in model.moved.items():
+
+    @precondition(lambda self: len(self.pools) > 1)
+    @rule(random=randoms, count=st.integers(1, 8))
+    def evict_later(self, random: Random, count: int) -> None:
+        self.evict_from(random.randrange(1, len(self.pools)), count)
+
+    def evict_from(self, tier: int, count: int) -> int:
+        """Evict as the model does, in this step; return how many pages the tier lost."""
+        model = self.model
+        before = self.pages_in(tier)
+        model.free = [pool.num_free for pool in self.pools]
+        expected = model.evict(tier, count, self.step, self.pool.done_step)
+        evicted = self.tree.evict(count, self.step, tier)
+        assert evicted.count == expected
+        moved = list(zip(evicted.tiers.tolist(), evicted.page_ids.tolist(), strict=True))
+        targets = list(zip(evicted.tiers.tolist(), evicted.target_ids.tolist(), strict=True))
+        assert sorted(moved) == sorted(
+            (source, page) for source, pages in model.moved.values() for page in pages
+        )
+        assert len(set(targets)) == len(targets)
+        place = dict(zip(moved, evicted.target_ids.tolist(), strict=True))
+        for prefix, (source, pages) in model.moved.items():
             cached = model.pages[prefix]
-            cached.step = self.step
-            cached.page, *windows = (place[page] for page in pages)
-            cached.windows = tuple(windows)
-        assert len(before - self.device_pages()) == expected
+            cached.page, *group_pages = (place[source, page] for page in pages)
+            cached.group_pages = tuple(group_pages)
+        assert len(before - self.pages_in(tier)) == expected
+        return expected
 
-    def device_pages(self) -> set[int]:
-        """Those of the tree, companions included."""
-        cached = [c for c in self.model.pages.values() if not c.on_host]
-        return {page for c in cached for page in (c.page, *c.windows)}
-
-    @precondition(lambda self: self.host is not None)
-    @rule(count=st.integers(1, 4))
-    def evict_host(self, count: int) -> None:
-        expected = 0
-        while expected < count and (dropped := self.model.evict_host_once()):
-            expected += dropped
-        assert self.tree.evict(count, self.step, 1).count == expected
+    def pages_in(self, tier: int) -> set[int]:
+        """Pages of the tree in a tier, group pages included."""
+        cached = [c for c in self.model.pages.values() if c.tier == tier]
+        return {page for c in cached for page in (c.page, *c.group_pages)}
 
     @rule(random=randoms, kind=st.sampled_from(["clear", "withdraw", "cut"]))
     def lose(self, random: Random, kind: str) -> None:
@@ -490,10 +500,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @rule(random=randoms, page=st.integers(-1, 17))
     def a_page_that_the_tree_cannot_take_is_refused(self, random: Random, page: int) -> None:
         receipt = self.some_holder(random).receipt
-        if self.host_part(receipt):
+        if self.later_part(receipt):
             return
         is_held = 0 <= page < self.pool.num_pages and self.pool.ref_count(page) > 0
-        if is_held and page not in self.device_pages():
+        if is_held and page not in self.pages_in(0):
             return
         new = int32([7] * self.page_size)  # of no prompt
         with pytest.raises(InvariantError, match=f"insert: page {page} is"):
@@ -505,7 +515,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         namespace, tokens = self.model.receipts[(holder := self.some_holder(random)).receipt]
         known = self.model.next_pages((namespace, tokens))
         is_held = 0 <= page < self.pool.num_pages and self.pool.ref_count(page) > 0
-        if is_held or not known or self.host_part(holder.receipt):
+        if is_held or not known or self.later_part(holder.receipt):
             return
         again = int32(random.choice(known)[1][len(tokens) :])
         with pytest.raises(InvariantError, match=f"insert: page {page} is not"):
@@ -513,17 +523,17 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders and self.pool.num_free > 3)
     @rule(random=randoms, kind=st.sampled_from(["number", "held", "taken", "owner", "twice"]))
-    def companions_that_the_tree_cannot_take_are_refused(self, random: Random, kind: str) -> None:
+    def group_pages_that_the_tree_cannot_take_are_refused(self, random: Random, kind: str) -> None:
         holder = self.some_holder(random)
-        if self.host_part(holder.receipt) or not (self.companions or kind == "number"):
+        if self.later_part(holder.receipt) or not (self.num_group_pages or kind == "number"):
             return
-        page, *good = self.pool.acquire(1 + self.companions).tolist()
+        page, *good = self.pool.acquire(1 + self.num_group_pages).tolist()
         wrong = {
             "number": [*good, page],
             "held": [*good[1:], random.choice([-1, self.pool.num_pages, self.a_free_page()])],
-            "taken": [*good[1:], *list(self.device_pages() or {-1})[:1]],
+            "taken": [*good[1:], *list(self.pages_in(0) or {-1})[:1]],
             "owner": [*good[1:], page],
-            "twice": good[:1] * self.companions if self.companions > 1 else [-1],
+            "twice": good[:1] * self.num_group_pages if self.num_group_pages > 1 else [-1],
         }[kind]
         path = self.model.receipts[holder.receipt]
         known = self.model.next_pages(path) if kind != "taken" else []
@@ -548,9 +558,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             ends |= dict.fromkeys(node.receipts, paths[-1])
             prefixes = self.model.prefixes(paths[-1])[len(above) // self.page_size :]
             use = (node.created, node.last_used, node.hits)
-            parts = (node.page_ids, node.written_steps, node.companion_ids)
-            for prefix, page, step, windows in zip(prefixes, *parts, strict=True):
-                yield prefix, CachedPage(page, step, *use, node.tier == 1, windows), node.num_locks
+            parts = (node.page_ids, node.written_steps, node.group_page_ids)
+            for prefix, page, step, beside in zip(prefixes, *parts, strict=True):
+                yield prefix, CachedPage(page, step, *use, node.tier, beside), node.num_locks
         assert ends == self.model.receipts
         assert len(nodes) == self.tree.num_nodes
 
@@ -561,52 +571,48 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         key = STRATEGY_KEYS[model.strategy]
         locks = model.locks()
         found = {
-            prefix: (cached.page, cached.windows, cached.on_host, cached.step, key(cached), locked)
+            prefix: (cached.page, cached.group_pages, cached.tier, cached.step, key(cached), locked)
             for prefix, cached, locked in self.pages_of_the_tree()
         }
         assert found == {
-            prefix: (c.page, c.windows, c.on_host, c.step, key(c), locks[prefix])
+            prefix: (c.page, c.group_pages, c.tier, c.step, key(c), locks[prefix])
             for prefix, c in model.pages.items()
         }
-        assert tree.num_pages == model.num_pages(on_host=False)
-        assert tree.num_evictable == model.num_evictable(on_host=False)
+        for tier in range(len(self.pools)):
+            assert tree.num_pages_in(tier) == model.num_pages(tier)
+            assert tree.num_evictable_in(tier) == model.num_evictable(tier)
+        assert tree.num_pages == tree.num_pages_in(0)
+        assert tree.num_evictable == tree.num_evictable_in(0)
         assert tree.num_locked == tree.num_pages - tree.num_evictable
-        if self.host is not None:
-            assert tree.num_pages_in(1) == model.num_pages(on_host=True)
-            assert tree.num_evictable_in(1) == model.num_evictable(on_host=True)
         assert tree.num_receipts == len(model.receipts)
 
     @invariant()
-    def the_pools_count_each_holder_and_the_tree(self) -> None:
-        self.pool.sanity_check()
-        references = Counter(self.device_pages())
-        for holder in self.holders:
-            references.update([*holder.page_ids, *holder.windows])
-        assert self.pool.ref_counts().tolist() == [
-            references[page] for page in range(self.pool.num_pages)
-        ]
-        assert self.pool.idle_owners() == self.idle_owners(on_host=False)
-        if self.host is None:
-            return
-        self.host.sanity_check()
-        cached = [c for c in self.model.pages.values() if c.on_host]
-        on_host = {page for c in cached for page in (c.page, *c.windows)}
-        assert self.host.ref_counts().tolist() == [
-            int(page in on_host) for page in range(self.host.num_pages)
-        ]
-        assert self.host.idle_owners() == self.idle_owners(on_host=True)
+    def what_is_behind_a_page_is_in_its_tier_or_a_later_one(self) -> None:
+        nodes = self.tree.walk()
+        for node in nodes:
+            assert node.parent < 0 or nodes[node.parent].tier <= node.tier
 
-    def idle_owners(self, *, on_host: bool) -> list[tuple[int, int]]:
-        return [(c.page, c.last_idle[0]) for c in self.model.idle(on_host=on_host)]
+    @invariant()
+    def the_pools_count_each_holder_and_the_tree(self) -> None:
+        for tier, pool in enumerate(self.pools):
+            pool.sanity_check()
+            references = Counter(self.pages_in(tier))
+            for holder in self.holders if not tier else ():
+                references.update([*holder.page_ids, *holder.group_pages])
+            assert pool.ref_counts().tolist() == [
+                references[page] for page in range(pool.num_pages)
+            ]
+            idle = [(cached.page, cached.last_idle[0]) for cached in self.model.idle(tier)]
+            assert pool.idle_owners() == idle
 
     @invariant()
     def questions_are_answered_as_by_the_model(self) -> None:
         locks = self.model.locks()
         for receipt, path in self.model.receipts.items():
             prefixes = self.model.prefixes(path)
-            device = [p for p in prefixes if not self.model.pages[p].on_host]
-            self.the_pages_behind_each_page_are_known(receipt, prefixes, len(device))
-            assert self.tree.num_exclusive(receipt) == sum(locks[p] == 1 for p in device)
+            near = [p for p in prefixes if not self.model.pages[p].tier]
+            self.the_pages_behind_each_page_are_known(receipt, prefixes, len(near))
+            assert self.tree.num_exclusive(receipt) == sum(locks[p] == 1 for p in near)
             for whole in (False, True):
                 self.what_is_found_is_known(path[0], (*path[1], 0), whole=whole)
 
@@ -615,19 +621,18 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     ) -> None:
         found = self.tree.peek(namespace, int32(tokens), whole=whole)
         longest = self.model.longest(namespace, tokens, self.pool.done_step, whole=whole)
-        num_device = sum(not self.model.pages[p].on_host for p in self.model.prefixes(longest))
-        on_device = num_device * self.page_size
-        assert [found[0], sum(found[1:])] == [on_device, len(longest[1]) - on_device]
+        tiers = Counter(self.model.pages[p].tier for p in self.model.prefixes(longest))
+        assert found == tuple(tiers[tier] * self.page_size for tier in range(len(self.pools)))
 
     def the_pages_behind_each_page_are_known(
-        self, receipt: int, prefixes: list[Prefix], num_device: int
+        self, receipt: int, prefixes: list[Prefix], num_near: int
     ) -> None:
         pages = [self.model.pages[prefix].page for prefix in prefixes]
         for first in range(len(pages) + 1):
-            if first == len(pages) or num_device == len(pages):
+            if first == len(pages) or num_near == len(pages):
                 assert self.tree.page_ids(receipt, first).tolist() == pages[first:]
             else:
-                with pytest.raises(InvariantError, match=f"receipt {receipt} covers pages on the"):
+                with pytest.raises(InvariantError, match=f"receipt {receipt} covers pages in"):
                     self.tree.page_ids(receipt, first)
 
     def teardown(self) -> None:
@@ -638,12 +643,12 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.tree.release(receipt)
         for holder in self.holders:
             self.tree.release(holder.receipt)
-            self.pool.release(int32([*holder.page_ids, *holder.windows]), self.step)
+            self.pool.release(int32([*holder.page_ids, *holder.group_pages]), self.step)
         assert self.tree.num_locked == 0
         self.tree.clear()
         self.tree.sanity_check()
-        assert (self.tree.num_nodes, self.pool.num_held) == (0, 0)
-        assert self.host is None or self.host.num_held == 0
+        assert self.tree.num_nodes == 0
+        assert all(pool.num_held == 0 for pool in self.pools)
 
 
 TestPrefixTreeEqualsItsModel = PrefixTreeMachine.TestCase

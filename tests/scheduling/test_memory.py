@@ -661,7 +661,7 @@ def test_options_that_do_not_go_together_are_refused():
         KVMemory.of((4,), 16, preemption="swap")
     with pytest.raises(ValueError, match="page_size of the first, 16, got 4 in tier host"):
         KVMemory([Tier(DEVICE, PagePool(4, 16)), Tier(HOST, PagePool(4, 4))])
-    with pytest.raises(ValueError, match=r"must have 2 companions .* got 0 in tier device"):
+    with pytest.raises(ValueError, match=r"must have 2 group pages .* got 0 in tier device"):
         KVMemory([Tier(DEVICE, PagePool(4, 16))], groups=group_specs(2, 5))
     with pytest.raises(ValueError, match="window must be at least 1 with num_window_groups"):
         group_specs(2, 0)

@@ -150,15 +150,15 @@ def test_idle_window_pages_go_before_a_leaf_that_was_used_since_and_with_one_of_
     bench.memory.make_free(pool.num_free + len(before), bench.scheduler.state.launched + 1)
     (leaf,) = [node for node in tree.walk() if node.page_ids]
     assert len(leaf.page_ids) == 6
-    hollow = [p for p, own in zip(leaf.page_ids, leaf.companion_ids, strict=True) if not own]
-    assert hollow == sorted(before)
+    lacking = [p for p, own in zip(leaf.page_ids, leaf.group_page_ids, strict=True) if not own]
+    assert lacking == sorted(before)
     bench.memory.make_free(pool.num_free + 1, bench.scheduler.state.launched + 1)
     (leaf,) = [node for node in tree.walk() if node.page_ids]
     assert len(leaf.page_ids) == 5, "the last page went, and its window page with it"
     assert tree.num_pages == 12 - len(before) - 2
 
 
-def test_nothing_is_found_where_the_last_window_is_hollow() -> None:
+def test_nothing_is_found_where_the_last_window_is_missing() -> None:
     bench = Bench(num_pages=200, prefix_caching=True, **WINDOWS)
     prompt = list(range(40))
     serve(bench, prompt)

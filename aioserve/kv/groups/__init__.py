@@ -7,7 +7,7 @@ back.
     making.py   the groups of a layout
 
 `KVMemory` loops over a list of groups, and names no kind. Group 0 has a page for each position, and
-the prefix tree is made of these pages; pages of other groups lie beside them, as companions.
+the prefix tree is made of these pages; those of other groups lie beside them, as group pages.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ KINDS: dict[str, type[Group]] = {"full": FullGroup, "window": WindowGroup}
 
 def groups_of(specs: Sequence[GroupSpec], tiers: Sequence[Tier]) -> tuple[Group, ...]:
     """Groups as `specs` say, of pages in `tiers`. Raises `ValueError` for pools whose pages have
-    other companions than groups behind the first take."""
-    num_companions = sum([spec.width for spec in specs[1:]])
+    other numbers of group pages than groups behind the first take."""
+    num_group_pages = sum([spec.width for spec in specs[1:]])
     for tier in tiers:
-        if tier.pool.num_companions != num_companions:
+        if tier.pool.num_group_pages != num_group_pages:
             raise ValueError(
-                f"pools must have {num_companions} companions for groups {list(specs)}, "
-                f"got {tier.pool.num_companions} in tier {tier.name}"
+                f"pools must have {num_group_pages} group pages for groups {list(specs)}, "
+                f"got {tier.pool.num_group_pages} in tier {tier.name}"
             )
     return tuple([KINDS[spec.kind](tiers, spec) for spec in specs])

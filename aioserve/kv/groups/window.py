@@ -1,7 +1,7 @@
 """Layers that see the last tokens alone: pages are held for these, and given back behind them.
 
 Groups of as many layers each have a page at each position, all for the same time: one `WindowGroup`
-stands for all of them. In the prefix tree its pages are companions of the pages of group 0.
+stands for all of them. In the prefix tree its pages are group pages of those of group 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WindowGroup(Group):
         return capacity_tokens(first, self.page_size) + self._num_before if first else 0
 
     def pages_of(self, tier: int, page_ids: PageIds) -> PageIds:
-        return self._pools[tier].companions(page_ids).ravel()
+        return self._pools[tier].group_pages(page_ids).ravel()
 
     def match(
         self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None

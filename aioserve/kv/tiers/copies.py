@@ -38,10 +38,16 @@ class Copies:
         else:
             self._tiers[from_tier].num_returned += len(sources)
 
-    def evicted(self, tier: int, evicted: Evicted) -> None:
-        """Copy what was evicted from `tier` to the next."""
-        if len(evicted.page_ids):
-            self.across(tier, evicted.page_ids, tier + 1, evicted.target_ids)
+    def evicted(self, evicted: Evicted) -> None:
+        """Copy what was evicted, each page to the tier behind its own."""
+        tiers = evicted.tiers.tolist()
+        pairs = zip(evicted.page_ids.tolist(), evicted.target_ids.tolist(), strict=True)
+        self.waiting += [
+            PageCopy(tier, source, tier + 1, target, self._page_size)
+            for tier, (source, target) in zip(tiers, pairs, strict=True)
+        ]
+        for tier in set(tiers):
+            self._tiers[tier + 1].num_taken += tiers.count(tier)
 
     def _add(
         self,

@@ -75,9 +75,7 @@ class Swapping:
         ]
         count = sum([len(page_ids) for page_ids in sources])
         if count > pool.num_free and self._tree is not None:
-            self._copies.evicted(
-                SWAP_TIER, self._tree.evict(count - pool.num_free, step, SWAP_TIER)
-            )
+            self._copies.evicted(self._tree.evict(count - pool.num_free, step, SWAP_TIER))
         try:
             targets = pool.acquire(count)
         except OutOfPagesError:
@@ -125,8 +123,8 @@ class Swapping:
             for page_ids, table in zip(targets[1:], beside, strict=True)
         ]
         first = end - min(counts, default=0)
-        companions = rows_of(beside, first, end) if first < end else None
-        self._tree.promote(match.receipt, targets[0], step, companions)
+        group_page_ids = rows_of(beside, first, end) if first < end else None
+        self._tree.promote(match.receipt, targets[0], step, group_page_ids)
         for claim, page_ids in zip(claims, targets, strict=True):
             start = 0
             for tier, sources in enumerate(claim.found[1:], 1):

@@ -33,7 +33,9 @@ class Tier:
         return f"Tier({self.name!r}, {self.pool!r})"
 
 
-def tiers_of(num_pages: Sequence[int], page_size: int, num_companions: int = 0) -> tuple[Tier, ...]:
+def tiers_of(
+    num_pages: Sequence[int], page_size: int, num_group_pages: int = 0
+) -> tuple[Tier, ...]:
     """Tiers with new pools of so many pages, nearest first. A tier without pages is left out.
 
     Raises `ValueError` for more tiers than there are.
@@ -42,7 +44,7 @@ def tiers_of(num_pages: Sequence[int], page_size: int, num_companions: int = 0) 
         raise ValueError(f"num_pages must be of at most {len(NAMES)} tiers, got {list(num_pages)}")
     return tuple(
         [
-            Tier(name, PagePool(count, page_size, num_companions))
+            Tier(name, PagePool(count, page_size, num_group_pages))
             for tier, (name, count) in enumerate(zip(NAMES, num_pages, strict=False))
             if count or not tier
         ]
