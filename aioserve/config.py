@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -35,7 +35,6 @@ __all__ = [
     "DType",
     "Device",
     "EngineConfig",
-    "EngineOptions",
     "Preemption",
     "Quantization",
     "ReasoningParserName",
@@ -189,6 +188,13 @@ def _speculation(value: object) -> Speculation:
     )
 
 
+def _file(value: object) -> str:
+    return _path_text(str(value) if isinstance(value, Path) else value)
+
+
+_path_text = text(1, MAX_PATH_CHARS)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
     """How an engine runs its model.
 
@@ -283,7 +289,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
-    chat_template: Annotated[str | None, optional(text(1, MAX_PATH_CHARS))] = None
+    chat_template: Annotated[str | None, optional(_file)] = None
     """A file with the chat template, in Jinja, in place of the model's own. Special tokens by which
     it goes, such as `bos_token`, are those of the model."""
     tool_parser: ToolParserName = "auto"
@@ -384,47 +390,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
                     "prefix_caching=False and preemption='recompute'",
                     "nothing is ever copied to the host, so leave one of them out",
                 )
-
-
-class EngineOptions(TypedDict, total=False):
-    """What `Engine` takes by name of the fields of `EngineConfig`."""
-
-    device: Device
-    backend: Backend
-    dtype: DType
-    architecture: Architecture | None
-    quantization: Quantization | None
-    activation_quantization: ActivationQuantization
-    page_size: int
-    num_pages: int | None
-    memory_utilization: float
-    prefix_caching: bool
-    partial_page_reuse: bool
-    eviction: str
-    num_host_pages: int
-    preemption: Preemption
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    output_reserve_tokens: int
-    overlap: bool
-    jump_forward: bool
-    step_program: bool
-    graph_sizes: Sequence[int] | None
-    capture_graphs: bool
-    attention: Attention
-    special_tokens_in_messages: bool
-    chat_template: str | Path | None
-    tool_parser: ToolParserName
-    reasoning_parser: ReasoningParserName
-    reranker: RerankerName
-    speculation: Speculation | str | None
-    seed: int
-    max_waiting: int
-    max_waiting_tokens: int
-    refuse_late: bool
-    max_buffered_tokens: int
-    stall_timeout_seconds: float
 
 
 ENGINE_DEFAULTS: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 import pytest
 
-from aioserve import Engine
+from aioserve import LLM, Engine
 from aioserve.arguments import check, integer, rules_of
-from aioserve.config import EngineConfig, EngineOptions, Speculation
+from aioserve.config import EngineConfig, Speculation
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
 from aioserve.server.listening import Listening
@@ -78,16 +78,33 @@ def test_progress_must_be_callable(listener: str) -> None:
 
 def test_an_engine_takes_each_field_of_its_config_by_name_with_its_type_and_default() -> None:
     fields = {field.name: field for field in msgspec.structs.fields(EngineConfig)}
-    hints = get_type_hints(EngineOptions)
-    assert list(hints) == list(fields)
+    shown = inspect.signature(Engine).parameters
+    beside = ["model", "policy", "plugins", "progress", "capture_progress"]
+    assert list(shown) == [*beside, *fields]
+    assert [name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY] == ["model"]
+    assert {name: shown[name].default for name in fields} == {
+        name: field.default for name, field in fields.items()
+    }
+    hints = {name: one.annotation for name, one in shown.items() if name in fields}
     assert hints.pop("chat_template") == str | Path | None
     assert hints.pop("speculation") == Speculation | str | None  # its drafter's name
     own = get_type_hints(EngineConfig)
     assert hints == {name: own[name] for name in hints}
-    shown = inspect.signature(Engine).parameters
-    assert {name: shown[name].default for name in fields} == {
-        name: field.default for name, field in fields.items()
-    }
+    assert inspect.signature(LLM).parameters == shown
+
+
+def test_an_option_that_may_be_given_in_two_ways_is_kept_in_one() -> None:
+    sizes: Any = iter([1, 2])  # which can be read once
+    engine = Engine(
+        chat_template=Path("a.jinja"), speculation="suffix", device="cuda", graph_sizes=sizes
+    )
+    assert engine.config == EngineConfig(
+        chat_template="a.jinja",
+        speculation=Speculation(drafter="suffix"),
+        device="cuda",
+        graph_sizes=(1, 2),
+    )
+    assert type(engine.config) is EngineConfig
 
 
 @pytest.mark.parametrize("kind", [EngineConfig, Speculation, Listening, ServerSettings])

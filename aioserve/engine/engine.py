@@ -6,25 +6,20 @@ threads and instruction set is shared by the engines of a process.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.config import (
-    ENGINE_DEFAULTS,
-    EngineConfig,
-    EngineOptions,
-    ReasoningParserName,
-    ToolParserName,
-)
+from aioserve.arguments import unknown_argument
+from aioserve.config import ReasoningParserName, ToolParserName
 from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream
-from aioserve.engine.engine_arguments import DEFAULT_POLICY, EngineArguments
+from aioserve.engine.engine_arguments import DEFAULT_MODEL, EngineArguments, takes_arguments
 from aioserve.engine.facts import EngineFacts
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
@@ -51,10 +46,8 @@ from aioserve.engine.prompt_only import (
 from aioserve.engine.prompts import Continuation, Prompt, holds_prompts
 from aioserve.engine.relevance import relevance_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
-from aioserve.execution.runner import ModelSource
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
-from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.messages import Message
 
 __all__ = ["Engine"]
@@ -87,32 +80,13 @@ class Engine(EngineFacts, EnteredByAsync):
     that was dropped unclosed, with a `ResourceWarning`.
     """
 
-    @takes(EngineOptions, ENGINE_DEFAULTS)
-    def __init__(
-        self,
-        model: str | Path | ModelSource = "pyhelp",
-        *,
-        policy: str | SchedulingPolicy = DEFAULT_POLICY,
-        plugins: Sequence[object] = (),
-        progress: Callable[[int, int], None] | None = None,
-        capture_progress: Callable[[int, int], None] | None = None,
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        check_names(Engine, options, EngineOptions)
-        given: dict[str, Any] = {**options}
-        if isinstance(template := given.get("chat_template"), Path):
-            given["chat_template"] = str(template)
-        config = EngineConfig(**given)
-        arguments = EngineArguments.checked(
-            model,
-            policy,
-            plugins,
-            progress,
-            capture_progress,
-            chat_template=config.chat_template,
-            drafter=None if config.speculation is None else config.speculation.drafter,
-        )
-        super().__init__(config, EngineLifecycle(config, arguments))
+    @takes_arguments(EngineArguments)
+    def __init__(self, model: Any = DEFAULT_MODEL, **options: Any) -> None:
+        if unknown := options.keys() - set(EngineArguments.__struct_fields__):
+            raise unknown_argument("Engine", min(unknown), inspect.signature(Engine).parameters)
+        arguments = EngineArguments(model, **options)
+        lifecycle = EngineLifecycle(arguments.config, arguments)
+        super().__init__(lifecycle.config, lifecycle)
 
     # -- lifecycle
 

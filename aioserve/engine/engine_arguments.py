@@ -1,5 +1,5 @@
-"""What an engine is made of, as its caller gave it: objects that are checked, and neither found nor
-loaded."""
+"""Arguments of `Engine`: options of its configuration, and objects that are checked, and neither
+found nor loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, get_type_hints
 
 import msgspec
 
+from aioserve.config import EngineConfig, Speculation
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
 from aioserve.isolation import blamed, shown
@@ -18,48 +20,77 @@ from aioserve.plugins.files import DRAFTER, POLICY, names_file
 from aioserve.plugins.installed import installed_plugins
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["DEFAULT_POLICY", "EngineArguments"]
+__all__ = ["DEFAULT_MODEL", "DEFAULT_POLICY", "EngineArguments", "takes_arguments"]
 
+DEFAULT_MODEL = "pyhelp"
 DEFAULT_POLICY = "fcfs"
 MAX_POLICY_CHARS = 1000
 MAX_PLUGINS = 1000
 """Most plugins that one engine is given."""
 
+P = ParamSpec("P")
 
-class EngineArguments(msgspec.Struct, frozen=True):
-    """Arguments of `Engine` beside the fields of its configuration."""
 
-    model: str | Path | ModelSource
-    policy: str | SchedulingPolicy
-    plugins: tuple[object, ...]
-    progress: Callable[[int, int], None] | None
-    capture_progress: Callable[[int, int], None] | None
+class _EngineOptions(EngineConfig, frozen=True, kw_only=True):
+    """Arguments of `Engine` by name: fields of its configuration, and these."""
 
-    @classmethod
-    def checked(
-        cls,
-        model: str | Path | ModelSource,
-        policy: str | SchedulingPolicy,
-        plugins: Sequence[object],
-        progress: Callable[[int, int], None] | None,
-        capture_progress: Callable[[int, int], None] | None,
-        *,
-        chat_template: str | None,
-        drafter: str | None,
-    ) -> EngineArguments:
-        """Check what a caller gave; `chat_template` is the file that the configuration names, and
-        `drafter` what it names as one.
+    policy: str | SchedulingPolicy = DEFAULT_POLICY
+    plugins: Sequence[object] = ()
+    progress: Callable[[int, int], None] | None = None
+    capture_progress: Callable[[int, int], None] | None = None
+    # What callers may give, of which the configuration keeps a plain value.
+    chat_template: str | Path | None = None
+    speculation: Speculation | str | None = None
 
-        Raises `ConfigError`, and `UnknownPolicyError` where none but the bundled plugins could
-        offer the policy.
-        """
-        policy, listed = _checked_policy(policy), _checked_plugins(plugins)
-        _check_names(policy, drafter, listed)
-        model = _checked_model(model)
-        _check_chat_template(chat_template, model)
-        _check_listener("progress", progress, model)
-        _check_listener("capture_progress", capture_progress, model)
-        return cls(model, policy, listed, progress, capture_progress)
+
+class EngineArguments(_EngineOptions, frozen=True):
+    """All arguments of `Engine`.
+
+    Raises `ConfigError` as `EngineConfig` does and for what can't be used, and
+    `UnknownPolicyError` where none but the bundled plugins could offer the policy.
+    """
+
+    model: str | Path | ModelSource = DEFAULT_MODEL
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config = self.config
+        policy, plugins = _checked_policy(self.policy), _checked_plugins(self.plugins)
+        drafter = None if config.speculation is None else config.speculation.drafter
+        _check_names(policy, drafter, plugins)
+        model = _checked_model(self.model)
+        _check_chat_template(config.chat_template, model)
+        _check_listener("progress", self.progress, model)
+        _check_listener("capture_progress", self.capture_progress, model)
+        for name, value in (("policy", policy), ("plugins", plugins), ("model", model)):
+            msgspec.structs.force_setattr(self, name, value)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration alone."""
+        return EngineConfig(**{name: getattr(self, name) for name in _CONFIGURED})
+
+
+_CONFIGURED = EngineConfig.__struct_fields__
+
+
+def takes_arguments(
+    kind: Callable[P, EngineArguments],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Let type checkers, `help` and `inspect.signature` show a constructor the arguments of which
+    `kind` is made, in place of its own."""
+
+    def shown_in(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        own = inspect.signature(constructor)
+        hints = get_type_hints(kind)
+        named = inspect.signature(kind).parameters
+        order = ["model", *(name for name in named if name not in (*_CONFIGURED, "model"))]
+        arguments = [named[name].replace(annotation=hints[name]) for name in (*order, *_CONFIGURED)]
+        itself = next(iter(own.parameters.values()))
+        constructor.__signature__ = own.replace(parameters=[itself, *arguments])
+        return constructor
+
+    return shown_in
 
 
 def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:

@@ -14,18 +14,16 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.config import ENGINE_DEFAULTS, EngineOptions
 from aioserve.engine.batches import Progress
 from aioserve.engine.chat import ChatCompletion
 from aioserve.engine.engine import Engine
-from aioserve.engine.engine_arguments import DEFAULT_POLICY
+from aioserve.engine.engine_arguments import DEFAULT_MODEL, EngineArguments, takes_arguments
 from aioserve.engine.options import (
     STREAM_DEFAULTS,
     StreamOptions,
@@ -33,9 +31,7 @@ from aioserve.engine.options import (
 )
 from aioserve.engine.prompts import Prompt
 from aioserve.errors import EngineClosedError
-from aioserve.execution.runner import ModelSource
 from aioserve.request import Completion, SamplingParams
-from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.messages import Message
 
 __all__ = ["LLM"]
@@ -52,16 +48,9 @@ class LLM:
     collected.
     """
 
-    @takes(EngineOptions, ENGINE_DEFAULTS)
-    def __init__(
-        self,
-        model: str | Path | ModelSource = "pyhelp",
-        *,
-        policy: str | SchedulingPolicy = DEFAULT_POLICY,
-        plugins: Sequence[object] = (),
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        self.engine: Engine = Engine(model, policy=policy, plugins=plugins, **options)
+    @takes_arguments(EngineArguments)
+    def __init__(self, model: Any = DEFAULT_MODEL, **options: Any) -> None:
+        self.engine: Engine = Engine(model, **options)
         """The engine, for what has no call here. Its calls belong on its own event loop."""
         self._thread = _LoopThread()
         self._close = weakref.finalize(self, _close, self.engine, self._thread)

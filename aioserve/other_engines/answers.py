@@ -7,6 +7,8 @@ A door is a constructor, a call or a command. One table (`of_engines`, `of_reque
 from __future__ import annotations
 
 import difflib
+import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
@@ -14,9 +16,9 @@ from typing import Final
 
 from aioserve.other_engines import of_commands, of_engines, of_requests
 from aioserve.other_engines.families import FAMILIES, SHORT
-from aioserve.other_engines.rows import OWN, Home, Row
+from aioserve.other_engines.rows import DOORS, SETTINGS, Home, Row
 
-__all__ = ["ROWS", "named_in", "on_command_line", "unknown_in_python"]
+__all__ = ["ROWS", "named_in", "on_command_line", "own_names", "unknown_in_python"]
 
 ROWS: Final[tuple[Row, ...]] = (*of_engines.ROWS, *of_requests.ROWS, *of_commands.ROWS)
 
@@ -161,7 +163,17 @@ def _by_name() -> dict[str, list[Row]]:
 
 def _own_home(word: str) -> Home | None:
     """The door where one of our own names is an option."""
-    return next((home for home, names in OWN.items() if word in names.split()), None)
+    return next((home for home in (*DOORS, Home.SERVE) if word in own_names(home)), None)
+
+
+def own_names(home: Home) -> set[str]:
+    """Our own names at a door of Python, as its signature shows them, or the settings of a
+    server."""
+    if home is Home.SERVE:
+        return set(SETTINGS.split())
+    # Looked up by name when an answer is wanted: the doors themselves ask for answers.
+    doors = [pkgutil.resolve_name(f"aioserve:{name}") for name in DOORS[home]]
+    return set().union(*[inspect.signature(door).parameters for door in doors]) - {"self"}
 
 
 # -- answers as they are written at a door

@@ -17,10 +17,11 @@ from aioserve.other_engines.answers import (
     ROWS,
     named_in,
     on_command_line,
+    own_names,
     unknown_in_python,
 )
 from aioserve.other_engines.families import FAMILIES, SHORT
-from aioserve.other_engines.rows import OWN, Home, Row
+from aioserve.other_engines.rows import DOORS, Home, Row
 from aioserve.testing import FakeModel
 from tests.other_engines import documented
 
@@ -81,10 +82,12 @@ def test_no_name_stands_twice_for_one_place() -> None:
 
 def test_our_own_names_are_those_that_there_are() -> None:
     serve = {setting.name for setting in SETTINGS if setting.table == "server"}
-    for home, names in OWN.items():
-        there = serve if home is Home.SERVE else names_at(home)
-        assert set(names.split()) == {
-            name for name in there if home is not Home.ENGINE or not name.startswith("speculation_")
+    assert own_names(Home.SERVE) == serve
+    for home in DOORS:
+        assert own_names(home) == {
+            name
+            for name in names_at(home)
+            if home is not Home.ENGINE or not name.startswith("speculation_")
         }
 
 
