@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
@@ -34,10 +34,12 @@ from aioserve.errors import InvalidSamplingError
 from aioserve.structured_output import StructuredOutput, structured_output
 
 __all__ = [
+    "BEAM_DEFAULTS",
     "COLUMNS",
     "DRAWN_FREELY",
     "PARAMETERS",
     "REHEARSED",
+    "BeamParams",
     "Column",
     "Parameter",
     "SamplingParams",
@@ -193,10 +195,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
         return _edits(self) != _NO_EDITS
 
 
+class BeamParams(TypedDict, total=False):
+    """Fields of `SamplingParams` that a beam search takes: rows with "taken" in `beams`. Type
+    checkers read them here."""
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str]
+    logits_processors: Sequence[str]
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+
+
 class Column(NamedTuple):
     """The column of a parameter in the rows that a step draws by (`aioserve.ops.SampleRows`)."""
 
-    name: str
     dtype: type[np.float64 | np.int64]
     idle: float
     """Value in rows that draw nothing."""
@@ -234,31 +253,31 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         body=float,
         ollama="temperature",
         beams=(0.0, 1.0),
-        column=Column("temperatures", np.float64, 0, 1),
+        column=Column(np.float64, 0, 1),
     ),
     "top_p": Parameter(
         number(0, 1, above=True),
         body=float,
         ollama="top_p",
         beams=(1.0,),
-        column=Column("top_ps", np.float64, 1, 0.9),
+        column=Column(np.float64, 1, 0.9),
     ),
     "top_k": Parameter(
-        _top_k, body=int, ollama="top_k", beams=(0, -1), column=Column("top_ks", np.int64, 0, 0)
+        _top_k, body=int, ollama="top_k", beams=(0, -1), column=Column(np.int64, 0, 0)
     ),
     "min_p": Parameter(
         number(0, 1),
         body=float,
         ollama="min_p",
         beams=(0.0,),
-        column=Column("min_ps", np.float64, 0, 0.1),
+        column=Column(np.float64, 0, 0.1),
     ),
     "typical_p": Parameter(
         number(0, 1, above=True),
         body=float,
         ollama="typical_p",
         beams=(1.0,),
-        column=Column("typical_ps", np.float64, 1, 0.9),
+        column=Column(np.float64, 1, 0.9),
     ),
     "repetition_penalty": Parameter(
         number(0.01, 100), body=float, ollama="repeat_penalty", beams="taken", edits="history"
@@ -327,5 +346,11 @@ COLUMNS: Final[Mapping[str, Column]] = {
 """Columns by the names of their parameters."""
 DRAWN_FREELY: Final[Mapping[str, Any]] = {name: getattr(SamplingParams(), name) for name in COLUMNS}
 """Values of parameters with a column by which every token may be drawn, at temperature 1."""
+BEAM_DEFAULTS: Final[dict[str, Any]] = {
+    name: getattr(SamplingParams(), name)
+    for name, row in PARAMETERS.items()
+    if row.beams == "taken"
+}
+"""Defaults of `BeamParams`."""
 REHEARSED: Final[Mapping[str, Any]] = {name: one.rehearsed for name, one in COLUMNS.items()}
 """Values of them that ask for everything that a draw may have to do."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from aioserve import SamplingParams
-from aioserve.engine.options import BEAM_DEFAULTS, BeamParams
 from aioserve.ops import SampleRows
-from aioserve.sampling_params import COLUMNS, DRAWN_FREELY, PARAMETERS, REHEARSED
+from aioserve.sampling_params import (
+    BEAM_DEFAULTS,
+    COLUMNS,
+    DRAWN_FREELY,
+    PARAMETERS,
+    REHEARSED,
+    BeamParams,
+)
 from aioserve.server.ollama.request import ModelOptions
 from aioserve.server.openai.fields import AnswerFields
 
@@ -26,23 +31,14 @@ def test_beam_searches_take_what_the_table_says() -> None:
     assert BeamParams.__optional_keys__ == taken == BEAM_DEFAULTS.keys()
 
 
-def test_each_column_is_an_array_of_the_rows_of_a_step() -> None:
-    others = {"slots", "seeds", "positions"}
-    names = {field.name for field in fields(SampleRows)} - others
-    assert names == {column.name for column in COLUMNS.values()}
-    hints = get_type_hints(SampleRows)
-    for column in COLUMNS.values():
-        assert column.dtype.__name__ in str(hints[column.name])
-
-
 def test_rows_are_alike_and_as_their_parameters_say() -> None:
     keys = np.arange(3, dtype=np.uint64)
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, typical_p=0.75)
     values = {name: getattr(params, name) for name in COLUMNS}
     rows = SampleRows.alike(values, np.arange(3), seeds=keys, positions=keys)
     for name, column in COLUMNS.items():
-        assert getattr(rows, column.name).tolist() == [getattr(params, name)] * 3
-        assert getattr(rows, column.name).dtype == column.dtype
+        assert rows[name].tolist() == [getattr(params, name)] * 3
+        assert rows[name].dtype == column.dtype
     assert len(SampleRows.none()) == 0
 
 

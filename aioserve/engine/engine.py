@@ -24,7 +24,6 @@ from aioserve.engine.facts import EngineFacts
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
-    BEAM_DEFAULTS,
     STREAM_DEFAULTS,
     BeamSearchOptions,
     EarlyStopping,
@@ -48,6 +47,7 @@ from aioserve.engine.relevance import relevance_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
+from aioserve.sampling_params import BEAM_DEFAULTS
 from aioserve.text.messages import Message
 
 __all__ = ["Engine"]

@@ -12,10 +12,10 @@ from aioserve.engine.truncation import TruncationSide
 from aioserve.errors import ConfigError
 from aioserve.hints import HintOptions, PromptHintOptions, SearchHintOptions
 from aioserve.request import SamplingParams
+from aioserve.sampling_params import BeamParams
 from aioserve.text.conversation import conversation_of
 
 __all__ = [
-    "BEAM_DEFAULTS",
     "MESSAGE_DEFAULTS",
     "STREAM_DEFAULTS",
     "TRUNCATION_DEFAULTS",
@@ -45,23 +45,6 @@ _WITH_PARAMS = ("stream", "generate", "chat")
 
 class SharingOptions(SearchHintOptions, total=False):
     cache_salt: str | None
-
-
-class BeamParams(TypedDict, total=False):
-    """Fields of `SamplingParams` that are about beams."""
-
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
-    allowed_token_ids: Sequence[int] | None
-    bad_words: Sequence[str]
-    logits_processors: Sequence[str]
-    min_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
 
 
 class BeamSearchOptions(BeamParams, SharingOptions, total=False):
@@ -113,10 +96,6 @@ TRUNCATION_DEFAULTS: dict[str, Any] = {"truncate_prompt_tokens": None, "truncati
 """Values of `TruncationOptions` by which nothing is cut."""
 STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, **TRUNCATION_DEFAULTS, "priority": 0}
 """Defaults of `StreamOptions` that aren't None."""
-BEAM_DEFAULTS: dict[str, Any] = {
-    name: getattr(SamplingParams(), name) for name in BeamParams.__optional_keys__
-}
-"""Defaults of `BeamParams`."""
 
 
 def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:

@@ -90,7 +90,7 @@ def unpacked(data: bytearray | memoryview) -> StepArrays:
     arrays: Arrays = {part: {} for part in parts}
     for part, field, shape, start in places:
         arrays[part][field.name] = _view(data, field, shape, start)
-    samples = SampleRows(**arrays["samples"])
+    samples = SampleRows.of(arrays["samples"])
     extras = None
     if (told := arrays.get("logprobs")) is not None:
         rows = told["sampled"].tolist(), told["tops"].tolist()
@@ -114,12 +114,15 @@ def _arrays_of(step: StepArrays) -> Arrays:
     if extras is not None and extras.edits is not None:
         raise InvariantError(f"step {step.step} has rows with edits, which no bytes hold")
     logprobs = None if extras is None else extras.logprobs
-    parts = {"": step, "batch": step.batch, "samples": step.samples, "logprobs": logprobs}
-    return {
-        part: {field.name: np.asarray(getattr(of, field.name), field.dtype) for field in fields}
-        for part, fields in FIELDS.items()
-        if (of := parts[part]) is not None
+    parts = {"": step, "batch": step.batch, "logprobs": logprobs}
+    arrays = {
+        part: {
+            field.name: np.asarray(getattr(of, field.name), field.dtype) for field in FIELDS[part]
+        }
+        for part, of in parts.items()
+        if of is not None
     }
+    return {**arrays, "samples": step.samples.arrays()}
 
 
 def _places(sizes: Mapping[str, int], parts: Collection[str]) -> Iterator[Place]:

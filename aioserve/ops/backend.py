@@ -160,7 +160,7 @@ class Backend(RowOps[Tensor]):
         """
         rows.check_logits(logits)
         found = torch.zeros_like(logits)
-        for i, temperature in enumerate(rows.temperatures.tolist()):
+        for i, temperature in enumerate(rows["temperature"].tolist()):
             row = logits[i].double()
             if row_error(float(row.max())) is not None:
                 continue

@@ -6,8 +6,9 @@ Knows shapes and dtypes; knows nothing about requests, page ownership or models.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,11 +64,11 @@ _SAMPLED_POSITIONS = ArrayField("positions", np.dtype(np.uint64), ("R",))
 
 SAMPLE_FIELDS: tuple[ArrayField, ...] = (
     ArrayField("slots", _INT64, ("R",)),
-    *[ArrayField(one.name, np.dtype(one.dtype), ("R",)) for one in COLUMNS.values()],
+    *[ArrayField(name, np.dtype(one.dtype), ("R",)) for name, one in COLUMNS.items()],
     ArrayField("seeds", np.dtype(np.uint64), ("R",)),
     _SAMPLED_POSITIONS,
 )
-"""Fields of `SampleRows`."""
+"""Arrays of `SampleRows`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,7 +112,7 @@ class HostBatch:
             "S": len(self.logit_rows),
             "N": len(self.pending_rows),
         }
-        _check_fields(self, BATCH_FIELDS, sizes)
+        _check_fields(partial(getattr, self), BATCH_FIELDS, sizes)
 
     @classmethod
     def laid_out(
@@ -167,29 +168,24 @@ class HostBatch:
 class SampleRows:
     """Parameters by which S rows of logits are sampled, in numpy, and slots of the tokens.
 
-        slots         int64 [S]    where the next step finds the token
-        temperatures  float64 [S]  at least 0; 0 takes the largest logit
-        top_ks        int64 [S]    0: all
-        top_ps        float64 [S]  in (0, 1]
-        min_ps        float64 [S]  in [0, 1]
-        typical_ps    float64 [S]  in (0, 1]
-        seeds         uint64 [S]
-        positions     uint64 [S]   of the token that is sampled
+        slots      int64 [S]   where the next step finds the token
+        columns    [S] each    parameters, by their names and of their dtypes in `COLUMNS`
+        seeds      uint64 [S]
+        positions  uint64 [S]  of the token that is sampled
 
-    Raises TypeError or ValueError naming the array that doesn't fit.
+    `rows["temperature"]` is that column. Raises TypeError or ValueError naming the array that
+    doesn't fit.
     """
 
     slots: npt.NDArray[np.int64]
-    temperatures: npt.NDArray[np.float64]
-    top_ks: npt.NDArray[np.int64]
-    top_ps: npt.NDArray[np.float64]
-    min_ps: npt.NDArray[np.float64]
-    typical_ps: npt.NDArray[np.float64]
+    columns: Mapping[str, npt.NDArray[Any]]
     seeds: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.uint64]
 
     def __post_init__(self) -> None:
-        _check_fields(self, SAMPLE_FIELDS, {"R": len(self.slots)})
+        if self.columns.keys() != COLUMNS.keys():
+            raise ValueError(f"columns must be {', '.join(COLUMNS)}, got {', '.join(self.columns)}")
+        _check_fields(self.arrays().__getitem__, SAMPLE_FIELDS, {"R": len(self.slots)})
 
     @classmethod
     def none(cls) -> SampleRows:
@@ -208,11 +204,14 @@ class SampleRows:
     ) -> SampleRows:
         """Rows for these slots, all with the same `values` of parameters, by the names in
         `COLUMNS`. Raises as the class does."""
-        columns: dict[str, Any] = {
-            column.name: np.full(len(slots), values[name], column.dtype)
+        columns = {
+            name: np.full(len(slots), values[name], column.dtype)
             for name, column in COLUMNS.items()
         }
-        return cls(slots=slots, **columns, seeds=seeds, positions=positions)
+        return cls(slots, columns, seeds, positions)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.columns[name]
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -221,11 +220,12 @@ class SampleRows:
         """Rows like these for the tokens at other positions, uint64 `[S]`. Raises as the class
         does."""
         rows = object.__new__(SampleRows)
-        for name in SampleRows.__slots__:
-            object.__setattr__(rows, name, getattr(self, name))
+        object.__setattr__(rows, "slots", self.slots)
+        object.__setattr__(rows, "columns", self.columns)
+        object.__setattr__(rows, "seeds", self.seeds)
         object.__setattr__(rows, "positions", positions)
         # Without another look at all the rest: this is done in each step.
-        _check_fields(rows, (_SAMPLED_POSITIONS,), {"R": len(self.slots)})
+        _check_fields(partial(getattr, rows), (_SAMPLED_POSITIONS,), {"R": len(self.slots)})
         return rows
 
     def repeated(self, counts: Sequence[int], positions: npt.NDArray[np.uint64]) -> SampleRows:
@@ -238,9 +238,23 @@ class SampleRows:
     ) -> SampleRows:
         """The rows of these indices, for the tokens at these positions, uint64, one for each.
         Raises as the class does."""
-        fields: dict[str, Any] = {name: getattr(self, name)[at] for name in SampleRows.__slots__}
-        fields["positions"] = positions
-        return SampleRows(**fields)
+        columns = {name: column[at] for name, column in self.columns.items()}
+        return SampleRows(self.slots[at], columns, self.seeds[at], positions)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SampleRows:
+        """Rows of arrays by their names, as `arrays` gives them. Raises as the class does."""
+        columns = {name: arrays[name] for name in COLUMNS}
+        return cls(arrays["slots"], columns, arrays["seeds"], arrays["positions"])
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All arrays, by their names."""
+        return {
+            "slots": self.slots,
+            **self.columns,
+            "seeds": self.seeds,
+            "positions": self.positions,
+        }
 
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raise ValueError unless `logits` have a row for each."""
@@ -289,10 +303,14 @@ STATUS_ERRORS = tuple(map(row_error, (0.0, math.nan, math.inf, -math.inf)))
 """Status of a row that a device drew from -> why there is no token, or None."""
 
 
-def _check_fields(of: object, fields: Sequence[ArrayField], sizes: Mapping[str, int]) -> None:
-    """Raise unless each array has the dtype and the shape of its field, and is contiguous."""
+def _check_fields(
+    array_of: Callable[[str], npt.NDArray[Any]],
+    fields: Sequence[ArrayField],
+    sizes: Mapping[str, int],
+) -> None:
+    """Raise unless the array of each field has its dtype and shape, and is contiguous."""
     for name, dtype, dimensions, more in fields:
-        array = getattr(of, name)
+        array = array_of(name)
         shape = tuple([sizes[dimension] for dimension in dimensions])
         if more:
             shape = (*shape[:-1], shape[-1] + more)

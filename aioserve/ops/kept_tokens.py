@@ -21,8 +21,8 @@ def scaled(row: Tensor, temperature: float) -> Tensor:
 def kept_tokens(scores: Tensor, rows: SampleRows, index: int) -> Tensor | None:
     """Ids that may be drawn from a row of scaled logits, by the parameters of the row at `index`,
     by falling logit: int64 `[kept]`; None where nothing is left out."""
-    top_k, top_p = int(rows.top_ks[index]), float(rows.top_ps[index])
-    min_p, typical_p = float(rows.min_ps[index]), float(rows.typical_ps[index])
+    top_k, top_p = int(rows["top_k"][index]), float(rows["top_p"][index])
+    min_p, typical_p = float(rows["min_p"][index]), float(rows["typical_p"][index])
     vocab = len(scores)
     if not 0 < top_k < vocab and top_p == typical_p == 1 and not min_p:
         return None

@@ -113,7 +113,7 @@ class NativeProgram(StepProgram):
         largest = self._sampler.room(count)
         # The largest of each row come with the model's last layer: of most rows, nothing else is
         # ever looked at.
-        kept = rows.temperatures > 0
+        kept = rows["temperature"] > 0
         if edits is not None:
             kept[list(edits.rows)] = True
         if not kept.any():

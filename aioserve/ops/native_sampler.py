@@ -70,7 +70,7 @@ class NativeSampler:
                 errors[row] = error
                 token_ids[row] = 0
         if logits is not None:
-            drawn = rows.temperatures > 0
+            drawn = rows["temperature"] > 0
             drawn[list(errors)] = False
             if drawn.any():
                 _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
@@ -83,7 +83,7 @@ class NativeSampler:
         count = len(rows.slots)
         values, columns = largest.values[:count], largest.columns[:count]
         found = np.zeros(logits.shape, np.float32)
-        good, drawn = np.isfinite(values), rows.temperatures > 0
+        good, drawn = np.isfinite(values), rows["temperature"] > 0
         greedy = np.flatnonzero(good & ~drawn)
         found[greedy, columns[greedy]] = 1
         if (weighed := np.flatnonzero(good & drawn)).size:
@@ -118,11 +118,11 @@ def _draw(
 
 def _parameters(rows: SampleRows) -> tuple[npt.NDArray[Any], ...]:
     return (
-        rows.temperatures,
-        rows.top_ks,
-        rows.top_ps,
-        rows.min_ps,
-        rows.typical_ps,
+        rows["temperature"],
+        rows["top_k"],
+        rows["top_p"],
+        rows["min_p"],
+        rows["typical_p"],
         rows.seeds,
         rows.positions,
     )

@@ -174,10 +174,10 @@ class ReferenceBackend(Backend):
             row = logits[i].double()
             if (error := row_error(float(row.max()))) is not None:
                 errors[i] = error
-            elif rows.temperatures[i] == 0:
+            elif rows["temperature"][i] == 0:
                 token_ids[i] = int(row.argmax())
             else:
-                row = scaled(row, float(rows.temperatures[i]))
+                row = scaled(row, float(rows["temperature"][i]))
                 kept = kept_tokens(row, rows, i)
                 token_ids[i] = _race(row, kept, int(rows.seeds[i]), int(rows.positions[i]))
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)

@@ -97,12 +97,8 @@ class SlotTable:
         if not self._started[at].all():
             unknown = at[~self._started[at]].tolist()
             raise InvariantError(f"slots {unknown} sample, but have not started")
-        rows = SampleRows(
-            slots=at,
-            **{COLUMNS[name].name: column[at] for name, column in self._columns.items()},
-            seeds=self._seeds[at],
-            positions=positions_array,
-        )
+        columns = {name: column[at] for name, column in self._columns.items()}
+        rows = SampleRows(at, columns, self._seeds[at], positions_array)
         self._last = (slots, rows)
         return rows
 

@@ -32,9 +32,10 @@ from aioserve import (
     Usage,
 )
 from aioserve.engine.interface import TemplateName
-from aioserve.engine.options import BEAM_DEFAULTS, STREAM_DEFAULTS
+from aioserve.engine.options import STREAM_DEFAULTS
 from aioserve.errors import EngineState
 from aioserve.models.retrieval import Retrieval
+from aioserve.sampling_params import BEAM_DEFAULTS
 from aioserve.testing.byte_tokenizer import byte_tokenizer
 from aioserve.timings import loop_seconds
 from tests.doubles.fake_streams import (

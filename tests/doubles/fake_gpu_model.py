@@ -130,7 +130,7 @@ class FakeStepModel:
             [samples.seeds.view(np.int64), np.zeros(padding, np.int64)],
         )
         logprob_rows, target_ids = _logprobs_wanted(step)
-        variant = VARIANTS[int((samples.temperatures > 0).any())]
+        variant = VARIANTS[int((samples["temperature"] > 0).any())]
         counts = np.array(step.pooled, np.int64)
         wanted = ([logprob_rows], [target_ids], [counts])
         packed = self._packed(target, (*parts, *wanted), width, variant)

@@ -39,7 +39,7 @@ class MedusaGuess(NamedTuple):
         """As many as there are of what comes of the first head's logits, float32 `[V]`: the best,
         or what is drawn, and then each time of what is left."""
         count = len(self.others) + 1
-        if not self.samples.temperatures.any():
+        if not self.samples["temperature"].any():
             return logits.argsort(descending=True)[:count].tolist()
         backend, left, found = backend_named("native"), logits[None].clone(), list[int]()
         for _ in range(count):

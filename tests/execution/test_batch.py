@@ -107,8 +107,8 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
             assert batch.logit_rows[at] == row + sample.offset
             assert samples.slots[at] == sample.slot
             assert samples.positions[at] == item.start + sample.offset + 1
-            assert samples.temperatures[at] == sample.offset / 100
-            assert samples.top_ks[at] == sample.offset
+            assert samples["temperature"][at] == sample.offset / 100
+            assert samples["top_k"][at] == sample.offset
             assert samples.seeds[at] == 2**64 - 1 - sample.offset
             sampled.append(sample)
         for offset, token_id in enumerate(item.token_ids):
@@ -170,7 +170,7 @@ def arrays_of(step: StepArrays) -> dict[str, Any]:
     assert batch is not None
     found = {name: getattr(batch, name).tolist() for name in batch.__slots__}
     found["page_table"] = batch.page_table.copy()
-    return found | {name: getattr(samples, name).tolist() for name in samples.__slots__}
+    return found | {name: array.tolist() for name, array in samples.arrays().items()}
 
 
 @given(runs())
@@ -253,11 +253,15 @@ def test_a_slot_keeps_its_parameters_until_it_starts_anew() -> None:
     first = placed_plan(step=1, started_slots=(start(3, WARM, 8),), items=decode)
     for plan in (first, placed_plan(step=2, items=decode)):
         samples = reader.read(plan).samples
-        assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (0.7, 5, 0.9)
+        assert (samples["temperature"][0], samples["top_k"][0], samples["top_p"][0]) == (
+            0.7,
+            5,
+            0.9,
+        )
         assert samples.seeds[0] == 8
     anew = placed_plan(step=3, ended_slots=(3,), started_slots=(start(3, PARAMS, 9),), items=decode)
     samples = reader.read(anew).samples
-    assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (1.0, 0, 1.0)
+    assert (samples["temperature"][0], samples["top_k"][0], samples["top_p"][0]) == (1.0, 0, 1.0)
     assert samples.seeds[0] == 9
 
 

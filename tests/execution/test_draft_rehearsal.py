@@ -42,7 +42,7 @@ class HeardDecoder(DraftDecoder):
         assert len(rows) == len(host.logit_rows) == len(host.context_lens)
         assert host.page_table.max() == 0
         self.batches.append(host)
-        self.any_sampled.append(bool((rows.temperatures > 0).any()))
+        self.any_sampled.append(bool((rows["temperature"] > 0).any()))
         return Drawn(torch.zeros(len(rows), dtype=torch.int64), {})
 
 

@@ -24,6 +24,7 @@ from aioserve.ops.native_grouped import joined_linear
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_types import NativeLinear
 from aioserve.sampling.edits import leave_out
+from aioserve.sampling_params import DRAWN_FREELY
 from tests.ops.grouped_integers import random_integers
 from tests.ops.scenarios import one_group
 from tests.tiers import examples
@@ -284,13 +285,9 @@ def test_a_norm_before_a_layer_made_of_several_is_computed_once(dtype, tokens):
 
 
 def sample_rows(count: int, temperature: float) -> SampleRows:
-    return SampleRows(
-        slots=np.arange(count, dtype=np.int64),
-        temperatures=np.full(count, temperature),
-        top_ks=np.zeros(count, np.int64),
-        top_ps=np.ones(count),
-        min_ps=np.zeros(count),
-        typical_ps=np.ones(count),
+    return SampleRows.alike(
+        {**DRAWN_FREELY, "temperature": temperature},
+        np.arange(count, dtype=np.int64),
         seeds=np.arange(count, dtype=np.uint64),
         positions=np.full(count, 3, np.uint64),
     )
@@ -342,7 +339,8 @@ def test_a_program_draws_from_what_edits_leave(temperatures, cap, dtype, data):
     slots, expected_slots = NATIVE.allocate_slots(count), NATIVE.allocate_slots(count)
     batch = NATIVE.prepare(host_batch([8], list(range(count))), kv, slots)
     program = recorded(compute, dtype)
-    rows = replace(sample_rows(count, 0.0), temperatures=np.array(temperatures))
+    rows = sample_rows(count, 0.0)
+    rows = replace(rows, columns={**rows.columns, "temperature": np.array(temperatures)})
     drawn = program.draw(batch, kv, rows, slots, edits)
     logits = program.logits(batch, kv)
     edits.apply(logits)

@@ -100,11 +100,13 @@ def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
 def test_rows_at_other_positions_are_the_same_otherwise() -> None:
     rows = SampleRows(
         slots=np.array([4, 2]),
-        temperatures=np.array([0.5, 0.0]),
-        top_ks=np.array([3, 0]),
-        top_ps=np.array([0.9, 1.0]),
-        min_ps=np.array([0.1, 0.0]),
-        typical_ps=np.array([0.8, 1.0]),
+        columns={
+            "temperature": np.array([0.5, 0.0]),
+            "top_k": np.array([3, 0]),
+            "top_p": np.array([0.9, 1.0]),
+            "min_p": np.array([0.1, 0.0]),
+            "typical_p": np.array([0.8, 1.0]),
+        },
         seeds=np.array([7, 8], np.uint64),
         positions=np.array([10, 20], np.uint64),
     )
@@ -118,6 +120,13 @@ def test_rows_at_other_positions_are_the_same_otherwise() -> None:
         rows.at(np.array([11, 21]))
     with pytest.raises(ValueError, match=r"positions must have shape \(2,\), got \(3,\)"):
         rows.at(np.zeros(3, np.uint64))
+    assert rows.arrays().keys() == {"slots", *rows.columns, "seeds", "positions"}
+    columns = {**rows.columns, "top_p": rows["top_p"].astype(np.float32)}
+    with pytest.raises(TypeError, match=r"^top_p must be float64, got float32$"):
+        dataclasses.replace(rows, columns=columns)
+    del columns["top_p"]
+    with pytest.raises(ValueError, match=r"^columns must be temperature, .*typical_p, got "):
+        dataclasses.replace(rows, columns=columns)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

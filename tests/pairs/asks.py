@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aioserve import Beam, Engine, FinishReason, Logprobs, SamplingParams, Token
-from aioserve.engine.options import BEAM_DEFAULTS
+from aioserve.sampling_params import BEAM_DEFAULTS
 
 __all__ = ["BEAM_WIDTH", "POOLINGS", "Ask", "Brought", "Moments", "give"]
 

@@ -19,7 +19,7 @@ from aioserve import (
     StructuredOutput,
     hookimpl,
 )
-from aioserve.engine.options import BEAM_DEFAULTS
+from aioserve.sampling_params import BEAM_DEFAULTS
 
 if TYPE_CHECKING:
     from tests.pairs.scene import Seen

@@ -52,11 +52,7 @@ def rows_of(params: SamplingParams, count: int, seed: int, position: int) -> Sam
     row = slots.rows([0], [position])
     return SampleRows(
         slots=np.arange(count),
-        temperatures=row.temperatures.repeat(count),
-        top_ks=row.top_ks.repeat(count),
-        top_ps=row.top_ps.repeat(count),
-        min_ps=row.min_ps.repeat(count),
-        typical_ps=row.typical_ps.repeat(count),
+        columns={name: column.repeat(count) for name, column in row.columns.items()},
         seeds=np.arange(seed, seed + count, dtype=np.uint64),
         positions=np.full(count, position, np.uint64),
     )

@@ -334,8 +334,8 @@ def test_a_slot_forgets_what_the_one_before_asked_for() -> None:
     slots.start(1, SamplingParams(min_p=0.25, typical_p=0.75), 9)
     for _ in range(2):
         rows = slots.rows([0, 1], [4, 5])
-        assert rows.top_ks.tolist() == [0, 0]
-        assert rows.top_ps.tolist() == [1, 1]
-        assert rows.min_ps.tolist() == [0, 0.25]
-        assert rows.typical_ps.tolist() == [1, 0.75]
+        assert rows["top_k"].tolist() == [0, 0]
+        assert rows["top_p"].tolist() == [1, 1]
+        assert rows["min_p"].tolist() == [0, 0.25]
+        assert rows["typical_p"].tolist() == [1, 0.75]
         assert rows.seeds.tolist() == [8, 9]

@@ -112,12 +112,12 @@ _SAME_BITS = {np.dtype(np.uint64): _INT64}
 """A dtype that kernels take in place of one that they don't."""
 
 _BATCH = {field.name: field.dtype for field in BATCH_FIELDS}
-_IDLE = {column.name: column.idle for column in COLUMNS.values()}
+_IDLE = {name: column.idle for name, column in COLUMNS.items()}
 _SAMPLES = {
     field.name: (_SAME_BITS.get(field.dtype, field.dtype), _IDLE.get(field.name, 0))
     for field in SAMPLE_FIELDS
 }
-"""Fields of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
+"""Arrays of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
 
 
 def _aligned(count: int, unit: int = _ALIGNMENT) -> int:
@@ -125,7 +125,7 @@ def _aligned(count: int, unit: int = _ALIGNMENT) -> int:
 
 
 def _of_sample(name: str) -> str:
-    """Name of the section of a field of `SampleRows`."""
+    """Name of the section of an array of `SampleRows`."""
     return f"sample_{name}"
 
 
@@ -241,9 +241,10 @@ class InputLayout:
             self._view("query_start", target)[sequences + 1 : size + 1] = ends + 1
             logit_rows[sequences:size] = ends
         if samples is not None:
-            for name, (dtype, neutral) in _SAMPLES.items():
+            for name, array in samples.arrays().items():
+                dtype, neutral = _SAMPLES[name]
                 fill = padding.slot if padding is not None and name == "slots" else neutral
-                put(_of_sample(name), getattr(samples, name).view(dtype), fill)
+                put(_of_sample(name), array.view(dtype), fill)
         decodes = _leading_ones(counts)
         blocks = _query_blocks(counts, decodes)
         put("query_blocks", blocks.ravel(), pad=False)
@@ -303,9 +304,8 @@ class InputLayout:
     def samples(self, block: Tensor, shape: InputShape) -> DeviceSampleRows:
         """The views of `views` that say how rows are sampled."""
         get, rows = functools.partial(self._on_device, block), shape.num_samples
-        return DeviceSampleRows(
-            **{name: get(_of_sample(name), rows) for name in _SAMPLES}, draws=shape.draws
-        )
+        tensors = {name: get(_of_sample(name), rows) for name in _SAMPLES}
+        return DeviceSampleRows.of(tensors, shape.draws)
 
     def _on_device(self, block: Tensor, name: str, size: int) -> Tensor:
         section = self._sections[name]
@@ -362,9 +362,9 @@ def _query_blocks(counts: npt.NDArray[np.int32], decodes: int) -> npt.NDArray[np
 
 def upload_samples(rows: SampleRows, device: torch.device) -> DeviceSampleRows:
     """Copy rows to memory of their own on the device."""
-    arrays = {name: getattr(rows, name).view(dtype) for name, (dtype, _) in _SAMPLES.items()}
+    arrays = {name: array.view(_SAMPLES[name][0]) for name, array in rows.arrays().items()}
     copies = {name: torch.from_numpy(array.copy()).to(device) for name, array in arrays.items()}
-    return DeviceSampleRows(**copies, draws=Draws.of(rows))
+    return DeviceSampleRows.of(copies, Draws.of(rows))
 
 
 @triton.jit

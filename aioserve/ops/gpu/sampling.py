@@ -18,6 +18,7 @@ Steps with rows that ask for `min_p` or `typical_p` are filtered first (`filters
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -37,6 +38,7 @@ from aioserve.ops.gpu.sampling_kernels import (
     weigh_kernel,
 )
 from aioserve.ops.gpu.selection import MAX_VOCAB
+from aioserve.sampling_params import COLUMNS as PARAMETER_COLUMNS
 
 __all__ = ["DeviceSampleRows", "Draws", "draw"]
 
@@ -64,9 +66,11 @@ class Draws(IntEnum):
 
     @classmethod
     def of(cls, rows: SampleRows) -> Draws:
-        if not rows.temperatures.any():
+        if not rows["temperature"].any():
             return cls.GREEDY
-        return cls.FILTERED if (rows.min_ps > 0).any() or (rows.typical_ps < 1).any() else cls.OPEN
+        return (
+            cls.FILTERED if (rows["min_p"] > 0).any() or (rows["typical_p"] < 1).any() else cls.OPEN
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,14 +81,19 @@ class DeviceSampleRows:
     """
 
     slots: Tensor
-    temperatures: Tensor
-    top_ks: Tensor
-    top_ps: Tensor
-    min_ps: Tensor
-    typical_ps: Tensor
+    columns: Mapping[str, Tensor]
     seeds: Tensor
     positions: Tensor
     draws: Draws
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], draws: Draws) -> DeviceSampleRows:
+        """Rows of tensors by the names of `SampleRows.arrays`."""
+        columns = {name: tensors[name] for name in PARAMETER_COLUMNS}
+        return cls(tensors["slots"], columns, tensors["seeds"], tensors["positions"], draws)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
 
 
 class _Drawn(NamedTuple):
@@ -133,10 +142,10 @@ def draw(
         raise ValueError(f"logits must have at most {MAX_VOCAB} columns, got {vocab}")
     if logits.stride(1) != 1 and vocab > 1:
         logits = logits.contiguous()
-    top_ks, top_ps = rows.top_ks, rows.top_ps
+    top_ks, top_ps = rows["top_k"], rows["top_p"]
     if rows.draws is Draws.FILTERED:
         logits, top_ks, top_ps = filtered(
-            logits, rows.temperatures, top_ks, top_ps, rows.min_ps, rows.typical_ps
+            logits, rows["temperature"], top_ks, top_ps, rows["min_p"], rows["typical_p"]
         )
     width = -(-vocab // LINES)
     blocks = -(-width // COLUMNS)
@@ -169,7 +178,7 @@ def draw(
         block_largest,
         block_ids,
         group_largest,
-        rows.temperatures,
+        rows["temperature"],
         top_ks,
         top_ps,
         rows.slots,
@@ -191,7 +200,7 @@ def draw(
     masses, totals, listed, listed_ids, orders, last_ids, scores, winners = drawn
     weigh_kernel[(count, blocks)](
         logits,
-        rows.temperatures,
+        rows["temperature"],
         top_ks,
         largests,
         kinds,
@@ -203,7 +212,7 @@ def draw(
     )
     gather_kernel[(count, blocks)](
         logits,
-        rows.temperatures,
+        rows["temperature"],
         top_ks,
         top_ps,
         largests,
@@ -223,7 +232,7 @@ def draw(
     )
     border_kernel[(count,)](
         logits,
-        rows.temperatures,
+        rows["temperature"],
         top_ks,
         top_ps,
         largests,
@@ -243,7 +252,7 @@ def draw(
     )
     race_kernel[(count, raced)](
         logits,
-        rows.temperatures,
+        rows["temperature"],
         rows.seeds,
         rows.positions,
         largests,

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from aioserve.engine.options import BEAM_DEFAULTS
 from aioserve.request import Beam, Usage
-from aioserve.sampling_params import PARAMETERS
+from aioserve.sampling_params import BEAM_DEFAULTS, PARAMETERS
 from aioserve.server.answer_sizes import AnswerSize
 from aioserve.server.app_state import Call
 from aioserve.server.call_log import sum_of

@@ -15,6 +15,7 @@ from aioserve.models.heads.decoder_head import DecoderHead
 from aioserve.models.heads.loader import load_head
 from aioserve.models.loader import load_model
 from aioserve.ops import SampleRows, backend_named
+from aioserve.sampling_params import DRAWN_FREELY
 from tests.models.heads.directories import eagle3_config, eagle3_tensors, write_head
 from tests.models.heads.runs import HeadRun
 from tests.models.heads.test_eagle3 import CONFIGS
@@ -57,13 +58,9 @@ def loaded(path: Path, target: Decoder) -> DecoderHead:
 
 
 def sample_rows(count: int, temperature: float, position: int) -> SampleRows:
-    return SampleRows(
-        slots=np.zeros(count, np.int64),
-        temperatures=np.full(count, temperature),
-        top_ks=np.zeros(count, np.int64),
-        top_ps=np.ones(count),
-        min_ps=np.zeros(count),
-        typical_ps=np.ones(count),
+    return SampleRows.alike(
+        {**DRAWN_FREELY, "temperature": temperature},
+        np.zeros(count, np.int64),
         seeds=np.arange(count, dtype=np.uint64),
         positions=np.full(count, position, np.uint64),
     )

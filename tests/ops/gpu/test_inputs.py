@@ -22,7 +22,6 @@ from tests.ops.gpu.batches import gpu_batch
 from tests.ops.scenarios import Heads, lay_out, one_group, random
 
 PAGE_SIZE = 4
-SAMPLES = ("slots", "temperatures", "top_ks", "top_ps", "seeds", "positions")
 
 
 def empty_layout(**maxima: int) -> InputLayout:
@@ -33,11 +32,13 @@ def empty_layout(**maxima: int) -> InputLayout:
 def samples_for(rows: int, generator: np.random.Generator) -> SampleRows:
     return SampleRows(
         slots=generator.permutation(rows).astype(np.int64),
-        temperatures=generator.choice([0.0, 0.7, 1.3], rows),
-        top_ks=generator.integers(0, 50, rows),
-        top_ps=generator.random(rows) + 1e-3,
-        min_ps=generator.choice([0.0, 0.05], rows),
-        typical_ps=generator.choice([1.0, 0.8], rows),
+        columns={
+            "temperature": generator.choice([0.0, 0.7, 1.3], rows),
+            "top_k": generator.integers(0, 50, rows),
+            "top_p": generator.random(rows) + 1e-3,
+            "min_p": generator.choice([0.0, 0.05], rows),
+            "typical_p": generator.choice([1.0, 0.8], rows),
+        },
         seeds=generator.integers(0, 2**64, rows, np.uint64),
         positions=generator.integers(0, 2**64, rows, np.uint64),
     )
@@ -104,10 +105,13 @@ def check_equal(inputs: DeviceInputs, host: HostBatch, samples: SampleRows) -> N
     slots = inputs.token_slots.cpu().numpy()
     assert np.array_equal(np.flatnonzero(slots >= 0), np.sort(host.pending_rows))
     assert np.array_equal(slots[host.pending_rows], host.pending_slots)
-    for name in SAMPLES:
-        array = getattr(samples, name)
+    found = inputs.samples
+    own = {"slots": found.slots, "seeds": found.seeds, "positions": found.positions}
+    assert found.columns.keys() == samples.columns.keys()
+    for name, array in samples.arrays().items():
         bits = array.view(np.int64) if array.dtype == np.uint64 else array
-        assert np.array_equal(getattr(inputs.samples, name).cpu().numpy(), bits), name
+        there = own[name] if name in own else found[name]
+        assert np.array_equal(there.cpu().numpy(), bits), name
     assert inputs.samples.draws is sampling.Draws.of(samples)
 
 
@@ -176,8 +180,8 @@ def test_padding_has_no_context_and_a_page_and_slot_of_its_own(
     assert (batch.positions[added] == 0).all()
     assert (inputs.token_slots[added] == -1).all()
     assert (inputs.samples.slots[added] == 77).all()
-    assert (inputs.samples.temperatures[added] == 0).all()
-    assert (inputs.samples.top_ps[added] == 1).all()
+    assert (inputs.samples["temperature"][added] == 0).all()
+    assert (inputs.samples["top_p"][added] == 1).all()
     assert inputs.samples.slots[:count].tolist() == samples.slots.tolist()
     assert shape.pending
 

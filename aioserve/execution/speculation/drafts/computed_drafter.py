@@ -137,7 +137,7 @@ class ComputedDrafter(AtOnce):
 
     def _tells_of(self, samples: SampleRows) -> bool:
         """Whether `distributions` has some of these rows."""
-        return self._keeps_distributions and bool((samples.temperatures > 0).any())
+        return self._keeps_distributions and bool((samples["temperature"] > 0).any())
 
     def _any_samples(self, count: int, *, greedy: bool) -> SampleRows:
         """Rows to rehearse with."""
@@ -150,7 +150,7 @@ class ComputedDrafter(AtOnce):
         each slot."""
         drawn = self._backend.draw(logits, samples, self._last_tokens)
         if self._tells_of(samples):
-            sampled = samples.temperatures > 0
+            sampled = samples["temperature"] > 0
             rows = samples.repeated(sampled.astype(int).tolist(), samples.positions[sampled])
             at = np.flatnonzero(sampled).tolist()
             found = self._backend.probabilities(logits[at], rows)
