@@ -195,14 +195,14 @@ class PlanReader:
         """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
         without pages for its tokens, and for one that no such runner can compute. Slots have ended,
         started and changed all the same."""
-        step = self.read_open(plan, masks)
+        step = self.read_unresolved(plan, masks)
         if isinstance(step, UnresolvedStep):
             raise InvariantError(
                 f"step {plan.step} verifies guesses, which this runner can't compute"
             )
         return step
 
-    def read_open(
+    def read_unresolved(
         self, plan: StepPlan, masks: LateMasks | None = None
     ) -> StepArrays | UnresolvedStep:
         """A step, unresolved where items verify draft tokens; raises as `read` does."""

@@ -62,7 +62,7 @@ class Host:
     def read(self, plan: StepPlan, masks: LateMasks | None = None) -> ReadStep:
         """The arrays of a plan. Raises nothing."""
         try:
-            return self._reader.read_open(plan, masks)
+            return self._reader.read_unresolved(plan, masks)
         except Exception as error:
             return error
 

@@ -44,7 +44,7 @@ def fill(step: StepBuilder) -> None:
         preempt_for_policy(step)
     if state.stopped_at is not None:
         give_way(step, state.stopped_at)
-    decoding, prefilling = split_running(step)
+    decoding, prefilling = _split_running(step)
     if decoding and policy_calls.limits_decodes:
         decoding = chosen_decodes(step, decoding)
     if decoding or (prefilling and step.memory.grows_with_chunks):
@@ -55,14 +55,14 @@ def fill(step: StepBuilder) -> None:
     if may_admit and admit(step, forced=False):
         displace_one(step)
     if not step.entries and state.launched == step.memory.pool.done_step:
-        force_progress(step)
+        _force_progress(step)
         if not step.entries:
             step.working_on = None
             check_idle(state)
     step.working_on = None
 
 
-def split_running(step: StepBuilder) -> tuple[list[SequenceState], list[SequenceState]]:
+def _split_running(step: StepBuilder) -> tuple[list[SequenceState], list[SequenceState]]:
     """Running sequences of which one token is to be computed, and those with more, when the
     pages that none of them needs any longer have gone. Oldest first, and before them
     those of higher precedence: nobody is preempted for one that comes later."""
@@ -192,7 +192,7 @@ def _continue_prefills(step: StepBuilder, prefilling: list[SequenceState]) -> No
             step.launch([sequence], count)
 
 
-def force_progress(step: StepBuilder) -> None:
+def _force_progress(step: StepBuilder) -> None:
     """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
     policy says and whoever's mask is late, so that an engine with work never stands still."""
     state = step.state
@@ -207,7 +207,7 @@ def force_progress(step: StepBuilder) -> None:
             step.launch([sequence], count)
             return
     if step.policy_calls.limits_decodes or any(s.waits_for_mask for s in state.running):
-        decoding, _ = split_running(step)
+        decoding, _ = _split_running(step)
         _decode(step, decoding[:1])
         if step.entries:
             return

@@ -19,7 +19,7 @@ from aioserve.kv.lease import KVLease
 from aioserve.kv.namespace import alone_key
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.parts.pooling import PoolingState
+from aioserve.scheduling.parts.pooling_state import PoolingState
 from aioserve.scheduling.speculation.drafts import SequenceDrafts
 from aioserve.steps.plan import SampleRow, WorkItem
 

@@ -53,7 +53,16 @@ from aioserve.scheduling import (
     view,
     waiting_queue,
 )
-from aioserve.scheduling.parts import base, draw, forced, mask, pool, pooling, score, verifying
+from aioserve.scheduling.parts import (
+    base,
+    draw,
+    forced,
+    mask,
+    pool,
+    pooling_state,
+    score,
+    verifying,
+)
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
@@ -70,7 +79,7 @@ MODULES += (
     view,
     account,
     priority_preemption,
-    pooling,
+    pooling_state,
     page_pool,
     pages,
     prefix_tree,
@@ -302,7 +311,7 @@ def test_what_raises_at_no_sequence_again_and_again_is_raised_in_the_end(monkeyp
     def broken(step: object) -> None:
         raise PlantedError("always")
 
-    monkeypatch.setattr(planner, "split_running", broken)
+    monkeypatch.setattr(planner, "_split_running", broken)
     with pytest.raises(PlantedError, match="always"):
         bench.scheduler.plan(0.0)
     bench.scheduler.sanity_check()
@@ -311,7 +320,7 @@ def test_what_raises_at_no_sequence_again_and_again_is_raised_in_the_end(monkeyp
 def test_work_that_cannot_be_planned_and_that_nothing_holds_up_is_a_bug_that_is_raised(monkeypatch):
     bench = Bench()
     bench.submit(4)
-    monkeypatch.setattr(planner, "force_progress", lambda step: None)
+    monkeypatch.setattr(planner, "_force_progress", lambda step: None)
     monkeypatch.setattr(planner, "admit", lambda step, forced: False)
     with pytest.raises(InvariantError, match="nothing is planned, nothing is in flight"):
         bench.scheduler.plan(0.0)

@@ -1,4 +1,5 @@
-"""Pool: add up hidden states of a prompt, step by step (`aioserve.scheduling.parts.pooling`)."""
+"""Pool: add up hidden states of a prompt, step by step
+(`aioserve.scheduling.parts.pooling_state`)."""
 
 from __future__ import annotations
 

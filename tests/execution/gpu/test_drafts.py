@@ -220,7 +220,7 @@ def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says which slots end and start, and whose their pages are."""
-    read, calls = PlanReader.read_open, 0
+    read, calls = PlanReader.read_unresolved, 0
 
     def at_times(
         self: PlanReader, plan: StepPlan, masks: LateMasks | None = None
@@ -232,7 +232,7 @@ def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
             raise PlantedError("a plan")
         return step
 
-    monkeypatch.setattr(PlanReader, "read_open", at_times)
+    monkeypatch.setattr(PlanReader, "read_unresolved", at_times)
     checker, stats, _ = served(drafts_of(kind), random.Random(5), 5)
     assert calls > 40
     assert checker.num_open == 0
