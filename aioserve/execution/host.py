@@ -70,7 +70,7 @@ class Host:
         """Compute a plan that was read. Raises why it couldn't be read, `InvariantError` for one
         that can't be resolved, and what the worker raises."""
         resolver, is_used = self.resolver, self.resolver.is_used
-        if is_used:
+        if is_used or plan.started_slots:
             resolver.take(plan)
         if isinstance(read, Exception):
             raise read

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import StepArrays
 from aioserve.execution.host import Host
@@ -16,6 +18,7 @@ from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import SampleRow, SlotStart, StepPlan
+from tests.doubles.drafters import ScriptedDrafter, right_up_to
 from tests.placed import placed_item, placed_plan
 
 PAGE_SIZE = 4
@@ -103,3 +106,29 @@ def test_a_plan_that_cannot_be_read_fails_in_its_turn_and_reaches_no_worker() ->
     assert raised.value is reads[1]
     assert host.step(plans[2], reads[2], worker).token_ids == (2,)
     assert worker.calls == [("step", 0, []), ("step", 2, [])]
+
+
+def test_a_slot_with_drafting_is_refused_where_no_drafter_is() -> None:
+    host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
+    drafting = DraftedSequence(known_ids=np.array([7], np.int32), prompt_tokens=1)
+    [start] = starts(0)
+    start = msgspec.structs.replace(start, drafting=drafting)
+    with pytest.raises(
+        InvariantError, match=r"^slot 0 starts with drafting in step 3, .* no drafter$"
+    ):
+        step(host, worker, plan_of(3, 0, started_slots=(start,)))
+    assert worker.calls == []
+    host.take_drafter(
+        ScriptedDrafter(lambda sequence, count: [7] * count, right_up_to(99)), lambda: 0.0
+    )
+    assert step(host, worker, plan_of(4, 0, started_slots=(start,))).token_ids == (4,)
+
+
+def test_without_a_drafter_nothing_is_kept_of_the_steps() -> None:
+    """A device that runs ahead tells its resolver of every step, and asks nothing first."""
+    resolver = Host(PAGE_SIZE, 2, 1).resolver
+    plan = plan_of(0, 0, started_slots=starts(0))
+    resolver.take(plan)
+    outcome = StepOutcome(step=0, token_ids=(5,))
+    assert resolver.noted(resolver.resolved(plan), outcome) is outcome
+    assert (resolver._known, resolver._unread, resolver._steps_plain) == ({}, [], 0)

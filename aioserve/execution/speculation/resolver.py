@@ -84,8 +84,7 @@ class Resolver:
         max_branches: int = 0,
     ) -> None:
         self.is_used: bool = drafter is not None or follower is not None
-        """Otherwise nothing comes of plans that verify nothing, and no slot may start with
-        `drafting`."""
+        """False: plans that start no slot and verify nothing need neither `take` nor `noted`."""
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
@@ -114,7 +113,16 @@ class Resolver:
         """Steps that verified nothing since the drafter was asked."""
 
     def take(self, plan: StepPlan) -> None:
-        """Slots end and start, as a plan says."""
+        """Slots end and start, as a plan says. Raises `InvariantError` for a slot that is to have
+        draft tokens where nothing makes any."""
+        if not self.is_used:
+            for start in plan.started_slots:
+                if start.drafting is not None:
+                    raise InvariantError(
+                        f"slot {start.slot} starts with drafting in step {plan.step}, and there is "
+                        "no drafter"
+                    )
+            return
         if plan.ended_slots or plan.started_slots:
             self._read()
         for slot in plan.ended_slots:

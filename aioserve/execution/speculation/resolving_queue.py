@@ -75,7 +75,8 @@ class ResolvingQueue:
     def noted(self, result: StepOutcome | Exception) -> StepOutcome | Exception:
         """The oldest step that was launched is done, or has failed; its result, with what is known
         by it of draft tokens that no step verified. What can't be noted is a step that failed, as
-        on a CPU: whoever awaits it hears of it."""
+        on a CPU: whoever awaits it hears of it. The resolver hears of every step, and keeps nothing
+        of them without a drafter."""
         oldest = self._launched.popleft()
         try:
             if not oldest.is_taken:
