@@ -110,28 +110,28 @@ def names_cpu_backend(name: str) -> bool:
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """Guesses of what comes next, which a step verifies together: it keeps those that it would have
+    """Draft tokens, which a step verifies together: it keeps those that it would have
     drawn itself, so that the tokens are the same without any, unless `acceptance` says otherwise.
 
     Raises `ConfigError` for a value outside its range.
     """
 
     drafter: Annotated[str, text(1, MAX_DRAFTER_CHARS)]
-    """What guesses: the name of a drafter that a plugin offers, options behind it as in
+    """The drafter: the name of one that a plugin offers, options behind it as in
     "suffix:max_depth=32", or a class of a file, "FILE.py:CLASS". That there is one of the name
     shows when the engine is entered, or when it is made, where none but the bundled plugins could
     offer it."""
     max_tokens: Annotated[int, integer(1, MAX_DRAFT_TOKENS)] = 8
-    """Most guesses for a sequence in one step, in [1, 64]."""
+    """Most draft tokens of a sequence in one step, in [1, 64]."""
     acceptance: Acceptance = "match"
-    """Which guesses are kept: "match", sampler match: those that are what the step draws, so that
-    the tokens are the same without any. "rejection", rejection sampling: of a draft model's at a
-    temperature above 0 as many as can be without changing how often a token comes; the tokens are
-    others than without it. Guesses that aren't drawn are kept by "match" either way."""
+    """Which draft tokens are kept: "match", sampler match: those that are what the step draws, so
+    that the tokens are the same without any. "rejection", rejection sampling: of a draft model's at
+    a temperature above 0 as many as can be without changing how often a token comes; the tokens are
+    others than without it. Draft tokens that aren't drawn are kept by "match" either way."""
     max_branches: Annotated[int, integer(0, MAX_BRANCHES)] = 0
-    """Most paths of guesses beside the first one of a sequence in one step, in [0, 8] and at most
-    half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a drafter
-    that makes some, and with `acceptance` "match"."""
+    """Most paths of draft tokens beside the first one of a sequence in one step, in [0, 8] and at
+    most half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a
+    drafter that makes some, and with `acceptance` "match"."""
 
     @staticmethod
     def of(drafter: str | None = None, **others: Any) -> Speculation | None:
@@ -170,7 +170,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
         if self.max_branches and self.acceptance != "match":
             raise ConfigError(
                 f"max_branches={self.max_branches} of speculation has no effect with acceptance="
-                f"{self.acceptance!r}, which keeps guesses of one path: leave one of them out",
+                f"{self.acceptance!r}, which keeps draft tokens of one path: leave one of them out",
                 argument="max_branches",
                 value=self.max_branches,
             )
@@ -303,7 +303,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
     the model's files say: a classifier of one label, or one by tokens."""
     speculation: Annotated[Speculation | None, optional(_speculation)] = None
-    """The drafter that guesses tokens of completions, and their number; a drafter's name alone is
+    """The drafter of completions, and how many tokens it drafts; a drafter's name alone is
     `Speculation(drafter=NAME)`. The tokens are the same with any, but for
     `acceptance="rejection"`. None: each step computes one token of a completion."""
     seed: Annotated[int, integer(0, MAX_SEED)] = 0

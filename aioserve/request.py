@@ -89,7 +89,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     answers: bool = True
     """False where something is wanted of the prompt, and no token of an answer."""
     max_draft_tokens: int = 0
-    """Most guesses of each answer that a step may verify; 0: none."""
+    """Most draft tokens of each answer that a step may verify; 0: none."""
     predicted_ids: npt.NDArray[np.int32] = NO_IDS
     """int32 `[predicted tokens]`: what the caller expects an answer to be; drafters read it."""
     namespace: bytes = b""
@@ -181,10 +181,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     computed; `prompt_tokens_details.cached_tokens` of the OpenAI API. What a preempted request
     finds when it begins again doesn't count."""
     drafted_tokens: int = 0
-    """Guesses of the engine's drafter that steps verified; 0 without `speculation`."""
+    """Draft tokens of the engine's drafter that steps verified; 0 without `speculation`."""
     accepted_draft_tokens: int = 0
-    """Guesses among them that were right, and so are tokens of a sample, but for those behind its
-    end: `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API."""
+    """Draft tokens among them that were right, and so are tokens of a sample, but for those behind
+    its end: `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API."""
 
     @property
     def total_tokens(self) -> int:

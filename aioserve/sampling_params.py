@@ -58,7 +58,7 @@ MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 64
 MAX_SEED = 2**64 - 1
 MAX_DRAFT_TOKENS = 64
-"""Most guesses for one sequence that a step verifies."""
+"""Most draft tokens of one sequence that a step verifies."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
@@ -132,12 +132,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
     highest mean log-probability per token, best first. Above `n` for `Engine.generate` alone: a
     stream can't take tokens back. None: as many as `n`."""
     max_draft_tokens: int | None = None
-    """Most tokens that the engine's drafter may guess for an answer in one step, in [0, 64]: 0
-    guesses none, and with `logits_processors` none are. None: as many as the engine's `speculation`
-    allows, which is the limit. It changes no token, unless guesses are verified by rejection."""
+    """Most tokens that the engine's drafter may propose for an answer in one step, in [0, 64]: 0
+    asks for none, and with `logits_processors` none are. None: as many as the engine's
+    `speculation` allows, which is the limit. It changes no token, unless draft tokens are verified
+    by rejection."""
     prediction: str | None = None
     """What the answer will be, or much of it, such as the text that it is to edit: the drafter
-    guesses by it. It changes no token. For an engine with `speculation`, and a model with a
+    goes by it. It changes no token. For an engine with `speculation`, and a model with a
     tokenizer."""
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
     if sizes.vocab_size != target.vocab_size:
         raise ConfigError(
             f"draft has a vocabulary of {sizes.vocab_size} tokens, and the model that it is to "
-            f"guess for one of {target.vocab_size}",
+            f"draft for one of {target.vocab_size}",
             argument="draft",
             value=name,
         )

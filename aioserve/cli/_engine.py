@@ -89,22 +89,23 @@ class DeviceOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(DeviceOptions):
-    """Where the model runs, and what guesses its tokens."""
+    """Where the model runs, and what drafts its tokens."""
 
     speculation: str | None = None
-    """The drafter that guesses tokens, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a
+    """The drafter, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a
     class of yours as FILE.py:CLASS. The tokens are the same with any."""
     speculation_max_tokens: int | None = None
-    """Most guesses for a sequence in one step; 8 when not given."""
+    """Most draft tokens of a sequence in one step; 8 when not given."""
     speculation_acceptance: str | None = None
-    """Which guesses are kept; match when not given, and the tokens are the same as without any.
-    rejection: as many of a draft model's as rejection sampling keeps."""
+    """Which draft tokens are kept; match when not given, and the tokens are the same as without
+    any. rejection: as many of a draft model's as rejection sampling keeps."""
     speculation_max_branches: int | None = None
-    """Most paths of guesses beside the first one of a sequence in one step; 0 when not given."""
+    """Most paths of draft tokens beside the first one of a sequence in one step; 0 when not
+    given."""
 
     def of_engine(self) -> dict[str, Any]:
-        """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of guesses that is none,
-        or that nothing makes."""
+        """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of draft tokens that is
+        none, or that nothing makes."""
         try:
             speculation = Speculation.of(
                 self.speculation,
@@ -254,13 +255,11 @@ def opening(
 def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
     """Counts and speed of one answer; tokens/s is the rate after the first token."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
-    guesses = (
-        f"{usage.accepted_draft_tokens} of {counted(usage.drafted_tokens, 'guess', 'guesses')}"
-    )
-    guessed = f" ({guesses} right)" if usage.drafted_tokens else ""
+    drafted = f"{usage.accepted_draft_tokens} of {counted(usage.drafted_tokens, 'draft token')}"
+    right = f" ({drafted} right)" if usage.drafted_tokens else ""
     parts = [
         f"{counted(usage.prompt_tokens, 'prompt token')}{cached}",
-        f"{counted(usage.completion_tokens, 'output token')}{guessed}",
+        f"{counted(usage.completion_tokens, 'output token')}{right}",
     ]
     if timings.first_token_seconds is not None:
         parts.append(f"first token {timings.first_token_seconds * 1000:.0f} ms")

@@ -168,7 +168,7 @@ def _print_table(result: dict[str, Any]) -> None:
     )
     if drafted := sum(stats["tokens_drafted"]):
         right = sum(stats["tokens_accepted"])
-        console.print(f"{right:,} of {drafted:,} guesses right ({right / drafted:.0%})")
+        console.print(f"{right:,} of {drafted:,} draft tokens right ({right / drafted:.0%})")
 
 
 def _print_host(console: Console, host: dict[str, float]) -> None:

@@ -57,8 +57,8 @@ def plan(
             or the query heads of latent attention.
         memory_utilization: Share of the memory beside the weights that KV pages may take.
         page_size: Tokens of a KV page.
-        draft: A draft model that guesses for it, named as MODEL is; the GPUs share it, too.
-        head: Directory of a head that guesses for it.
+        draft: A draft model for it, named as MODEL is; the GPUs share it, too.
+        head: Directory of a head for it.
         json: Print JSON instead of tables.
     """
     if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:

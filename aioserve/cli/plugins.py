@@ -272,7 +272,7 @@ def _without_model(made: Any, text: str) -> Any:
     """The drafter or policy that was made, if it needs no engine."""
     if loaded_by_engine(made) is not None:
         raise ConfigError(
-            f"drafter {shown(text)} guesses by a model that an engine loads, so nothing can be "
+            f"drafter {shown(text)} drafts by a model that an engine loads, so nothing can be "
             "checked here"
         )
     return made

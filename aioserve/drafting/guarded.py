@@ -150,7 +150,7 @@ def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
             raise NotAnAnswer(answer, f"with {shown(guess)}, no id in [0, {vocab_size})")
         guesses.append(token_id)
     if len(guesses) > limit:
-        raise NotAnAnswer(answer, f"which is more than {counted(limit, 'guess', 'guesses')}")
+        raise NotAnAnswer(answer, f"which is more than {counted(limit, 'draft token')}")
     return guesses
 
 
@@ -164,7 +164,7 @@ def checked_branches(answer: object, limit: int, vocab_size: int) -> list[list[i
     for branch in islice(answer, limit):
         ids = checked_guesses(branch, limit - 1, vocab_size)
         if not ids:
-            raise NotAnAnswer(answer, "with a branch of no guess")
+            raise NotAnAnswer(answer, "with a branch of no draft token")
         left -= 1 + len(ids)
         if left < 0:
             raise NotAnAnswer(answer, f"with more ids, and one for each branch, than {limit}")

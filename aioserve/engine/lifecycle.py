@@ -67,7 +67,7 @@ class Plugins(msgspec.Struct, frozen=True):
     class."""
     eviction: Eviction
     drafter: Drafter | None
-    """What guesses tokens, where `speculation` says so."""
+    """The drafter, where `speculation` names one."""
     drafter_label: str
     observers: Observers
     admission: Admission
@@ -84,7 +84,7 @@ class EngineLifecycle:
     intake: Intake
     turns: SubmissionTurns
     drafter: GuardedDrafter | None
-    """What guesses tokens."""
+    """The drafter."""
 
     def __init__(self, config: EngineConfig, arguments: EngineArguments) -> None:
         self.config: EngineConfig = config
@@ -393,14 +393,14 @@ def _given_drafter(
     config: EngineConfig, plugins: Plugins, model: LoadedModel
 ) -> GuardedDrafter | None:
     """Give the model's runner the drafter, if there is one. Raises `ConfigError` where it verifies
-    no guesses."""
+    no draft tokens."""
     if plugins.drafter is None:
         return None
     if model.take_drafter is None:
         device = model.description.get("device")
         raise ConfigError(
             f"speculation isn't supported on {device}, where {model.name} runs: its runner "
-            "verifies no guesses, so leave speculation out",
+            "verifies no draft tokens, so leave speculation out",
             argument="speculation",
             value=config.speculation,
         )
@@ -408,8 +408,8 @@ def _given_drafter(
     if wanted > model.max_branches:
         raise ConfigError(
             f"max_branches={wanted} of speculation isn't supported where {model.name} runs: its "
-            f"runner verifies {counted(model.max_branches, 'path')} of guesses beside the first, "
-            "so leave max_branches out",
+            f"runner verifies {counted(model.max_branches, 'path')} of draft tokens beside the "
+            "first, so leave max_branches out",
             argument="speculation",
             value=config.speculation,
         )

@@ -22,7 +22,7 @@ NUM_PREPARED = 32
 """Lists of stop strings, and of bad words, that are kept prepared for the next request with the
 same ones: the prompts of one call have one list, and so do the calls of one application."""
 
-WITHOUT_SPECULATION = "the engine has no speculation, so nothing guesses tokens"
+WITHOUT_SPECULATION = "the engine has no speculation, so nothing drafts tokens"
 
 FORBIDDING = (
     "structured_output",
@@ -189,8 +189,8 @@ class ParamsIntake:
     # -- what a request has of them
 
     def max_draft_tokens(self, params: SamplingParams) -> int:
-        """Most guesses of an answer that a step may verify; 0: none. Logits processors may count
-        on being called once a token, which those of guesses that are wrong aren't."""
+        """Most draft tokens of an answer that a step may verify; 0: none. Logits processors may
+        count on being called once a token, which those of wrong draft tokens aren't."""
         if params.logits_processors:
             return 0
         wanted = params.max_draft_tokens

@@ -24,12 +24,12 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     """Prompt tokens taken from the prefix tree instead."""
     tokens_generated_total: int
     tokens_drafted_total: tuple[int, ...]
-    """Guesses of the drafter that steps verified, by their place: entry 0 counts those that came
-    right behind a sequence's last token. As long as the most guesses of a sequence that a step has
-    verified; empty without any."""
+    """Draft tokens of the drafter that steps verified, by their place: entry 0 counts those that
+    came right behind a sequence's last token. As long as the most draft tokens of a sequence that a
+    step has verified; empty without any."""
     tokens_accepted_total: tuple[int, ...]
-    """Guesses among them that were what the step itself drew, those behind the end of a completion
-    included; likewise."""
+    """Draft tokens among them that were what the step itself drew, those behind the end of a
+    completion included; likewise."""
     preemptions_total: int
     steps_total: int
     step_seconds_total: float

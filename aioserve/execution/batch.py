@@ -198,7 +198,7 @@ class PlanReader:
         step = self.read_unresolved(plan, masks)
         if isinstance(step, UnresolvedStep):
             raise InvariantError(
-                f"step {plan.step} verifies guesses, which this runner can't compute"
+                f"step {plan.step} verifies draft tokens, which this runner can't compute"
             )
         return step
 

@@ -72,11 +72,11 @@ COUNTERS = {
     "policy_faults": ("policy_faults_total", "Steps in which the scheduling policy failed"),
 }
 GUESSES = {
-    "drafted_tokens": ("tokens_drafted_total", "Guesses that steps verified"),
-    "accepted_draft_tokens": ("tokens_accepted_total", "Guesses among them that were right"),
+    "drafted_tokens": ("tokens_drafted_total", "Draft tokens that steps verified"),
+    "accepted_draft_tokens": ("tokens_accepted_total", "Draft tokens among them that were right"),
 }
-"""Counters of engines with speculation: by the drafter's name, and the place of a guess behind the
-last token of its sequence, from 0."""
+"""Counters of engines with speculation: by the drafter's name, and the place of a draft token
+behind the last token of its sequence, from 0."""
 
 
 class EngineCollector(Collector):
@@ -106,7 +106,7 @@ class EngineCollector(Collector):
         for name, (field, what) in COUNTERS.items():
             yield CounterMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
         if (speculation := self._engine.config.speculation) is not None:
-            yield from _guesses(stats, speculation.drafter_name)
+            yield from _draft_counts(stats, speculation.drafter_name)
         pages = GaugeMetricFamily("aioserve_kv_pages", "Pages by state", labels=["state"])
         for state in STATES:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
@@ -119,7 +119,7 @@ class EngineCollector(Collector):
             yield from protocol_gauges(self._engine, stats)
 
 
-def _guesses(stats: EngineStats, drafter: str) -> Iterator[Metric]:
+def _draft_counts(stats: EngineStats, drafter: str) -> Iterator[Metric]:
     for name, (field, what) in GUESSES.items():
         family = CounterMetricFamily(f"aioserve_{name}", what, labels=["drafter", "position"])
         for position, count in enumerate(getattr(stats, field)):

@@ -102,7 +102,7 @@ FIGURES = (
     Figure("prefix blocks found", "block_hit_share", "{:.1%}", better="more"),
     Figure("prompt tokens found", "token_hit_share", "{:.1%}", better="more"),
     Figure("tokens per step of a sequence", "speculation.tokens_per_step", "{:,.2f}"),
-    Figure("guesses verified", "speculation.drafted_tokens"),
+    Figure("draft tokens verified", "speculation.drafted_tokens"),
     Figure("of those, right", "speculation.acceptance", "{:.1%}"),
     Figure("preemptions", "preemptions", better="less"),
     Figure("pages swapped out", "pages_swapped_out"),

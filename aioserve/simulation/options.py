@@ -255,7 +255,7 @@ def _check_speculation(options: SimulationOptions) -> None:
     if options.acceptance is not None and not options.speculation_max_tokens:
         raise ConfigError(
             f"acceptance={shown(options.acceptance)} has no effect with speculation_max_tokens=0: "
-            "nothing guesses, so leave one of them out"
+            "nothing drafts, so leave one of them out"
         )
 
 

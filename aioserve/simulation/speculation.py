@@ -78,7 +78,7 @@ class SimulatedGuesses:
             if request.acceptance is None:
                 raise TraceError(
                     f"request {request.number} has no acceptance of its own, so that nobody knows "
-                    "how many guesses are right: give acceptance for all"
+                    "how many draft tokens are right: give acceptance for all"
                 )
 
     def submitted(self, sequence_id: int, request: TraceRequest) -> None:

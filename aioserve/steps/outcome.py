@@ -25,10 +25,10 @@ class DryRun(NamedTuple):
     """What draft tokens came to that were made some steps before and that no step verified."""
 
     asked: int
-    """Tokens that were drawn since then, but no more than guesses were asked for: so many of these
-    have an answer."""
+    """Tokens that were drawn since then, but no more than draft tokens were asked for: so many of
+    these have an answer."""
     drafted: int
-    """How many of these were guessed, in a row from the first."""
+    """How many of these had a draft token, in a row from the first."""
     accepted: int
     """How many of these were right, in a row from the first."""
 
@@ -41,17 +41,19 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...]
     """The ids sampled, row by row."""
     token_counts: dict[int, int] = {}
-    """Index of a row -> how many tokens it has, where that isn't one: several, where guesses were
-    right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
+    """Index of a row -> how many tokens it has, where that isn't one: several, where draft tokens
+    were right, or none, where its mask came too late. A row with an error has one id, whatever it
+    is."""
     drafted: dict[int, int] = {}
-    """Index of a row of an item that verifies -> how many guesses were verified, or ids that the
-    plan brought, if any were. As many were right as it has tokens but one. Where several paths of
-    guesses were verified, the tokens of the longest count, each for all in its place."""
+    """Index of a row of an item that verifies -> how many draft tokens were verified, or ids that
+    the plan brought, if any were. As many were right as it has tokens but one. Where several paths
+    of draft tokens were verified, the tokens of the longest count, each for all in its place."""
     branched: dict[int, int] = {}
     """Index of a row with several paths -> tokens that were computed for it beside its last one and
     those of `drafted`."""
     drafting_seconds: float = 0.0
-    """What the drafter took for these guesses, of the time of the step; 0 where nobody measured."""
+    """What the drafter took for these draft tokens, of the time of the step; 0 where nobody
+    measured."""
     dry_runs: dict[int, DryRun] = {}
     """Index of a row -> what became of draft tokens for its slot that no step verified, where the
     runner has come to know that."""

@@ -44,7 +44,7 @@ PENDING_TOKEN = -1
 the runner replaces it on the device before the forward pass."""
 
 DRAFT_TOKEN = -2
-"""Stands for a token that the runner's drafter may guess behind those before it. Like the pending
+"""Stands for a token that the runner's drafter may propose behind those before it. Like the pending
 one it is replaced before the forward pass, or left out with all behind it."""
 
 PENDING_IDS: npt.NDArray[np.int32] = np.array([PENDING_TOKEN], np.int32)
@@ -80,7 +80,7 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logits_processors: tuple[int, ...] = ()
     """Numbers of `params.logits_processors` in what the runner makes them with."""
     drafting: DraftedSequence | None = None
-    """What the drafter hears of the sequence, where guesses for it may be asked for."""
+    """What the drafter hears of the sequence, where draft tokens for it may be asked for."""
     script: Any = None
     """A value that the model's own `script` made of the request, if it has one."""
 
@@ -105,11 +105,11 @@ class ItemKind(Enum):
     """The last token of a sequence, behind its prompt, and the sample behind it: one row, and
     nothing is asked of it."""
     VERIFY = 2
-    """The last token of a sequence and guesses of those behind it, of which the step keeps as many
+    """The last token of a sequence and draft tokens behind it, of which the step keeps as many
     as it would have sampled. While other items of the kind are in flight for its slot, nobody but
     the runner knows where the last token is: `start` and `count` are the most that they can be.
     Where a grammar forces what comes behind the last token, the plan brings these ids in place of
-    guesses (`brings_ids`), and knows where they are."""
+    draft tokens (`brings_ids`), and knows where they are."""
 
 
 DECODE = ItemKind.DECODE
@@ -120,8 +120,9 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=
 
     offset: int
     """Index among the item's tokens of the one whose logits these are, in `[0, count)`. The token
-    sampled from them has position `start + offset + 1`. Where the item is to verify guesses, the
-    row goes on for as long as the sampled token is the item's next one, and has a token more."""
+    sampled from them has position `start + offset + 1`. Where the item is to verify draft tokens,
+    the row goes on for as long as the sampled token is the item's next one, and has a token
+    more."""
     slot: int
     """Slot of the parameters and the noise that decide; the sampled token becomes its last. Where
     these ask for structured output, a mask comes while the step runs
@@ -161,10 +162,9 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     differ with the token that is sampled there.
 
     Items of a slot follow each other, but where a mask came late they go back: one computes again,
-    in the same places, what earlier ones did, which may be in flight. And one that verifies guesses
-    begins behind the last token that its slot has by then: as much sooner as guesses before it
-    were wrong or weren't made.
-    """
+    in the same places, what earlier ones did, which may be in flight. And one that verifies draft
+    tokens begins behind the last token that its slot has by then: as much sooner as draft tokens
+    before it were wrong or weren't made."""
 
     kind: ItemKind
     sequence_id: int
@@ -180,8 +180,8 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
     least_start: int = 0
-    """Where an item that verifies begins if all guesses before it were wrong or weren't made. If
-    not even that far is known, something before it failed: its outcome is nothing, and it must
+    """Where an item that verifies begins if all draft tokens before it were wrong or weren't made.
+    If not even that far is known, something before it failed: its outcome is nothing, and it must
     write to none but its own pages, which begin there."""
 
     @property
@@ -239,15 +239,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         others = [item for item in self.items if item.kind is not DECODE]
         decodes = tokens = sequences = rows = len(self.items) - len(others)
-        scored = pooled = guesses = 0
+        scored = pooled = verified = 0
         for item in others:
             tokens += item.count
             rows += len(item.rows)
             sequences += len(item.rows) or 1
             scored += 0 if item.scored is None else len(item.scored)
             pooled += item.pooled is not None
-            guesses += item.kind is ItemKind.VERIFY
-        totals = (tokens, sequences, rows, scored, pooled, decodes, guesses)
+            verified += item.kind is ItemKind.VERIFY
+        totals = (tokens, sequences, rows, scored, pooled, decodes, verified)
         for name, total in zip(TOTALS, totals, strict=True):
             msgspec.structs.force_setattr(self, name, total)
 

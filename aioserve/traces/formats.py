@@ -26,7 +26,7 @@ ever made of the recorded answer:
 - `max_tokens`, the most that the caller asked for, `predicted_output_tokens`, what was expected;
 - `tenant`, who sent it, in a CSV also called `client`, and `class`, its class of service;
 - `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, what was wanted of its times;
-- `acceptance`, in [0, 1]: how many of a drafter's guesses for it were right, of those whose
+- `acceptance`, in [0, 1]: how many of a drafter's tokens for it were right, of those whose
   predecessors in the same step were.
 """
 

@@ -97,7 +97,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     deadline_seconds: float | None = None
     """Time after its arrival when it is ended, unless it has ended before."""
     acceptance: float | None = None
-    """Chance in [0, 1] that a drafter's guess of its answer's next token is right, where the trace
+    """Chance in [0, 1] that a draft token of its answer is right, where the trace
     tells."""
 
     @property

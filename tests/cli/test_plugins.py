@@ -160,7 +160,7 @@ def test_everything_that_plugins_offer_is_listed(aioserve_anew: Run, install: In
         (
             "model:path=small",
             2,
-            "drafter 'model:path=small' guesses by a model that an engine",
+            "drafter 'model:path=small' drafts by a model that an engine",
         ),
         ("bad:size=1", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
         ("pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),

@@ -46,8 +46,8 @@ def test_guesses_change_no_text_and_are_counted(aioserve_here: Run) -> None:
     guessed = aioserve_here(*asked, "--max-tokens", 24, "--speculation", "ngram:min_ngram=1")
     assert guessed.returncode == 0, guessed.stderr
     assert guessed.stdout == plain.stdout
-    assert re.search(r"output tokens \(\d+ of \d+ guess(es)? right\)", guessed.stderr)
-    assert "guess" not in plain.stderr
+    assert re.search(r"output tokens \(\d+ of \d+ draft tokens? right\)", guessed.stderr)
+    assert "draft" not in plain.stderr
 
 
 def test_a_seed_repeats_a_sampled_answer(aioserve_here: Run, tiny_model: Path) -> None:

@@ -195,7 +195,7 @@ async def test_a_branch_that_is_right_brings_what_a_chain_does(model: Path) -> N
     [
         ({"max_branches": 9}, "max_branches"),
         ({"max_branches": 2, "max_tokens": 3}, "at most half of max_tokens=3, got 2"),
-        ({"max_branches": 1, "acceptance": "rejection"}, "keeps guesses of one path"),
+        ({"max_branches": 1, "acceptance": "rejection"}, "keeps draft tokens of one path"),
     ],
 )
 async def test_branches_that_cannot_be_are_refused(

@@ -111,7 +111,7 @@ async def test_a_head_of_another_model_is_refused_in_the_words_of_an_engine(
 
 async def test_a_head_for_a_model_that_makes_no_tokens_is_refused(models: Path) -> None:
     sizes = msgspec.structs.replace(read_sizes(str(models / "target")), has_head=False)
-    with pytest.raises(ModelError, match="a head can't guess for a model that makes no tokens"):
+    with pytest.raises(ModelError, match="a head can't draft for a model that makes no tokens"):
         memory_of_head(str(models / "mtp"), sizes)
 
 

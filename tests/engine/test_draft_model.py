@@ -197,7 +197,7 @@ async def test_pages_of_both_models_are_what_memory_is_taken_for(
         (
             "wider",
             ConfigError,
-            r"has a vocabulary of 290 tokens, and the model that it is to guess",
+            r"has a vocabulary of 290 tokens, and the model that it is to draft",
         ),
         ("nowhere", ModelError, r"drafter 'model' can't be loaded: model '.*nowhere' not found"),
     ],
@@ -213,7 +213,7 @@ async def test_a_draft_with_other_tokens_is_refused(models: Path, tmp_path: Path
     other = tiny_models.write("qwen3", tmp_path / "other")
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"a"', '"~~"'))
-    with pytest.raises(ConfigError, match="has other tokens than the model that it is to guess"):
+    with pytest.raises(ConfigError, match="has other tokens than the model that it is to draft"):
         await answers(models / "qwen3", [GREEDY], other)
 
 

@@ -327,5 +327,5 @@ def test_what_this_runner_cannot_compute_is_refused_by_name():
     reader = PlanReader(16, NUM_SLOTS)
     reader.read(placed_plan(step=0, started_slots=(start(3),), items=()))
     guesses = msgspec.structs.replace(item(3, 2, [9, 9], [(0, 3)]), kind=ItemKind.VERIFY)
-    with pytest.raises(InvariantError, match="step 1 verifies guesses, which this runner"):
+    with pytest.raises(InvariantError, match="step 1 verifies draft tokens, which this runner"):
         reader.read(placed_plan(step=1, items=(guesses,)))

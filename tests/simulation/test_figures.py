@@ -89,7 +89,7 @@ def test_every_name_stands_for_its_figure() -> None:
         ("prefix blocks found", "30.0%"),
         ("prompt tokens found", "25.0%"),
         ("tokens per step of a sequence", "2.75"),
-        ("guesses verified", "1,900"),
+        ("draft tokens verified", "1,900"),
         ("of those, right", "62.5%"),
         ("preemptions", "13"),
         ("pages swapped out", "17"),

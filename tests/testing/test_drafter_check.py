@@ -195,7 +195,7 @@ class Asynchronous(LastPair):
         (KeyedBySlot, "elsewhere: the first is one that hears of namespace"),
         (ByItsSlot, "elsewhere: the first is one that hears of namespace"),
         (Random, "elsewhere: the first is a new one that hears the same"),
-        (TooMany, "which is more than [0-9] guess"),
+        (TooMany, "which is more than [0-9] draft token"),
         (TooManyBranches, "with more ids, and one for each branch, than [0-9]"),
         (RandomBranches, "elsewhere: the first is a new one that hears the same"),
         (NoIds, r"answered \[-1\], with -1, no id in \[0, 2147483648\)"),

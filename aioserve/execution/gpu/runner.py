@@ -116,7 +116,7 @@ class _Drafting:
     is_done: bool = False
 
     def __str__(self) -> str:
-        return f"the guesses for step {self.step}"
+        return f"the draft tokens for step {self.step}"
 
 
 class CudaRunner:

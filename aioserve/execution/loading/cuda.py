@@ -151,7 +151,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
     def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
         """Compiles its kernels as well."""
         drafter = draft.placed(num_pages + 1, num_slots=num_slots)
-        with self._blaming("guesses don't fit the device beside the KV cache"):
+        with self._blaming("draft tokens don't fit the device beside the KV cache"):
             drafter.rehearse()
         self.device.free_cached_memory()
         draft.guess_by(DrafterInMemory(drafter, self.device))

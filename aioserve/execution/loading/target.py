@@ -55,8 +55,8 @@ class _Cuda(Target):
     def check(self, speculation: Speculation) -> None:
         if speculation.acceptance == "rejection":
             raise ConfigError(
-                f'acceptance must be "match" where a draft model or head guesses on {self._name}, '
-                'got "rejection": on a GPU no guesses are verified by rejection sampling',
+                f'acceptance must be "match" where a draft model or head drafts on {self._name}, '
+                'got "rejection": on a GPU no draft tokens are verified by rejection sampling',
                 argument="speculation",
                 value=speculation,
             )

@@ -139,7 +139,7 @@ class DrafterInMemory(AtOnce):
                 message = str(reason)
                 del reason  # its traceback has the memory of what was computed
             logger.warning(
-                "no memory for guesses: %s; what was kept for later is given back, and %s",
+                "no memory for draft tokens: %s; what was kept for later is given back, and %s",
                 message,
                 what_follows,
             )

@@ -61,7 +61,7 @@ class ReadHead(NamedTuple):
         """Raise `ModelError` unless the head is one for such a target."""
         config, source = self.config, self.path / CONFIG
         if not target.has_head:
-            raise ModelError(f"{self.path}: a head can't guess for a model that makes no tokens")
+            raise ModelError(f"{self.path}: a head can't draft for a model that makes no tokens")
         self.layers_read(target)
         hidden = [config.hidden_size]
         if isinstance(config, Eagle3Config):

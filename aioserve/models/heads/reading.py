@@ -216,7 +216,7 @@ def _medusa(config: Fields, shapes: Mapping[str, tuple[int, ...]]) -> MedusaConf
     if config.has("truncated_vocab_size"):
         truncated = config.integer("truncated_vocab_size", least=0)
         if truncated and truncated != config.values.get("medusa_vocab_size", vocab):
-            config.unsupported("truncated_vocab_size", "heads must guess all of the tokens")
+            config.unsupported("truncated_vocab_size", "heads must draft any of the tokens")
 
     def named(at: str, outputs: int) -> Linear:
         bias = (Tensor(f"{at}.bias", (outputs,)),) if f"{at}.bias" in shapes else ()

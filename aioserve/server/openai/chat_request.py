@@ -265,7 +265,7 @@ def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
 
 
 def _predicted(call: Call, body: ChatRequest) -> str | None:
-    """The text that guesses go by; None where nothing is guessed."""
+    """The text that the drafter goes by; None where nothing is drafted."""
     text = None if body.prediction is None else body.prediction.text or None
     if text is not None and call.engine.config.speculation is None:
         let_through(call.call_log, "prediction")

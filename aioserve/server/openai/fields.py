@@ -67,9 +67,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_tokens: int
     accepted_prediction_tokens: int | None = None
-    """Guesses, by a prediction or whatever else the drafter goes by, that were right."""
+    """Draft tokens that were right, by a prediction or whatever else the drafter goes by."""
     rejected_prediction_tokens: int | None = None
-    """Guesses that were verified in vain. Both are told where there were any."""
+    """Draft tokens that were verified in vain. Both are told where there were any."""
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,9 +95,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     about: About | None = None
     """In the first update."""
     drafted_tokens: int = 0
-    """Guesses of the engine's drafter that steps have verified since the start."""
+    """Draft tokens of the engine's drafter that steps have verified since the start."""
     accepted_tokens: int = 0
-    """Guesses among them that were right."""
+    """Draft tokens among them that were right."""
 
 
 class Reader:

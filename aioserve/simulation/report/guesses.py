@@ -1,4 +1,4 @@
-"""Charts what guesses brought: tokens of a step by the number of guesses that it verifies."""
+"""Charts what draft tokens brought: tokens of a step by how many of them it verifies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from aioserve.simulation.report.scales import Linear, fitting
 __all__ = ["guesses_chart"]
 
 CAPTION = (
-    "Marks are what the guesses of each run came to: one token, and for each place the share of "
-    "its guesses that were right. A line is what is expected of a drafter that is right in the "
-    "same share of its first guesses, and as often in each further one: (1 - a^(k+1)) / (1 - a). "
-    "Where one that is right makes it likelier that the next is, marks are above their line."
+    "Marks are what the draft tokens of each run came to: one token, and for each place the share "
+    "of its draft tokens that were right. A line is what is expected of a drafter that is right in "
+    "the same share of its first draft tokens, and as often in each further one: "
+    "(1 - a^(k+1)) / (1 - a). Where one that is right makes it likelier that the next is, marks "
+    "are above their line."
 )
 
 
 def guesses_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """Chart of tokens per step; None where no step verified a guess."""
+    """Chart of tokens per step; None where no step verified a draft token."""
     found = {
         (index, run.name): run.metrics.speculation
         for index, run in enumerate(runs)
@@ -44,15 +45,15 @@ def guesses_chart(runs: Sequence[PolicyRun]) -> Chart | None:
     for index, expected, counted in lines:
         plot.line([(0.0, 1.0), *enumerate(expected, 1)], look_of(index))
         for k, value in enumerate(counted, 1):
-            tip = f"{runs[index].name}\n{k} guesses: {value:.2f} tokens"
+            tip = f"{runs[index].name}\n{k} draft tokens: {value:.2f} tokens"
             plot.mark((k, value), look_of(index), tip)
     told = [f"{name} {tokens} tokens with {k}" for name, k, _, tokens, _ in rows]
     svg = plot.svg(
-        "guesses",
-        f"Tokens of a step by its guesses, {runs[0].each}",
+        "draft-tokens",
+        f"Tokens of a step by its draft tokens, {runs[0].each}",
         "; ".join(told),
-        x_label="guesses that a step verifies",
+        x_label="draft tokens that a step verifies",
     )
-    head = (runs[0].kind, "guesses", "expected", "counted", "steps with so many")
+    head = (runs[0].kind, "draft tokens", "expected", "counted", "steps with so many")
     table = Table(f"Tokens of a step {runs[0].each}", head, tuple(rows))
     return Chart((Panel("Tokens per step of a sequence", svg),), CAPTION, table)

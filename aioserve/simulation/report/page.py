@@ -66,7 +66,7 @@ def report_page(
         ("figures", "Figures"),
         *([("latency", "How long requests took")] if ran else []),
         *([("targets", "Targets")] if by_target else []),
-        *([("guesses", "Guesses")] if guesses else []),
+        *([("draft-tokens", "Draft tokens")] if guesses else []),
         *((part.key, part.title) for part in groups),
         *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),

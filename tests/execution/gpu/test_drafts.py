@@ -333,14 +333,14 @@ def test_guesses_that_never_come_are_a_device_that_hangs(
         drafter = model_beside(DraftDecoder(), model, 64)
         runner = simulated_runner(gpu, model, follower=drafter)
         _, verified = await launched(runner, drafter)
-        with pytest.raises(HungDeviceError, match="the guesses for step 1 haven't come after"):
+        with pytest.raises(HungDeviceError, match="the draft tokens for step 1 haven't come after"):
             await verified
         with pytest.raises(HungDeviceError):
             await runner.launch(plan(2, item(2, 0, PROMPT), started=(2,)))
         await runner.aclose()
 
     run_simulated(main)
-    assert "the guesses for step 1" in caplog.text
+    assert "the draft tokens for step 1" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_each_run_that_guessed_has_a_row_for_each_number_of_guesses() -> None:
     ]
     assert len(counted) == 3
     (panel,) = chart.panels
-    assert "guesses that a step verifies" in panel.svg
+    assert "draft tokens that a step verifies" in panel.svg
     assert panel.svg.count('class="mark c1"') == 3
     assert "mark c0" not in panel.svg
 
@@ -34,8 +34,8 @@ def test_each_run_that_guessed_has_a_row_for_each_number_of_guesses() -> None:
 def test_a_page_has_the_chart_where_something_guessed_and_not_elsewhere() -> None:
     plain, guessing = run_of(TRACE), run_of(TRACE, speculation_max_tokens=3)
     assert guesses_chart([plain]) is None
-    assert 'id="guesses"' not in page_of([plain])
+    assert 'id="draft-tokens"' not in page_of([plain])
     page = page_of([guessing])
-    assert '<section id="guesses"' in page
-    assert 'href="#guesses"' in page
+    assert '<section id="draft-tokens"' in page
+    assert 'href="#draft-tokens"' in page
     assert "tokens per step of a sequence" in page

@@ -49,14 +49,14 @@ class ReadDraft(NamedTuple):
         if config.vocab_size != target.vocab_size:
             raise self._unfit(
                 f"has a vocabulary of {config.vocab_size} tokens, and the model that it is to "
-                f"guess for one of {target.vocab_size}"
+                f"draft for one of {target.vocab_size}"
             )
         if self.tokenizer is None or tokenizer is None:
             return
         if (unlike := tokenizer.unlike(self.tokenizer)) is not None:
             token, there, here = unlike
             raise self._unfit(
-                f"has other tokens than the model that it is to guess for: {token!r} is "
+                f"has other tokens than the model that it is to draft for: {token!r} is "
                 f"{_told(here)} there, and {_told(there)} here"
             )
 
