@@ -144,9 +144,9 @@ class Decoder:
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """Write the batch's keys and values into `kv`; return logits, float32 [S, vocab].
 
-        Raises ValueError for a context beyond `max_model_len`.
+        Raises ValueError for positions beyond `max_model_len`.
         """
-        self.cover(batch.max_context)
+        self.cover(batch.end_position)
         states = self._room(batch)
         if self.program is not None:
             return self.program.logits(batch, kv, states)
@@ -163,7 +163,7 @@ class Decoder:
     ) -> Drawn:
         """`forward`, then `Backend.draw` from its logits, changed by `edits`."""
         if self.program is not None:
-            self.cover(batch.max_context)
+            self.cover(batch.end_position)
             states = self._room(batch)
             return self.program.draw(batch, kv, rows, last_tokens, edits, states)
         logits = self.forward(batch, kv)
@@ -171,15 +171,16 @@ class Decoder:
             edits.apply(logits)
         return self.backend.draw(logits, rows, last_tokens)
 
-    def cover(self, max_context: int) -> None:
-        """Make the tables that contexts of so many tokens need, which steps do by themselves.
+    def cover(self, end_position: int) -> None:
+        """Make the tables that positions below this one need, which steps do by themselves.
 
-        Raises ValueError for a context beyond `max_model_len`.
+        Raises ValueError for positions beyond `max_model_len`.
         """
-        if max_context > self.max_model_len:
-            raise ValueError(f"max_context must be at most {self.max_model_len}, got {max_context}")
+        limit = self.max_model_len
+        if end_position > limit:
+            raise ValueError(f"end_position must be at most {limit}, got {end_position}")
         for table in self._weights.rotary_tables:
-            table.cover(max_context)
+            table.cover(end_position)
 
     def make_room(self, num_tokens: int) -> None:
         """Make room for what a batch of so many tokens keeps, which steps do by themselves."""
@@ -199,7 +200,7 @@ class Decoder:
         """Compute as `forward` does, op by op, but no logits of the last `sum(counts)` of the
         batch's `logit_rows`. Return those of the others, and sums of hidden states: of so many of
         the last rows each, one after the other, float32 [len(counts), hidden]."""
-        self.cover(batch.max_context)
+        self.cover(batch.end_position)
         ops = TensorOps(self.backend, batch, kv, self._room(batch))
         hidden = self.hidden_states(ops)
         num_logits = len(hidden) - sum(counts)

@@ -75,16 +75,18 @@ SAMPLE_FIELDS: tuple[ArrayField, ...] = (
 class HostBatch:
     """Input of a step, in numpy: T tokens of B sequences, one sequence after the other.
 
-    Row `i` of sequence `b` has position `context_lens[b] - (query_start[b + 1] - query_start[b])
-    + i`, which is what `positions` holds. All arrays are contiguous:
+    Row `i` of sequence `b` writes its entry, a token's keys and values, at index `context_lens[b] -
+    (query_start[b + 1] - query_start[b]) + i` of its pages. Which entries it sees, by order and by
+    window, follows from indices. The rest goes by `positions`: rotations, learned embeddings,
+    factors on queries. Equal to indices until entries are dropped. All arrays are contiguous:
 
         token_ids      int64 [T]      any value where a token is pending
         query_start    int32 [B + 1]  prefix sums of the query tokens per sequence
-        context_lens   int32 [B]      tokens in the KV pages after this step's writes
-        page_table     int32 [G, B, P] pages of each group of layers in order of position; entries
-                                      past the context, or before a group's window, are never read
-        token_locations int64 [G, T]  page * page_size + offset, where a token's K and V are written
-        positions      int32 [T]
+        context_lens   int32 [B]      entries in the KV pages after this step's writes
+        page_table     int32 [G, B, P] pages of each group of layers in order of index; those past
+                                      the context, or before a group's window, are never read
+        token_locations int64 [G, T]  page * page_size + offset, where a token's entry is written
+        positions      int32 [T]      places of the tokens in their texts
         logit_rows     int64 [S]      rows of T whose logits are wanted; S may be 0
         pending_rows   int64 [N]      rows of T whose token the step before samples, and ...
         pending_slots  int64 [N]      ... the slot that it leaves it in
@@ -125,7 +127,7 @@ class HostBatch:
         logit_rows: Sequence[int] | npt.NDArray[np.int64] = (),
     ) -> HostBatch:
         """Sequences of `counts` query tokens, all of id 0, at the ends of `contexts` in the pages
-        of a table, int32 [G, B, P]."""
+        of a table, int32 [G, B, P]. No entry was dropped: positions are indices."""
         ends = np.cumsum(counts, dtype=np.int64)
         rows = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(len(rows)) - np.repeat(ends - contexts, counts)
@@ -153,15 +155,21 @@ class HostBatch:
             )
         for array in (self.context_lens, self.positions, self.token_locations):
             array += 1
-        if not tokens_in_part(self.positions, page_size).all():
-            rows = np.arange(len(self.positions))
-            places = token_locations(self.page_table, rows, self.positions, page_size)
+        indices = self.context_lens - 1
+        if not tokens_in_part(indices, page_size).all():
+            rows = np.arange(len(indices))
+            places = token_locations(self.page_table, rows, indices, page_size)
             self.token_locations[:] = places
 
     @property
     def max_context(self) -> int:
-        """Tokens of the longest context."""
+        """Entries of the longest context."""
         return int(self.context_lens.max(initial=0))
+
+    @property
+    def end_position(self) -> int:
+        """Above every position."""
+        return int(self.positions.max(initial=-1)) + 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -271,13 +279,14 @@ class Batch:
     """A step on the device, as `Backend.prepare` made it: what models read of it.
 
     Backends add what their kernels need. `token_ids` int64 [T] with pending tokens filled in,
-    `positions` int32 [T], `logit_rows` int64 [S], all on the backend's device.
+    `positions` int32 [T], `logit_rows` int64 [S], all on the backend's device. `end_position` is
+    above every position.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     logit_rows: torch.Tensor
-    max_context: int
+    end_position: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class NativeBackend(Backend):
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(host.positions),
             logit_rows=torch.from_numpy(host.logit_rows),
-            max_context=host.max_context,
+            end_position=host.end_position,
             arrays=arrays,
         )
 

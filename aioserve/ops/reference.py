@@ -54,7 +54,6 @@ class ReferenceBatch(Batch):
     """[G, T]"""
     token_offsets: Tensor
     """[G, T]"""
-    end_position: int
     num_pages: int
     page_size: int
     windows: tuple[int, ...]
@@ -147,13 +146,12 @@ class ReferenceBackend(Backend):
             token_ids=token_ids,
             positions=self._upload(host.positions),
             logit_rows=self._upload(host.logit_rows),
-            max_context=host.max_context,
+            end_position=host.end_position,
             query_start=tuple(host.query_start.tolist()),
             context_lens=tuple(host.context_lens.tolist()),
             page_tables=self._upload(host.page_table).long().unbind(),
             token_pages=self._upload(full_pages(host.token_locations, kv.page_size)),
             token_offsets=self._upload(tokens_in_part(host.token_locations, kv.page_size)),
-            end_position=int(host.positions.max(initial=-1)) + 1,
             num_pages=kv.num_pages,
             page_size=kv.page_size,
             windows=kv.layout.windows,

@@ -145,7 +145,7 @@ def test_pending_tokens_are_those_of_their_slots_and_the_host_arrays_stay(backen
     assert batch.token_ids.tolist() == [5, 73, 70]
     assert host.token_ids.tolist() == [5, -1, -1]
     assert batch.positions.tolist() == [38, 39, 2]
-    assert batch.max_context == 40
+    assert batch.end_position == 40
 
 
 def test_the_environment_decides_only_where_the_caller_does_not(

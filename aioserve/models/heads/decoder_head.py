@@ -156,11 +156,10 @@ class DecoderHead(ABC):
                 f"rows must be contiguous {self.dtype} of shape {list(shape)}, got {rows.dtype} "
                 f"{list(rows.shape)}{strided}"
             )
-        if batch.max_context > self.max_model_len:
-            raise ValueError(
-                f"max_context must be at most {self.max_model_len}, got {batch.max_context}"
-            )
+        limit, end_position = self.max_model_len, batch.end_position
+        if end_position > limit:
+            raise ValueError(f"end_position must be at most {limit}, got {end_position}")
         for table in self._rotary_tables:
-            table.cover(batch.max_context)
+            table.cover(end_position)
         shape = len(batch.logit_rows), self.hidden_size
         return torch.empty(shape, dtype=self.dtype, device=self._backend.device)

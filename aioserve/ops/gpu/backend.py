@@ -173,14 +173,14 @@ class CudaBackend(Backend):
         self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
     ) -> None:
         q_heads, on_gpu = check_qkv(qkv, at, self.device), _own(at)
-        head_dim, max_context = at.kv.head_dim, at.batch.max_context
+        head_dim, end_position = at.kv.head_dim, at.batch.end_position
         if norms is not None:
             check_head_norms(norms, head_dim, qkv.dtype, self.device)
         if rotation is not None:
             rows, _ = check_rotation(rotation, head_dim, self.device)
-            if max_context > rows:
+            if end_position > rows:
                 raise ValueError(
-                    f"batch: positions go to {max_context - 1}, but cos has {rows} rows"
+                    f"batch: positions go to {end_position - 1}, but cos has {rows} rows"
                 )
         rotary.rotary_kv_write(qkv, on_gpu, q_heads, rotation, norms)
 
@@ -189,9 +189,9 @@ class CudaBackend(Backend):
     ) -> None:
         check_latent_write(queries, latents, at, rotation, norm, self.device)
         rows, _ = check_rotation(rotation, at.kv.head_dim - at.kv.latent_rank, self.device)
-        if at.batch.max_context > rows:
+        if at.batch.end_position > rows:
             raise ValueError(
-                f"batch: positions go to {at.batch.max_context - 1}, but cos has {rows} rows"
+                f"batch: positions go to {at.batch.end_position - 1}, but cos has {rows} rows"
             )
         latent_attention.latent_write(queries, latents, _own(at), rotation, norm)
 

@@ -30,7 +30,7 @@ class HostPrompts:
     """The N sequences behind a step's decodes, on the host: for attention that is planned there.
 
     query_counts  [N]        query tokens of each
-    context_lens  [N]        tokens in its KV pages after this step's writes
+    context_lens  [N]        entries in its KV pages after this step's writes
     page_table    [G, N, P]  of each group of layers, dense rows; what lies behind a context's
                              pages, or before the window of a group, is anything
     """
@@ -45,7 +45,7 @@ class GpuBatch(Batch):
     """B sequences, of which the first `num_decodes` have one query token each.
 
         query_start      int32 [B + 1]  prefix sums of the query tokens per sequence
-        context_lens     int32 [B]      tokens in the KV pages after this step's writes
+        context_lens     int32 [B]      entries in the KV pages after this step's writes
         page_tables      int32 [B, P]   of each group of layers, dense rows; they may lie apart, and
                                         be longer than needed
         token_locations  int64 [T]      of each group: page * page_size + offset, where a token's K

@@ -80,6 +80,7 @@ class InputShape:
     table_width: int
     """Pages of a row of the page table: as many as the batch's, or with padding the most."""
     max_context: int
+    end_position: int
     pending: bool
     """Whether tokens may have to be filled in on the device."""
     draws: Draws
@@ -264,6 +265,7 @@ class InputLayout:
             num_query_blocks=len(blocks),
             table_width=width,
             max_context=host.max_context,
+            end_position=host.end_position,
             pending=padding is not None or len(host.pending_rows) > 0,
             draws=Draws.GREEDY if samples is None else Draws.of(samples),
             num_bytes=self._logit_rows(size, rows + added).stop,
@@ -288,7 +290,7 @@ class InputLayout:
             token_ids=get("token_ids", tokens),
             positions=get("positions", tokens),
             logit_rows=block[self._logit_rows(sequences, shape.num_rows)].view(torch.int64),
-            max_context=shape.max_context,
+            end_position=shape.end_position,
             query_start=get("query_start", sequences + 1),
             context_lens=get("context_lens", sequences),
             page_tables=tables[:, :, : shape.table_width].unbind(1),

@@ -67,7 +67,7 @@ class TableDecoder:
         self.by_token: Tensor = 2 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=source)
         self.by_position: Tensor = torch.randn(MAX_MODEL_LEN, VOCAB_SIZE, generator=source)
 
-    def cover(self, max_context: int) -> None:
+    def cover(self, end_position: int) -> None:
         pass
 
     def make_room(self, num_tokens: int) -> None:

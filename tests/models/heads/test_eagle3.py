@@ -295,5 +295,5 @@ def test_tensors_that_do_not_fit_are_named(heads, targets):
         run.guess([(0, [1])], torch.randn(1, 48))
     with pytest.raises(ValueError, match=r"contiguous torch.float32 of shape \[1, 48\]"):
         run.guess([(0, [1])], torch.randn(2, 48), fuses=False)
-    with pytest.raises(ValueError, match="max_context must be at most 256, got 300"):
+    with pytest.raises(ValueError, match="end_position must be at most 256, got 300"):
         run.guess([(299, [1])], torch.randn(1, 144))

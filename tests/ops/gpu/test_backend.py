@@ -142,7 +142,7 @@ def test_pending_tokens_are_those_of_their_slots_and_the_host_arrays_stay(
     batch = backend.prepare(host, kv, last_tokens)
     assert batch.token_ids.tolist() == [5, 73, 70]
     assert host.token_ids.tolist() == [5, -1, -1]
-    assert batch.max_context == 40
+    assert batch.end_position == 40
 
 
 def test_arrays_that_contradict_each_other_are_refused(backend: CudaBackend) -> None:

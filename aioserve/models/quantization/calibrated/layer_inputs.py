@@ -81,7 +81,7 @@ class _ShownOps(TensorOps):
         layout = kv_layout(decoder.config.kv_layers(decoder.kv_format)[:1], 1)
         kv = decoder.backend.allocate_kv(shape._replace(layout=layout))
         nothing_pending = decoder.backend.allocate_slots(1)
-        decoder.cover(host.max_context)
+        decoder.cover(host.end_position)
         super().__init__(decoder.backend, decoder.backend.prepare(host, kv, nothing_pending), kv)
         self._described = {layer: described for described, layer in decoder.linears.items()}
         self._visit = visit
