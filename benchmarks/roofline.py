@@ -64,6 +64,7 @@ def plan_of(items: list[tuple[int, int]]) -> StepPlan:
             sequence_id=1,
             slot=0,
             start=start,
+            index=start,
             count=count,
             token_ids=PENDING_IDS,
             rows=(SampleRow(offset=count - 1, slot=0),),

@@ -19,7 +19,9 @@ class PlacedItem(WorkItem, frozen=True, kw_only=True, gc=False):
 def placed_item(
     *, slot: int, count: int, rows: tuple[SampleRow, ...] = (), **fields: Any
 ) -> PlacedItem:
-    """One that decodes, where it looks like that."""
+    """One that decodes, where it looks like that. No entry before it was dropped, unless `index`
+    says so."""
+    fields.setdefault("index", fields["start"])
     decodes = count == 1 and [(row.offset, row.slot) for row in rows] == [(0, slot)]
     kind = ItemKind.DECODE if decodes else ItemKind.PREFILL
     return PlacedItem(kind=kind, slot=slot, count=count, rows=rows, **fields)

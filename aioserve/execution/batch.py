@@ -232,7 +232,7 @@ class PlanReader:
             ]
             pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
         if plan.num_verified:
-            ends = np.array([item.end for item in items], np.int64)
+            ends = np.array([item.index_end for item in items], np.int64)
             page_table = self._tables.rows(places, ends, self._page_size)
             asks = self._slots.asks(slots)
             return UnresolvedStep(
@@ -274,15 +274,16 @@ class PlanReader:
         """The items one after the other; `slots` are theirs."""
         items, size = plan.items, len(plan.items)
         if plan.num_decodes != size:
-            ends = np.array([item.end for item in items], np.int64)
+            ends = np.array([item.index_end for item in items], np.int64)
             page_table = self._tables.rows(slots, ends, self._page_size)
             return _batch_of(items, slots, page_table, self._page_size)
         starts = np.array([item.start for item in items], np.int64)
+        indices = np.array([item.index for item in items], np.int64)
         if size != len(self._rows):
             self._rows = np.arange(size)
             self._query_start = np.arange(size + 1, dtype=np.int32)
-        page_table = self._tables.rows(slots, starts + 1, self._page_size)
-        arranged = self._query_start, self._rows, starts, starts + 1, self._rows
+        page_table = self._tables.rows(slots, indices + 1, self._page_size)
+        arranged = self._query_start, self._rows, starts, indices, indices + 1, self._rows
         return _arranged(items, slots, page_table, self._page_size, *arranged)
 
 
@@ -301,6 +302,7 @@ def _singles(item: WorkItem) -> Sequence[WorkItem]:
             item.sequence_id,
             item.slot,
             item.start + place,
+            item.index + place,
             1,
             item.token_ids[place : place + 1],
             item.rows,
@@ -317,13 +319,15 @@ def _batch_of(
 ) -> HostBatch:
     """Items one after the other, of these slots, whose pages the table has."""
     starts = np.array([item.start for item in items], np.int64)
+    firsts = np.array([item.index for item in items], np.int64)
     counts = np.array([item.count for item in items], np.int64)
     query_start = np.zeros(len(items) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
     rows = np.repeat(np.arange(len(items)), counts)
     positions = np.arange(len(rows)) + (starts - query_start[:-1])[rows]
+    indices = positions - (starts - firsts)[rows]
     logit_rows = _logit_rows(items, query_start)
-    arranged = query_start, rows, positions, starts + counts, logit_rows
+    arranged = query_start, rows, positions, indices, firsts + counts, logit_rows
     return _arranged(items, slots, page_table, page_size, *arranged)
 
 
@@ -335,6 +339,7 @@ def _arranged(
     query_start: npt.NDArray[np.int32],
     rows: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     logit_rows: npt.NDArray[np.int64],
 ) -> HostBatch:
@@ -345,7 +350,7 @@ def _arranged(
         query_start=query_start,
         context_lens=ends.astype(np.int32),
         page_table=page_table,
-        token_locations=token_locations(page_table, rows, positions, page_size),
+        token_locations=token_locations(page_table, rows, indices, page_size),
         positions=positions.astype(np.int32),
         logit_rows=logit_rows,
         pending_rows=pending,

@@ -47,9 +47,9 @@ async def warm_up(
         return  # a context of one token: there is no step behind a prompt
     table = np.arange(num_groups * pages_for(length + 1, page_size), dtype=np.int32)
     row = (SampleRow(offset=length - 1, slot=0),)
-    prompt = WorkItem(ItemKind.PREFILL, 0, 0, 0, length, np.zeros(length, np.int32), row)
+    prompt = WorkItem(ItemKind.PREFILL, 0, 0, 0, 0, length, np.zeros(length, np.int32), row)
     last = (SampleRow(offset=0, slot=0),)
-    behind = WorkItem(ItemKind.DECODE, 0, 0, length, 1, PENDING_IDS, last)
+    behind = WorkItem(ItemKind.DECODE, 0, 0, length, length, 1, PENDING_IDS, last)
     for params in (GREEDY, SAMPLED):
         start = SlotStart(slot=0, params=params, seed=0, prompt_tokens=length)
         plans = (

@@ -33,6 +33,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     """Leading tokens whose KV the prefix tree has."""
     num_cached: int
     """Leading tokens that need no computing: those found, or those swapped to another tier."""
+    num_entries: int
+    """Entries of these in pages."""
     num_new_pages: int
     """Pages to acquire for all tokens known, of groups that give pages back as many as these need
     at a time. For want of the last of these it waits; alone it gets them from what comes back."""
@@ -107,11 +109,11 @@ class Claims:
         # Where groups give pages back, a match may be shorter than the path that the tree has.
         if (
             swapped is not None
-            and not self._keeps_all
+            and (swapped.lost_entries or not self._keeps_all)
             and self._goes_on_from(swapped, lease, cacheable, limit)
         ):
             if tree is not None:
-                path = cacheable[: swapped.computed]
+                path = self._before(swapped, cacheable)
                 match = tree.match(lease.namespace, path, partial=False, use=False, whole=True)
             return self._claim(len(token_ids), match, swapped)
         if tree is not None:
@@ -135,7 +137,7 @@ class Claims:
     def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
         """Swapped pages of a lease that bring it further than a match of all that the tree has."""
         swapped = lease.swapped
-        if swapped is None or not self._keeps_all:
+        if swapped is None or swapped.lost_entries or not self._keeps_all:
             return None
         if limit is not None and swapped.computed > limit:
             return None
@@ -146,31 +148,42 @@ class Claims:
     def _goes_on_from(
         self, swapped: SwappedPages, lease: KVLease, cacheable: TokenIds, limit: int | None
     ) -> bool:
-        """True if swapped pages bring a lease further than the tree does. The tree must have all
-        pages of group 0 before the first of them, and needs no others for that."""
+        """True if swapped pages bring a lease further than the tree does, or lost entries, which
+        the tree still has. The tree must have all pages of group 0 before the first of them, and
+        needs no others for that."""
         if limit is not None and swapped.computed > limit:
             return False
         if self._tree is None:
             return True
-        if swapped.computed <= sum(self._tree.peek(lease.namespace, cacheable)):
+        further = sum(self._tree.peek(lease.namespace, cacheable))
+        if swapped.computed <= further and not swapped.lost_entries:
             return False
-        found = self._tree.peek(lease.namespace, cacheable[: swapped.computed], whole=True)
+        path = self._before(swapped, cacheable)
+        found = self._tree.peek(lease.namespace, path, whole=True)
         return capacity_tokens(swapped.groups[0].first, self._page_size) <= sum(found)
+
+    def _before(self, swapped: SwappedPages, cacheable: TokenIds) -> TokenIds:
+        """Tokens whose pages the tree may have in place of those that were swapped."""
+        if swapped.lost_entries:
+            return cacheable[: capacity_tokens(swapped.groups[0].first, self._page_size)]
+        return cacheable[: swapped.computed]
 
     def _claim(self, num_known: int, match: Match, swapped: SwappedPages | None) -> Claim:
         num_found = capacity_tokens(match.num_pages, self._page_size)
         if swapped is None:
-            num_cached = num_found = num_found + match.tail_tokens
+            num_cached = num_entries = num_found = num_found + match.tail_tokens
         else:
-            num_cached = swapped.computed
+            num_cached, num_entries = swapped.computed, swapped.entries
+        most_entries = num_known - (num_cached - num_entries)
         groups: list[GroupClaim] = []
         num_new = num_first = 0
         for at, group in enumerate(self._groups):
             run = None if swapped is None else swapped.groups[at]
-            groups.append(group.match(match, num_cached, num_known, run))
+            groups.append(group.match(match, num_entries, most_entries, run))
             num_new += groups[at].num_new
             num_first += groups[at].num_first
-        return Claim(match, num_found, num_cached, num_new, swapped, num_first, tuple(groups))
+        numbers = num_found, num_cached, num_entries, num_new
+        return Claim(match, *numbers, swapped, num_first, tuple(groups))
 
     def pages_needed(
         self, lease: KVLease, token_ids: TokenIds, limit: int | None = None

@@ -1,8 +1,11 @@
 """Leases: pages of KV memory that one sequence holds, and how they came to it.
 
-    position  0 ........... published ........ computed ... room
+    index     0 ........... published ........ entries .... room
     pages     [ in the tree ][ its own alone            ][ empty ]
     KV        [ borrowed ... ][ computed by itself ......]
+
+A token has a position in its text; its keys and values, an entry, have an index in the pages. Pages
+are counted by index, tokens by position. The two are equal until entries are dropped.
 
 A lease has a page table for each group of the memory (`aioserve.kv.groups`). That of group 0 has a
 page for each position; others may begin later and end sooner, as far as the lease is `covered`.
@@ -26,7 +29,7 @@ NO_TABLE = PageTable()
 
 
 class SwappedRun(msgspec.Struct, frozen=True, gc=False):
-    """Pages of one group that were copied to another tier, up to the last position computed."""
+    """Pages of one group that were copied to another tier, up to the last entry."""
 
     first: int
     """Position of the first of them."""
@@ -41,8 +44,16 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
     """A run for each group of the memory. The tree has the pages of group 0 before its first."""
     computed: int
     """Tokens computed when they were copied, those of the pages before the first included."""
+    entries: int
+    """Entries in all these pages: one for each of these tokens, less those that were dropped."""
     step: int
     """Number of the step that copies them."""
+
+    @property
+    def lost_entries(self) -> bool:
+        """Whether entries were dropped: only these pages, behind those before the first of them,
+        are what the sequence goes on from."""
+        return self.entries != self.computed
 
 
 class KVLease:
@@ -58,6 +69,7 @@ class KVLease:
         "carried",
         "computed",
         "covered",
+        "entries",
         "inherited_step",
         "last_step",
         "namespace",
@@ -81,7 +93,10 @@ class KVLease:
         self.carried: int = 0
         """Leading pages that plans have told the runner of."""
         self.computed: int = 0
-        """Tokens whose KV is in pages once every launched step is done."""
+        """Tokens that are computed once every launched step is done: the position of the next."""
+        self.entries: int = 0
+        """Entries that the pages hold then: the index of the next. As many as `computed`, less
+        those that were dropped."""
         self.last_step: int = NO_STEP
         """Number of the last step that touches the pages: given back, they are fenced until it is
         done."""

@@ -189,6 +189,7 @@ class KVMemory:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(lease, step)
         lease.computed = lease.cached = lease.borrowed = claim.num_cached
+        lease.entries = claim.num_entries
         lease.covered = lease.num_pages
         for at, _ in self._beside:
             lease.covered = min(lease.covered, len(tables[at]))
@@ -199,18 +200,19 @@ class KVMemory:
 
         `step` computes the last of it, and steps up to `written_step` the rest.
         """
-        count = pages_for(lease.computed, self.page_size)
+        count = pages_for(lease.entries, self.page_size)
         pairs = zip(self.groups, lease.tables, strict=True)
         child.namespace = lease.namespace
         child.take(tuple([group.fork(table, count) for group, table in pairs]))
         child.covered = count
         child.computed = child.cached = child.borrowed = lease.computed
+        child.entries = lease.entries
         child.inherited_step = written_step
         child.last_step = step
         if lease.receipt != NO_RECEIPT:
             child.receipt = self._tree.fork(lease.receipt)
             child.published = lease.published
-        if tokens_in_part(lease.computed, self.page_size):
+        if tokens_in_part(lease.entries, self.page_size):
             lease.shares_partial_page = child.shares_partial_page = True
 
     # -- a lease grows and shrinks
@@ -222,8 +224,8 @@ class KVMemory:
             lease
             for lease in leases
             if (
-                lease.computed == lease.covered * size
-                if lease.computed % size == 0
+                lease.entries == lease.covered * size
+                if lease.entries % size == 0
                 else lease.shares_partial_page and self._must_copy(lease)
             )
         ]
@@ -234,7 +236,7 @@ class KVMemory:
         needed = 0
         sharing: dict[int, int] = {}
         for lease in leases:
-            whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+            whole = pages_for_each(lease.entries + num_tokens, self.page_size)
             for at, num_short in self._num_short:
                 needed += num_short(lease.tables[at], whole)
             if lease.shares_partial_page and self._must_copy(lease):
@@ -247,7 +249,7 @@ class KVMemory:
         """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
         that it shares and would write; False, and nothing has changed, when too few are free."""
         copies = self._must_copy(lease) * self._width
-        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+        whole = pages_for_each(lease.entries + num_tokens, self.page_size)
         short = [num_short(lease.tables[at], whole) for at, num_short in self._num_short]
         needed = copies + sum(short)
         if not needed:
@@ -271,13 +273,13 @@ class KVMemory:
             return num_tokens
         left = max(0, self.pool.num_free - self._must_copy(lease) * self._width)
         positions = self._most_positions(lease.num_pages + left, left, lease)
-        count = min(num_tokens, capacity_tokens(positions, self.page_size) - lease.computed)
+        count = min(num_tokens, capacity_tokens(positions, self.page_size) - lease.entries)
         return count if count > 0 and self.reserve(lease, count, step) else 0
 
     def _copy_shared(self, lease: KVLease, pages: PageIds, step: int) -> None:
         """Copy the pages that the lease shares at the position of the next token to `pages`."""
-        index = full_pages(lease.computed, self.page_size)
-        offset = tokens_in_part(lease.computed, self.page_size)
+        index = full_pages(lease.entries, self.page_size)
+        offset = tokens_in_part(lease.entries, self.page_size)
         for table in lease.tables:
             shared, own = table.between(index, index + 1), pages[: table.width]
             self._copies.within(0, shared, own, offset)
@@ -288,7 +290,7 @@ class KVMemory:
         lease.shares_partial_page = False
 
     def _partial_page(self, lease: KVLease) -> int:
-        return int(lease.page_ids[full_pages(lease.computed, self.page_size)])
+        return int(lease.page_ids[full_pages(lease.entries, self.page_size)])
 
     def _must_copy(self, lease: KVLease) -> bool:
         if not lease.shares_partial_page:
@@ -315,6 +317,7 @@ class KVMemory:
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
         """Take note that `step` computes `num_tokens` more tokens into pages that the lease has."""
         lease.computed += num_tokens
+        lease.entries += num_tokens
         lease.last_step = step
 
     def retract(self, lease: KVLease, launched: int) -> None:
@@ -328,22 +331,24 @@ class KVMemory:
         Published tokens can't go: others may read them. Nor can those whose successors need pages
         that have gone. Raises `InvariantError` for a number below these, or above those computed.
         """
-        least = capacity_tokens(lease.published, self.page_size)
+        dropped = lease.computed - lease.entries
+        least = dropped + capacity_tokens(lease.published, self.page_size)
         for at, group in self._beside:
-            least = max(least, group.least_position(lease.tables[at].first))
+            least = max(least, dropped + group.least_index(lease.tables[at].first))
         if not least <= num_tokens <= lease.computed:
             raise InvariantError(
                 f"num_tokens must be in [{least}, {lease.computed}], from those published to "
                 f"those computed, got {num_tokens}"
             )
-        kept = pages_for(num_tokens, self.page_size)
+        lease.entries = num_tokens - dropped
+        kept = pages_for(lease.entries, self.page_size)
         lease.covered = kept
         lease.carried = min(lease.carried, kept)
         lease.computed = num_tokens
         lease.cached = min(lease.cached, num_tokens)
         lease.borrowed = min(lease.borrowed, num_tokens)
         # Whole pages are never written again; of the others one may have become the partial one.
-        lease.shares_partial_page = tokens_in_part(num_tokens, self.page_size) > 0
+        lease.shares_partial_page = tokens_in_part(lease.entries, self.page_size) > 0
         # The pool hands out first what came back last: each group gets its own pages again.
         for group, table in reversed([*zip(self.groups, lease.tables, strict=True)]):
             group.truncate(lease, table, kept)
@@ -351,8 +356,9 @@ class KVMemory:
     def trim(self, lease: KVLease, least: int) -> None:
         """Give back pages that no token from position `least` on needs. No other token will be
         computed, and `keeps_all` says that no group has such pages."""
+        index = least - (lease.computed - lease.entries)
         for at, trim in self._trims:
-            trim(lease, lease.tables[at], least)
+            trim(lease, lease.tables[at], index)
 
     def retreat(self, lease: KVLease, num_tokens: int) -> None:
         """Take note that of the last tokens of a lease `num_tokens` were computed in vain, as
@@ -361,22 +367,24 @@ class KVMemory:
         Raises `InvariantError` for more than there are behind those published.
         """
         least = capacity_tokens(lease.published, self.page_size)
-        if not 0 <= num_tokens <= lease.computed - least:
+        if not 0 <= num_tokens <= lease.entries - least:
             raise InvariantError(
-                f"num_tokens must be in [0, {lease.computed - least}], computed and not published, "
+                f"num_tokens must be in [0, {lease.entries - least}], computed and not published, "
                 f"got {num_tokens}"
             )
         lease.computed -= num_tokens
+        lease.entries -= num_tokens
 
     def publish(self, lease: KVLease, token_ids: TokenIds, *, leaving: bool = False) -> None:
         """Let others find the pages that are full of known tokens, computed or being computed.
 
         Called when the step that computes them has their numbers. Where the tree has a run already,
-        later steps of the sequence read the tree's pages, and its own come back.
+        later steps of the sequence read the tree's pages, and its own come back. Where entries were
+        dropped nothing is published: its pages are no longer those of its first tokens.
         """
         size, first = self.page_size, lease.published
         full = full_pages(min(lease.computed, len(token_ids)), size)
-        if full <= first or self.tree is None:
+        if full <= first or self.tree is None or lease.entries != lease.computed:
             return
         start, end = capacity_tokens(first, size), capacity_tokens(full, size)
         page_ids, group_page_ids = lease.page_ids[first:full], None
@@ -449,27 +457,19 @@ class KVMemory:
     # -- steps fail
 
     def withdraw(self, step: int) -> dict[int, int]:
-        """Forget every page that `step`, which failed, should have written.
-
-        Returns the receipts that lost pages, with the number of pages that they still cover.
-        """
+        """Forget every page that `step`, which failed, should have written; return the receipts
+        that lost pages, with the number of pages that they still cover."""
         return {} if self.tree is None else dict(self.tree.withdraw(step))
 
     def forget(self, namespace: bytes, token_ids: TokenIds, num_pages: int) -> dict[int, int]:
-        """Forget all that begins like `token_ids`, from page `num_pages` on.
-
-        Returns receipts as `withdraw` does.
-        """
-        if self.tree is None:
-            return {}
-        return dict(self.tree.forget(namespace, token_ids, num_pages))
+        """Forget all that begins like `token_ids`, from page `num_pages` on; return receipts as
+        `withdraw` does."""
+        return {} if self.tree is None else dict(self.tree.forget(namespace, token_ids, num_pages))
 
     def shorten(self, lease: KVLease, cut: Mapping[int, int]) -> bool:
-        """Take note if the path of a lease is among those `cut`, as `withdraw` and `forget` tell.
-
-        Returns whether the lease had taken over KV that is gone: what was computed over that is
-        worth nothing.
-        """
+        """Take note if the path of a lease is among those `cut`, as `withdraw` and `forget` tell;
+        return whether the lease had taken over KV that is gone: what was computed over that is
+        worth nothing."""
         left = cut.get(lease.receipt)
         if left is None:
             return False

@@ -1,8 +1,8 @@
-"""Page arithmetic, the only place for it: positions in a sequence to pages and locations.
+"""Page arithmetic, the only place for it: indices of a sequence's entries to pages and locations.
 
-    position   0 1 2 3 | 4 5 6 7 | 8 9        page_size 4, 10 tokens
-    index         0         1       2         of the page in the sequence's page table
-    location   page_ids[index] * page_size + position % page_size
+    index      0 1 2 3 | 4 5 6 7 | 8 9        page_size 4, 10 entries
+    place         0         1       2         of the page in the sequence's page table
+    location   page_ids[place] * page_size + index % page_size
 
 Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy;
 imports nothing else of the package, so every folder may use it.
@@ -103,24 +103,24 @@ def tokens_of_sequence(
     return whole * page_size
 
 
-def token_location(page_ids: npt.NDArray[np.int32], position: int, page_size: int) -> int:
-    """Location of the KV of one token, as `token_locations` counts it. Raises `IndexError` for a
-    position past the last of `page_ids`, int32 `[n]` in order of position."""
-    return page_ids.item(position // page_size) * page_size + position % page_size
+def token_location(page_ids: npt.NDArray[np.int32], index: int, page_size: int) -> int:
+    """Location of the entry at an index, as `token_locations` counts it. Raises `IndexError` for an
+    index past the last of `page_ids`, int32 `[n]` in order of index."""
+    return page_ids.item(index // page_size) * page_size + index % page_size
 
 
 def token_locations(
     page_table: npt.NDArray[np.int32],
     rows: npt.NDArray[np.integer[Any]],
-    positions: npt.NDArray[np.integer[Any]],
+    indices: npt.NDArray[np.integer[Any]],
     page_size: int,
 ) -> npt.NDArray[np.int64]:
-    """Locations of the KV of T tokens, counted in tokens from the start of the cache: int64
+    """Locations of the entries of T tokens, counted in tokens from the start of the cache: int64
     `[G, T]`, contiguous.
 
     `page_table` is int32 `[G, B, P]`: of each of G groups of layers a row per sequence in order of
-    position. Token t is at `positions[t]`, at least 0, of the sequence in row `rows[t]`. Raises
-    `IndexError` for a position past the end of the table.
+    index. The entry of token t is at `indices[t]`, at least 0, of the sequence in row `rows[t]`.
+    Raises `IndexError` for an index past the end of the table.
     """
-    pages = page_table[:, rows, positions // page_size].astype(np.int64, order="C")
-    return pages * page_size + positions % page_size
+    pages = page_table[:, rows, indices // page_size].astype(np.int64, order="C")
+    return pages * page_size + indices % page_size

@@ -99,7 +99,7 @@ class Room:
             return count
         if memory.short_of_pages([lease]):
             return 0
-        return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.computed)
+        return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.entries)
 
     def verified_with_pages(self, sequence: SequenceState, count: int) -> int:
         """How many of `count` tokens to verify behind the next one of a sequence, which has its
@@ -113,7 +113,7 @@ class Room:
         there_are = memory.num_pages_to_reserve([lease], 1 + count) <= memory.num_available
         if there_are and memory.reserve(lease, 1 + count, self._step):
             return count
-        return capacity_tokens(lease.covered, memory.page_size) - lease.computed - 1
+        return capacity_tokens(lease.covered, memory.page_size) - lease.entries - 1
 
     # -- pages of a sequence that waits
 

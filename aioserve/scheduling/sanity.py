@@ -109,22 +109,24 @@ def _check_sequence(sequence: SequenceState, page_size: int) -> None:
     lease = sequence.lease
     idle = sequence.phase is not Phase.RUNNING
     if (
-        lease.computed > capacity_tokens(lease.covered, page_size)
-        or capacity_tokens(lease.published, page_size) > lease.computed
+        lease.entries > capacity_tokens(lease.covered, page_size)
+        or not capacity_tokens(lease.published, page_size) <= lease.entries <= lease.computed
         or sequence.pending < 0
         or (idle and (lease.num_pages or lease.computed or lease.receipt != NO_RECEIPT))
     ):
         raise InvariantError(
-            f"{sequence} has computed {lease.computed} tokens, published {lease.published} pages "
-            f"and samples {sequence.pending}, in room for {lease.num_pages} pages"
+            f"{sequence} has computed {lease.computed} tokens, of which it holds {lease.entries}, "
+            f"published {lease.published} pages and samples {sequence.pending}, in room for "
+            f"{lease.num_pages} pages"
         )
 
 
 def _check_tables(sequence: SequenceState, groups: Sequence[Group]) -> None:
     lease = sequence.lease
     position = min(lease.computed, sequence.num_known - 1)
+    index = position - (lease.computed - lease.entries)
     for at, table in enumerate(lease.tables):
-        needed = groups[at].first_needed(position)
+        needed = groups[at].first_needed(index)
         if table.first > needed or len(table) > lease.num_pages:
             raise InvariantError(
                 f"{sequence} holds pages of group {at} from position {table.first} up to "

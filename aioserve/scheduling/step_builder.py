@@ -95,7 +95,7 @@ class StepBuilder:
         for sequence in sequences:
             self.working_on = sequence
             lease, pending, known = sequence.lease, sequence.pending, sequence.num_known
-            start, written_step = lease.computed, lease.last_step
+            start, index, written_step = lease.computed, lease.entries, lease.last_step
             page_ids = lease.page_table.page_ids
             token_ids = PENDING_IDS if pending else sequence.ids(start, count)
             if lease.carried != lease.covered:
@@ -110,7 +110,7 @@ class StepBuilder:
             if start + 1 == known + pending and start >= sequence.prompt_tokens:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
                 item = WorkItem(
-                    DECODE, sequence.sequence_id, sequence.slot, start, 1, token_ids, rows
+                    DECODE, sequence.sequence_id, sequence.slot, start, index, 1, token_ids, rows
                 )
                 add((sequence.run, item, page_ids))
                 continue
@@ -119,9 +119,8 @@ class StepBuilder:
                 forked = self.state.fork_samples(sequence, number, written_step)
                 family = (sequence, *forked)
             fields = self._asked_for(AskedTokens(sequence, start, start + count, family))
-            item = WorkItem(
-                PREFILL, sequence.sequence_id, sequence.slot, start, count, token_ids, **fields
-            )
+            places = sequence.slot, start, index, count
+            item = WorkItem(PREFILL, sequence.sequence_id, *places, token_ids, **fields)
             # All at once: what raises in between would tear the samples apart.
             self.entries += [(one.run, item, page_ids) for one in family or (sequence,)]
         self.room.budget.take(sequences, count)
@@ -149,7 +148,7 @@ class StepBuilder:
             self.working_on = sequence
             count = 1 + min(wanted, budget.left_for(sequence))
             lease, page_ids = sequence.lease, sequence.lease.page_table.page_ids
-            start = lease.computed
+            start, index = lease.computed, lease.entries
             if lease.carried != lease.covered:
                 self.state.slots.carry(sequence.slot, lease)
             fields = part.ask(AskedTokens(sequence, start, start + count))
@@ -158,6 +157,7 @@ class StepBuilder:
                 sequence_id=sequence.sequence_id,
                 slot=sequence.slot,
                 start=start,
+                index=index,
                 count=count,
                 rows=sequence.decode_rows,
                 **fields,

@@ -110,7 +110,7 @@ def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSumm
     """Summary of a step with these items."""
     prefill = decodes = context = 0
     for item in items:
-        context += item.start + item.count
+        context += item.index + item.count
         if item.kind is not ItemKind.PREFILL:
             decodes += item.count
         else:

@@ -73,10 +73,10 @@ class StepLoad(msgspec.Struct, frozen=True):
     def of(cls, plan: StepPlan) -> StepLoad:
         prefill = decode = context = pairs = 0
         for item in plan.items:
-            end = item.start + item.count
+            end = item.index + item.count
             if item.count > 1 or not item.rows:
                 prefill += item.count
-                pairs += item.count * (item.start + end + 1) // 2
+                pairs += item.count * (item.index + end + 1) // 2
             else:
                 decode += 1
                 context += end

@@ -93,7 +93,7 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
             or sequence.paused
             or sequence.pending_samples
             or lease.shares_partial_page
-            or len(lease.page_table.page_ids) > pages_for_each(lease.computed, page_size)
+            or len(lease.page_table.page_ids) > pages_for_each(lease.entries, page_size)
         ):
             return False
     return all(part.go_on_by_one(sequences) for part in PARTS)
@@ -114,7 +114,7 @@ def _grow(memory: KVMemory, sequences: Sequence[SequenceState], count: int, firs
     """Reserve and advance `count` tokens of each sequence, none of which shares a page in part, as
     so many steps from number `first` on would. Raises `InvariantError` for want of pages."""
     last = first + count - 1
-    ends = [pages_for(sequence.lease.computed + count, memory.page_size) for sequence in sequences]
+    ends = [pages_for(sequence.lease.entries + count, memory.page_size) for sequence in sequences]
     wanted = [end - s.lease.num_pages for end, s in zip(ends, sequences, strict=True)]
     memory.make_free(sum([pages for pages in wanted if pages > 0]), first)
     for sequence, pages in zip(sequences, wanted, strict=True):
@@ -163,15 +163,15 @@ class DecodePass:
         """Request that could start if there were pages; None where none could."""
         self.first_step: int = scheduler.state.launched + 1
         """Number of the first step that it launches."""
-        computed = [sequence.lease.computed for sequence in sequences]
-        self.context_tokens: int = sum(computed) + len(computed)
+        entries = [sequence.lease.entries for sequence in sequences]
+        self.context_tokens: int = sum(entries) + len(entries)
         """Tokens that the first step attends to; each further one attends to one more per
         sequence."""
         # A lease without room for a token takes a page in the first step, and then every so many.
         size = scheduler.memory.page_size
         self._pages_in_turn = [0] * size
-        for num_tokens in computed:
-            self._pages_in_turn[tokens_in_part(-num_tokens, size)] += 1
+        for num_entries in entries:
+            self._pages_in_turn[tokens_in_part(-num_entries, size)] += 1
 
     def pages_less(self, count: int) -> list[int]:
         """Number of pages fewer that each of `count` steps leaves: pages that it takes, less those
@@ -302,6 +302,7 @@ class DecodePass:
                     sequence_id=sequence.sequence_id,
                     slot=sequence.slot,
                     start=sequence.lease.computed - 1,
+                    index=sequence.lease.entries - 1,
                     count=1,
                     token_ids=PENDING_IDS,
                     rows=sequence.decode_rows,

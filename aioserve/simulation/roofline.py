@@ -77,8 +77,8 @@ class RooflineCost:
             tokens += item.count
             sampled += sum([item.most_tokens(row) for row in item.rows])
             for window, num_layers in self._layers:
-                kv_tokens += num_layers * _kv_tokens(item.start, item.count, window)
-                pairs += num_layers * _pairs(item.start, item.count, window)
+                kv_tokens += num_layers * _kv_tokens(item.index, item.count, window)
+                pairs += num_layers * _pairs(item.index, item.count, window)
         for copy in plan.copies:
             if copy.from_tier == copy.to_tier:
                 copied += 2 * copy.num_tokens

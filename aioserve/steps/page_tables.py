@@ -55,26 +55,26 @@ class SlotPageTables:
         self._lengths[slot] = end
 
     def page_ids(self, slot: int, group: int = 0) -> npt.NDArray[np.int32]:
-        """The pages of a slot in order of position: a view, int32 `[n]`, good until the next
+        """The pages of a slot in order of index: a view, int32 `[n]`, good until the next
         plan."""
         return self._pages[group][slot, : self._lengths[slot]]
 
     def rows(
-        self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64], page_size: int
+        self, slots: npt.NDArray[np.int64], num_entries: npt.NDArray[np.int64], page_size: int
     ) -> npt.NDArray[np.int32]:
         """The tables of these slots, int32 `[num_groups, len(slots), n]`, wide enough for the
         longest of them; what is behind a slot's pages is no matter.
 
-        Raises `InvariantError` for a slot without pages for so many tokens.
+        Raises `InvariantError` for a slot without pages for so many entries.
         """
         lengths = self._lengths[slots]
-        short = lengths * page_size < num_tokens
+        short = lengths * page_size < num_entries
         if short.any():
             row = int(short.argmax())
-            tokens = int(num_tokens[row])
+            entries = int(num_entries[row])
             raise InvariantError(
-                f"slot {slots[row]} has {lengths[row]} pages, and its tokens up to position "
-                f"{tokens - 1} need {pages_for(tokens, page_size)}"
+                f"slot {slots[row]} has {lengths[row]} pages, and its entries up to index "
+                f"{entries - 1} need {pages_for(entries, page_size)}"
             )
         width = int(lengths.max())
         tables = [pages[slots, :width] for pages in self._pages]

@@ -44,4 +44,4 @@ class SlotPages(msgspec.Struct, frozen=True, gc=False, array_like=True):
     slot: int
     first: int
     page_ids: npt.NDArray[np.int32]
-    """int32 `[n * G]`, in order of position, and for each position one of each of G groups."""
+    """int32 `[n * G]`, in order of index, and for each place one of each of G groups."""

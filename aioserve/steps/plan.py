@@ -107,7 +107,8 @@ class ItemKind(Enum):
     VERIFY = 2
     """The last token of a sequence and draft tokens behind it, of which the step keeps as many
     as it would have sampled. While other items of the kind are in flight for its slot, nobody but
-    the runner knows where the last token is: `start` and `count` are the most that they can be.
+    the runner knows where the last token is: `start`, `index` and `count` are the most that they
+    can be.
     Where a grammar forces what comes behind the last token, the plan brings these ids in place of
     draft tokens (`brings_ids`), and knows where they are."""
 
@@ -157,8 +158,9 @@ class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_li
 class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """`count` tokens of one sequence, from position `start`, in one step.
 
-    The KV of positions `[0, start)` is in the slot's pages already; this item computes
-    `[start, start + count)`. Several rows may name one offset: samples of a prompt that begin to
+    A token has a position in its text, and its keys and values, an entry, have an index in the
+    slot's pages. The entries `[0, index)` are there already; this item writes
+    `[index, index + count)`. Several rows may name one offset: samples of a prompt that begin to
     differ with the token that is sampled there.
 
     Items of a slot follow each other, but where a mask came late they go back: one computes again,
@@ -171,6 +173,8 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """For logs and tests; the runner goes by the slot."""
     slot: int
     start: int
+    index: int
+    """Index of its first entry: `start`, less the entries before it that were dropped."""
     count: int
     """At least 1."""
     token_ids: npt.NDArray[np.int32]
@@ -194,6 +198,11 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def end(self) -> int:
         """Position behind its last token."""
         return self.start + self.count
+
+    @property
+    def index_end(self) -> int:
+        """Index behind its last entry."""
+        return self.index + self.count
 
     def most_tokens(self, row: SampleRow) -> int:
         """How many tokens may come of one of its rows."""
@@ -259,6 +268,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             if item.count < 1 or item.start < 0 or len(item.token_ids) != item.count:
                 raise InvariantError(
                     f"{what} computes from {item.start} and brings {len(item.token_ids)} ids"
+                )
+            if not 0 <= item.index <= item.start:
+                raise InvariantError(
+                    f"{what} computes from {item.start}, and writes from index {item.index}"
                 )
             if item.kind is ItemKind.DECODE and (
                 item.count != 1

@@ -220,18 +220,18 @@ class FakeDevice:
     def pages_of(
         self, item: WorkItem, tables: SlotPageTables | None = None
     ) -> list[npt.NDArray[np.int32]]:
-        """The pages of each group that an item reads or writes, in order of position: by other
+        """The pages of each group that an item reads or writes, in order of index: by other
         tables than the device's, if they are given."""
         tables, size = tables or self.page_tables, self.page_size
-        end = pages_for(item.end, size)
+        end = pages_for(item.index_end, size)
         return [
             tables.page_ids(item.slot, group)[full_pages(seen, size) : end]
-            for group, seen in enumerate(first_seen(item.start, one) for one in self._windows)
+            for group, seen in enumerate(first_seen(item.index, one) for one in self._windows)
         ]
 
     def num_written(self, item: WorkItem) -> int:
         """How many of them, the last of each group, an item writes."""
-        return pages_for(item.end, self.page_size) - full_pages(item.start, self.page_size)
+        return pages_for(item.index_end, self.page_size) - full_pages(item.index, self.page_size)
 
     def _change_slots(self, plan: StepPlan) -> None:
         self._resolver.take(plan)
@@ -248,7 +248,7 @@ class FakeDevice:
         writers: dict[int, tuple[int, int]] = {}
         named = [NO_PAGES]
         for item in plan.items:
-            end = item.end
+            end = item.index_end
             what = f"step {plan.step}: item of sequence {item.sequence_id}"
             for slot in (item.slot, *(row.slot for row in item.rows)):
                 if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
@@ -284,13 +284,13 @@ class FakeDevice:
     def _write(self, item: WorkItem) -> None:
         ids = np.array(item.token_ids, np.int64)
         ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
-        positions = np.arange(item.start, item.end)
-        indices = full_pages(positions, self.page_size)
+        indices = np.arange(item.index, item.index_end)
         entries = entries_of(ids, item.start, self._entry_before(item))
         for group in range(self.num_groups):
-            pages = self.page_tables.page_ids(item.slot, group)[indices]
+            table = self.page_tables.page_ids(item.slot, group)
+            pages = table[full_pages(indices, self.page_size)]
             own = entries ^ np.uint64(_scramble(group))
-            self._kv[pages, tokens_in_part(positions, self.page_size)] = own
+            self._kv[pages, tokens_in_part(indices, self.page_size)] = own
 
     def _write_one(self, item: WorkItem) -> None:
         token_id, start = int(item.token_ids[0]), item.start
@@ -301,14 +301,15 @@ class FakeDevice:
         entry |= before & JUNK_BIT
         for group in range(self.num_groups):
             table = self.page_tables.page_ids(item.slot, group)
-            self._entries[token_location(table, start, self.page_size)] = entry ^ _scramble(group)
+            at = token_location(table, item.index, self.page_size)
+            self._entries[at] = entry ^ _scramble(group)
 
     def _entry_before(self, item: WorkItem) -> int:
         """The entry of the token before the item's first, from the page that holds it."""
-        if item.start == 0:
+        if item.index == 0:
             return 0
-        index, offset = divmod(item.start - 1, self.page_size)
-        page = int(self.page_tables.page_ids(item.slot)[index])
+        place, offset = divmod(item.index - 1, self.page_size)
+        page = int(self.page_tables.page_ids(item.slot)[place])
         return self._entries.item(page * self.page_size + offset)
 
     def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
@@ -341,7 +342,7 @@ class FakeDevice:
 
     def _total(self, item: WorkItem, offset: int) -> int:
         """The weighted sum of the entries up to the item's token at `offset`."""
-        end = item.start + offset + 1
+        end = item.index + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
         entries = self._entries_of(item, 0, end)
@@ -356,7 +357,7 @@ class FakeDevice:
     def _entries_of(
         self, item: WorkItem, first: int, end: int, group: int = 0
     ) -> npt.NDArray[np.uint64]:
-        """The entries of positions [first, end), from the pages of one group."""
+        """The entries at indices `[first, end)`, from the pages of one group."""
         size = self.page_size
         at = full_pages(first, size)
         pages = self.page_tables.page_ids(item.slot, group)[at : pages_for(end, size)]

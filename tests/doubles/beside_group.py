@@ -49,7 +49,7 @@ class BesideGroup(WindowGroup):
         count = pages_for(num_known, self.page_size) * self.width - len(found[0])
         return GroupClaim(0, tuple(found), tail, count, count)
 
-    def first_swapped(self, lease: KVLease, position: int) -> int:
+    def first_swapped(self, lease: KVLease, index: int) -> int:
         return lease.published
 
 

@@ -63,7 +63,8 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
     for _ in range(draw(st.integers(1, 5))):
         slot = next(slots)
         at, count = draw(st.integers(0, 70)), 1 if only_decodes else draw(st.integers(1, 40))
-        pages = -(-(at + count) // page_size) + draw(st.integers(0, 2))
+        index = at - draw(st.sampled_from([0, at // 3]))
+        pages = -(-(index + count) // page_size) + draw(st.integers(0, 2))
         ids: list[int] = [1000 * slot + position for position in range(at, at + count)]
         if draw(st.booleans()):
             ids[-1] = PENDING_TOKEN
@@ -79,6 +80,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
                 sequence_id=slot,
                 slot=slot,
                 start=at,
+                index=index,
                 count=count,
                 token_ids=np.array(ids, np.int32),
                 page_ids=page_ids,
@@ -101,7 +103,7 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
     for index, item in enumerate(plan.items):
         assert isinstance(item, PlacedItem)
         assert batch.query_start[index] == row
-        assert batch.context_lens[index] == item.start + item.count
+        assert batch.context_lens[index] == item.index + item.count
         for sample in item.rows:
             at = len(sampled)
             assert batch.logit_rows[at] == row + sample.offset
@@ -117,13 +119,15 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
             if token_id == PENDING_TOKEN:
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
-            page = item.page_ids[position // page_size]
-            assert batch.token_locations[0, row] == page * page_size + position % page_size
+            place = item.index + offset
+            page = item.page_ids[place // page_size]
+            assert batch.token_locations[0, row] == page * page_size + place % page_size
             row += 1
-        pages = -(-(item.start + item.count) // page_size)
+        pages = -(-(item.index + item.count) // page_size)
         assert batch.page_table[0, index, :pages].tolist() == item.page_ids[:pages].tolist()
     assert batch.query_start.tolist()[len(plan.items) :] == [row] == [len(batch.token_ids)]
-    assert batch.max_context == max(item.start + item.count for item in plan.items)
+    assert batch.max_context == max(item.index + item.count for item in plan.items)
+    assert batch.end_position == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
     assert len(batch.logit_rows) == len(samples) == len(sampled)
 
@@ -211,7 +215,7 @@ def test_tokens_without_a_page_are_refused(count: int) -> None:
         if at + count <= 16:
             reader.read(plan)
             continue
-        with pytest.raises(InvariantError, match=f"slot 3 has 8 pages.*position {at + count - 1}"):
+        with pytest.raises(InvariantError, match=f"slot 3 has 8 pages.*index {at + count - 1}"):
             reader.read(plan)
 
 

@@ -120,7 +120,7 @@ class Ran:
     outcomes: list[StepOutcome]
     cache: KVCache
     written: torch.Tensor
-    """KV of the positions that are known to be computed, layers and groups first."""
+    """Entries that are known to be computed, layers and groups first."""
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
@@ -142,10 +142,11 @@ async def run_all(
     max_branches: int = 4,
     spare: int | None = None,
     part_first: bool = False,
+    dropped: int = 0,
 ) -> list[Ran]:
     """The prompts, each in a slot, then a step with guesses if there are any, then one by one:
     `count` tokens of each. In the step with guesses, a part of one more prompt is computed, before
-    or behind them."""
+    or behind them. `dropped`: entries at the ends of the prompts that are written over."""
     groups = decoder.layout.num_groups
     lengths = [*(len(one) + count + MOST + 1 for one in prompts), len(PART)]
     sizes = [pages_for(length, page_size) * groups for length in lengths]
@@ -179,7 +180,10 @@ async def run_all(
     while slots := [i for i, ids in enumerate(known) if len(ids) < len(prompts[i]) + count]:
         step = len(outcomes)
         ids = [PENDING_TOKEN] + [DRAFT_TOKEN] * (MOST if paths and step == 1 else 0)
-        items = [item_of(ItemKind.VERIFY, slot, len(known[slot]) - 1, ids, 0) for slot in slots]
+        items = [
+            item_of(ItemKind.VERIFY, slot, len(known[slot]) - 1, ids, 0, dropped=dropped)
+            for slot in slots
+        ]
         if step == 1:
             part = item_of(ItemKind.PREFILL, PART_SLOT, 0, PART)
             items.insert(0 if part_first else len(items), part)
@@ -192,9 +196,10 @@ async def run_all(
     await runner.aclose()
     if paths:
         follower.check(paths)
+    ends = [len(ids) - 1 - dropped for ids in known]
     return [
-        Ran(ids, of_steps, outcomes, cache, written_to(cache, table, groups, len(ids) - 1))
-        for table, ids, of_steps in zip(tables, known, drawn, strict=False)
+        Ran(ids, of_steps, outcomes, cache, written_to(cache, table, groups, end))
+        for table, ids, of_steps, end in zip(tables, known, drawn, ends, strict=False)
     ]
 
 
@@ -229,20 +234,26 @@ def first_plan(
 
 
 def item_of(
-    kind: ItemKind, slot: int, start: int, token_ids: Sequence[int], offset: int | None = None
+    kind: ItemKind,
+    slot: int,
+    start: int,
+    token_ids: Sequence[int],
+    offset: int | None = None,
+    *,
+    dropped: int = 0,
 ) -> WorkItem:
     """With a row at the offset; None: without one."""
     ids = np.array(token_ids, np.int32)
     rows = () if offset is None else (SampleRow(offset=offset, slot=slot),)
-    return WorkItem(kind, slot, slot, start, len(ids), ids, rows)
+    return WorkItem(kind, slot, slot, start, start - dropped, len(ids), ids, rows)
 
 
-def written_to(cache: KVCache, table: Table, groups: int, positions: int) -> torch.Tensor:
-    """KV of the first positions of a slot with this page table, layers and groups first."""
-    pages = table.reshape(-1, groups).T  # of each group in order of position
+def written_to(cache: KVCache, table: Table, groups: int, count: int) -> torch.Tensor:
+    """The first entries of a slot with this page table, layers and groups first."""
+    pages = table.reshape(-1, groups).T  # of each group in order of index
     held = contents(cache)[:, :, torch.from_numpy(pages.copy()).long()]
-    # [layers, 2, groups, pages, heads, page_size, dim] -> positions behind groups
-    return held.transpose(4, 5).flatten(3, 4)[:, :, :, :positions]
+    # [layers, 2, groups, pages, heads, page_size, dim] -> indices behind groups
+    return held.transpose(4, 5).flatten(3, 4)[:, :, :, :count]
 
 
 async def run(
@@ -283,7 +294,7 @@ def assert_as_without(found: Ran, plain: Ran, row: int, paths: Paths, prompt_tok
     right furthest counts."""
     size = len(plain.token_ids)
     assert found.token_ids[:size] == plain.token_ids
-    assert torch.equal(found.written[:, :, :, : size - 1], plain.written)
+    assert torch.equal(found.written[:, :, :, : plain.written.shape[3]], plain.written)
 
     coming, outcome = plain.token_ids[prompt_tokens + 1 :], found.outcomes[1]
     right = [next((n for n, t in enumerate(p) if t != coming[n]), len(p)) for p in paths]
@@ -303,15 +314,21 @@ temperatures = st.sampled_from([0.0, 1.0])
     prompt_tokens=st.integers(1, 20),
     page_size=page_sizes,
     temperature=temperatures,
+    dropped=st.sampled_from([0, 0, 1, 3]),
 )
 @settings(max_examples=examples(25))
 def test_tokens_and_pages_are_as_without_guesses(
-    decoder: Decoder, data: st.DataObject, prompt_tokens: int, page_size: int, temperature: float
+    decoder: Decoder,
+    data: st.DataObject,
+    prompt_tokens: int,
+    page_size: int,
+    temperature: float,
+    dropped: int,
 ) -> None:
-    prompt = [*range(5, 5 + prompt_tokens)]
-    plain = asyncio.run(run(decoder, prompt, page_size, temperature))
+    prompt, dropped = [*range(5, 5 + prompt_tokens)], min(dropped, prompt_tokens - 1)
+    plain = asyncio.run(run(decoder, prompt, page_size, temperature, dropped=dropped))
     paths = drawn_paths(data, plain.token_ids[prompt_tokens + 1 :])
-    found = asyncio.run(run(decoder, prompt, page_size, temperature, paths))
+    found = asyncio.run(run(decoder, prompt, page_size, temperature, paths, dropped=dropped))
     assert_as_without(found, plain, 0, paths, prompt_tokens)
 
 

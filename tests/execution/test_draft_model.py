@@ -18,11 +18,13 @@ from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.speculation.drafts.computed_drafter import DraftOptions
 from aioserve.execution.speculation.drafts.draft_model import DraftModel
 from aioserve.execution.speculation.resolver import Resolver
+from aioserve.kv.groups import making
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import expected_tokens
 from tests.doubles.draft_decoder import DraftDecoder, TokenPages
+from tests.doubles.dropped_entries import DroppingGroup
 from tests.scheduling.bench import Bench
 from tests.tiers import examples
 
@@ -275,3 +277,11 @@ def test_a_drafter_whose_model_nobody_loaded_says_so() -> None:
         ModelDrafter(path="")
     with pytest.raises(ConfigError, match=r"quantization must be one of .*, got 'int3'"):
         ModelDrafter(quantization=cast(Any, "int3"))
+
+
+def test_a_slot_that_lost_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(making.KINDS, "full", DroppingGroup)
+    bench = bench_of(DraftDecoder())
+    bench.submit(3 * PROMPT, max_tokens=9, max_draft_tokens=2)
+    with pytest.raises(InvariantError, match="slot 0 goes on from position 16 at index 12"):
+        run(bench, 1)

@@ -60,12 +60,14 @@ class Slot:
         sampled: Sequence[int] = (),
         *,
         draws: bool = True,
+        dropped: int = 0,
     ) -> WorkItem:
-        """A step with one item; as it was resolved."""
+        """A step with one item, before which so many entries were dropped; as it was resolved."""
         offset = 0 if kind is ItemKind.VERIFY else len(token_ids) - 1
         rows = (SampleRow(offset=offset, slot=0),)
         ids = np.array(token_ids, np.int32)
-        item = WorkItem(kind, 0, 0, start, len(ids), ids, rows if draws else ())
+        rows, places = rows if draws else (), (start, start - dropped, len(ids))
+        item = WorkItem(kind, 0, 0, *places, ids, rows)
         plan = self.resolver.resolved(plan_of(items=(item,)))
         counts = {0: len(sampled)} if draws and len(sampled) != 1 else {}
         outcome = StepOutcome(step=1, token_ids=tuple(sampled), token_counts=counts)
@@ -84,6 +86,14 @@ def test_an_item_begins_where_the_guesses_before_it_ended() -> None:
     second = slot.step(ItemKind.VERIFY, 6, [PENDING_TOKEN, DRAFT_TOKEN], [23])
     assert (second.start, second.count) == (5, 2)
     assert slot.known == [*PROMPT, 20, 21, 9, 23]
+
+
+def test_an_index_is_as_far_behind_as_the_position() -> None:
+    slot = Slot()
+    first = slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN, DRAFT_TOKEN], [21, 9], dropped=2)
+    assert (first.start, first.index) == (3, 1)
+    second = slot.step(ItemKind.VERIFY, 6, [PENDING_TOKEN, DRAFT_TOKEN], [23], dropped=2)
+    assert (second.start, second.index, second.count) == (5, 3, 2)
 
 
 def test_only_a_step_that_asks_the_drafter_tells_what_it_takes() -> None:
@@ -137,10 +147,10 @@ def test_an_item_behind_a_step_that_failed_begins_no_sooner_than_its_own_pages()
     slot = Slot()
     rows = (SampleRow(offset=0, slot=0),)
     ids = np.array([PENDING_TOKEN, DRAFT_TOKEN, DRAFT_TOKEN], np.int32)
-    item = WorkItem(ItemKind.VERIFY, 0, 0, 6, 3, ids, rows, least_start=4)
+    item = WorkItem(ItemKind.VERIFY, 0, 0, 6, 6, 3, ids, rows, least_start=4)
     plan = slot.resolver.resolved(plan_of(items=(item,)))  # what was to compute position 3 failed
     (lost,) = plan.items
-    assert (lost.start, lost.count) == (6, 1)
+    assert (lost.start, lost.index, lost.count) == (6, 6, 1)
     slot.resolver.noted(plan, StepOutcome(step=1, token_ids=(9,)))
     assert slot.known == [*PROMPT, 20]
 
@@ -208,7 +218,14 @@ class QuickSlots:
     def run(self, parts: list[tuple[int, ItemKind, int, list[int]]]) -> None:
         items = tuple(
             WorkItem(
-                kind, slot, slot, start, len(ids), np.array(ids, np.int32), (_row(slot, kind, ids),)
+                kind,
+                slot,
+                slot,
+                start,
+                start,
+                len(ids),
+                np.array(ids, np.int32),
+                (_row(slot, kind, ids),),
             )
             for slot, kind, start, ids in parts
         )

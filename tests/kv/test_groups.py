@@ -38,7 +38,7 @@ def test_pages_that_have_gone_are_missed_by_each_token_before_the_least(
     page_size: int, window: int, first: int
 ) -> None:
     group = group_of(page_size, window)
-    least = group.least_position(first)
+    least = group.least_index(first)
     if window:
         assert min(pages_seen(least, page_size, window)) >= first
         assert not least or min(pages_seen(least - 1, page_size, window)) < first

@@ -15,7 +15,7 @@ PLACES = ("cli", "engine", "execution", "kv", "ops", "scheduling", "server", "si
 DIVISIONS = {
     "aioserve/kv/pages.py": None,
     # A call for each running sequence of each step would be a tenth of its planning.
-    "aioserve/kv/memory.py": {"lease.computed % size"},
+    "aioserve/kv/memory.py": {"lease.entries % size"},
 }
 
 

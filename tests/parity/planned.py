@@ -67,12 +67,15 @@ def item(
     pages: Sequence[int],
     *,
     samples: Sequence[int] | None = None,
+    dropped: int = 0,
 ) -> WorkItem:
-    """Compute `token_ids` from position `start`, and sample for these slots, by default its own."""
+    """Compute `token_ids` from position `start`, and sample for these slots, by default its own.
+    `dropped`: entries before them that are no longer in the pages."""
     return placed_item(
         sequence_id=slot,
         slot=slot,
         start=start,
+        index=start - dropped,
         count=len(token_ids),
         token_ids=np.array(token_ids, np.int32),
         page_ids=np.array(pages, np.int32),

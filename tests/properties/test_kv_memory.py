@@ -8,6 +8,9 @@ lease that holds another prefix than its own.
 With window groups each of them has pages of its own, and of these a lease needs the last ones: what
 the next token sees must be there in every group, in pages that the lease holds, and what has gone
 from the window may be anything.
+
+Leases lose entries in the middle, too. What is behind them moves up in the table: a position is no
+longer the index of its entry.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from aioserve.kv.layout import group_specs
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PageState
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for
 from aioserve.kv.recovery import held_in, recover
+from tests.doubles.dropped_entries import drop_pages
 from tests.tiers import examples
 
 LONG = [[(5 * k + i) % 7 for i in range(64)] for k in range(2)]
@@ -41,7 +45,7 @@ def prompts():
 class Holder:
     """A lease, the tokens that are known of its sequence, and drafts that aren't: behind these."""
 
-    def __init__(self, token_ids: list[int]) -> None:
+    def __init__(self, token_ids: list[int], *, publishes: bool = True) -> None:
         self.lease = KVLease()
         self.known = token_ids
         self.drafts: list[int] = []
@@ -49,6 +53,9 @@ class Holder:
         """What each step began with that computed something."""
         self.least = 0
         """No token before this position is computed again."""
+        self.publishes = publishes
+        self.dropped: set[int] = set()
+        """Positions whose entries were dropped."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -57,6 +64,15 @@ class Holder:
     @property
     def tokens(self) -> list[int]:
         return [*self.known, *self.drafts]
+
+    @property
+    def kept(self) -> list[int]:
+        """Positions in order of the indices of their entries."""
+        return [at for at in range(self.lease.computed) if at not in self.dropped]
+
+    def index(self, position: int) -> int:
+        """Index of the entry of a token behind those that were dropped."""
+        return position - len(self.dropped)
 
 
 class KVMemoryMachine(RuleBasedStateMachine):
@@ -99,12 +115,12 @@ class KVMemoryMachine(RuleBasedStateMachine):
         memory, lease = self.memory, holder.lease
         holder.starts[self.step] = lease.computed
         for position in range(lease.computed, lease.computed + count):
-            index, offset = divmod(position, memory.page_size)
+            index, offset = divmod(holder.index(position), memory.page_size)
             for group, page in enumerate(self.pages_of(lease, index)):
                 assert memory.pool.ref_count(page) == 1, f"page {page} is written and shared"
                 self.kv[0, page, offset] = (group, *holder.tokens[: position + 1])
                 self.touched[page] = self.step
-        for page in self.pages_seen(lease, lease.computed, lease.computed + count):
+        for page in self.pages_seen(lease, lease.entries, lease.entries + count):
             self.touched[page] = self.step
         memory.advance(lease, count, self.step)
 
@@ -115,12 +131,13 @@ class KVMemoryMachine(RuleBasedStateMachine):
         return pages
 
     def first_seen(self, position: int) -> int:
-        """The first token that the one at `position` sees in a window layer."""
+        """The first token that the one at `position` sees in a window layer. Indices are in the
+        same order, and no entry is dropped that a later token sees there."""
         return max(0, position - self.window + 1)
 
     def pages_seen(self, lease: KVLease, start: int, end: int) -> list[int]:
-        """Pages that tokens from `start` up to `end` read: those of their windows, and all others
-        of group 0."""
+        """Pages that tokens with entries from index `start` up to `end` read: those of their
+        windows, and all others of group 0."""
         size = self.memory.page_size
         seen = lease.page_ids[: pages_for(end, size)].tolist()
         for index in range(self.first_seen(start) // size, pages_for(end, size)):
@@ -137,12 +154,16 @@ class KVMemoryMachine(RuleBasedStateMachine):
             if count:
                 patience = 3
                 self.compute(holder, count)
-                memory.publish(lease, holder.ids)
+                self.publish(holder)
                 self.trim(holder)
             else:
                 patience -= 1
                 assert patience, f"{lease} gets no page, and {memory.pool} has some"
             self.done()
+
+    def publish(self, holder: Holder, *, leaving: bool = False) -> None:
+        if holder.publishes:
+            self.memory.publish(holder.lease, holder.ids, leaving=leaving)
 
     def trim(self, holder: Holder) -> None:
         least = min(holder.lease.computed, len(holder.known) - 1)
@@ -172,9 +193,9 @@ class KVMemoryMachine(RuleBasedStateMachine):
     # -- what a scheduler does
 
     @precondition(lambda self: len(self.holders) < 5)
-    @rule(prompt=prompts())
-    def begin(self, prompt):
-        self.begin_with(Holder(prompt))
+    @rule(prompt=prompts(), publishes=st.booleans())
+    def begin(self, prompt, publishes):
+        self.begin_with(Holder(prompt, publishes=publishes))
 
     def begin_with(self, holder: Holder) -> bool:
         memory = self.memory
@@ -199,10 +220,12 @@ class KVMemoryMachine(RuleBasedStateMachine):
             return False
         self.holders.append(holder)
         holder.least = holder.lease.computed
+        if holder.lease.entries == holder.lease.computed:  # swapped out pages were not gone on from
+            holder.dropped = set()
         self.copy()
         self.holds_its_own_tokens(holder)
         self.compute(holder, 1)
-        memory.publish(holder.lease, holder.ids)
+        self.publish(holder)
         self.trim(holder)
         self.done()
         self.run_chunks(holder, len(holder.known))
@@ -233,7 +256,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
             holder.drafts.append(self.next_draft)
             self.next_draft += 1
         self.compute(holder, count)
-        memory.publish(lease, holder.ids)
+        self.publish(holder)
         self.trim(holder)
         self.done()
 
@@ -243,20 +266,18 @@ class KVMemoryMachine(RuleBasedStateMachine):
         """Keep some of the drafts, which become known, or not even all that was known."""
         holder = data.draw(st.sampled_from(self.holders))
         lease, size = holder.lease, self.memory.page_size
-        length = data.draw(st.integers(1, len(holder.tokens)))
-        gone = max(table.first for table in lease.tables)
-        if (
-            capacity_tokens(lease.published, size) > length
-            or gone > self.first_seen(length) // size
-        ):
+        behind = max(holder.dropped, default=0)  # who drops entries doesn't go back before them
+        length = data.draw(st.integers(1 + behind, len(holder.tokens)))
+        gone, index = max(table.first for table in lease.tables), holder.index(length)
+        if capacity_tokens(lease.published, size) > index or gone > self.first_seen(index) // size:
             with pytest.raises(InvariantError, match=f"got {length}"):
                 self.memory.truncate(lease, length)
             return
         self.memory.truncate(lease, length)
         holder.known, holder.drafts = holder.tokens[:length], []
         holder.least = min(holder.least, length)
-        assert lease.num_pages == pages_for(length, size)
-        self.memory.publish(lease, holder.ids)
+        assert lease.num_pages == pages_for(index, size)
+        self.publish(holder)
         self.trim(holder)
         self.done()
 
@@ -266,12 +287,33 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if holder.drafts:
             return
-        self.memory.publish(holder.lease, holder.ids)
-        child = Holder(list(holder.known))
+        self.publish(holder)
+        child = Holder(list(holder.known), publishes=holder.publishes)
         child.least, child.starts = holder.least, dict(holder.starts)
+        child.dropped = set(holder.dropped)
         self.memory.fork(holder.lease, child.lease, self.step, self.step)
         self.holders.append(child)
         self.done()
+
+    def droppable(self, holder: Holder) -> range:
+        """Places of whole pages that are the lease's own, with entries that no later token sees in
+        its window."""
+        least = holder.index(min(holder.least, len(holder.known) - 1))
+        end = self.first_seen(least) if self.groups else least
+        return range(holder.lease.published, full_pages(end, self.memory.page_size))
+
+    @precondition(lambda self: any(map(self.droppable, self.holders)))
+    @rule(data=st.data())
+    def drop(self, data):
+        holder = data.draw(st.sampled_from([h for h in self.holders if self.droppable(h)]))
+        lease, size, places = holder.lease, self.memory.page_size, self.droppable(holder)
+        first = data.draw(st.sampled_from(places))
+        end = data.draw(st.integers(first + 1, places.stop))
+        kept, published = holder.kept, lease.published
+        holder.dropped |= {*kept[first * size : end * size]}
+        drop_pages(self.memory.pool, lease, first, end)
+        self.memory.publish(lease, holder.ids)
+        assert lease.published == published
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -293,7 +335,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         if holder.drafts:
             return
         self.holders.remove(holder)
-        self.memory.publish(holder.lease, holder.ids, leaving=True)
+        self.publish(holder, leaving=True)
         self.memory.swap_out(holder.lease, len(holder.known), self.step)
         self.memory.leave(holder.lease)
         holder.lease, holder.starts = holder.lease.successor(), {}
@@ -403,6 +445,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.kv = {p: kv for p, kv in self.kv.items() if p[0] or counts[p[1]]}
         for holder in self.holders:
             assert holder.lease.computed == len(holder.tokens)
+            assert holder.lease.entries == len(holder.kept)
             self.holds_its_own_tokens(holder)
         nodes = [] if self.memory.tree is None else self.memory.tree.walk()
         expected = np.zeros(len(counts), np.int32)
@@ -413,11 +456,11 @@ class KVMemoryMachine(RuleBasedStateMachine):
     def holds_its_own_tokens(self, holder: Holder) -> None:
         """What the next token sees is there, in pages that the lease holds."""
         lease, size = holder.lease, self.memory.page_size
-        seen_from = self.first_seen(holder.least)
-        for position in range(lease.computed):
-            index, offset = divmod(position, size)
+        seen_from = self.first_seen(holder.index(holder.least))
+        for at, position in enumerate(holder.kept):
+            index, offset = divmod(at, size)
             for group, page in enumerate(self.pages_of(lease, index)):
-                if group and position < seen_from:
+                if group and at < seen_from:
                     continue
                 assert self.kv.get((0, page, offset)) == (group, *holder.tokens[: position + 1])
                 assert page in lease.tables[min(group, 1)].held.tolist()

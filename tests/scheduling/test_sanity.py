@@ -71,6 +71,11 @@ def run_without_a_slot(bench: Bench) -> None:
 
 def compute_past_the_pages(bench: Bench) -> None:
     bench.running[0].lease.computed += 8
+    bench.running[0].lease.entries += 8
+
+
+def write_more_than_is_computed(bench: Bench) -> None:
+    bench.running[0].lease.computed -= 1
 
 
 def publish_past_what_is_computed(bench: Bench) -> None:
@@ -96,6 +101,7 @@ def commit_twice(bench: Bench) -> None:
         (run_without_a_slot, r"running sequence 1 \(running\) has slots \[-1\]"),
         (compute_past_the_pages, r"sequence 1 \(running\) has computed"),
         (publish_past_what_is_computed, r"sequence 1 \(running\) has computed"),
+        (write_more_than_is_computed, r"has computed 12 tokens, of which it holds 13,"),
         (commit_twice, r"sequence 1 \(running\) has computed .* samples -1"),
     ],
 )

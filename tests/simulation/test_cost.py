@@ -24,6 +24,7 @@ def step(
             sequence_id=1,
             slot=0,
             start=start,
+            index=start,
             count=count,
             token_ids=PENDING_IDS,
             rows=(SampleRow(offset=count - 1, slot=0),) if samples else (),

@@ -186,7 +186,8 @@ def test_luck_is_that_of_a_request_and_a_place_whatever_step_it_is_in(
         start = SlotStart(slot=slot, params=SamplingParams(), seed=0, drafting=drafting)
         ids = np.full(1 + count, DRAFT_TOKEN, np.int32)
         rows = (SampleRow(offset=0, slot=slot),)
-        item = WorkItem(ItemKind.VERIFY, sequence_id, slot, position - 1, 1 + count, ids, rows)
+        places = slot, position - 1, position - 1, 1 + count
+        item = WorkItem(ItemKind.VERIFY, sequence_id, *places, ids, rows)
         plan = StepPlan(step=steps, started_slots=(start,), items=(item,))
         _, outcome = guesses.taken(plan, {sequence_id: 7}, {sequence_id: 34})
         return len(outcome.token_ids) - 1

@@ -47,6 +47,7 @@ def decode(slot: int, start: int) -> WorkItem:
         sequence_id=slot,
         slot=slot,
         start=start,
+        index=start,
         count=1,
         token_ids=PENDING_IDS,
         rows=(SampleRow(offset=0, slot=slot),),

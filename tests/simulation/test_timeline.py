@@ -16,6 +16,7 @@ def add(
             sequence_id=n,
             slot=0,
             start=0,
+            index=0,
             count=tokens,
             token_ids=PENDING_IDS,
         )

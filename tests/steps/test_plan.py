@@ -26,6 +26,7 @@ def item(kind: ItemKind, start: int, count: int, *offsets: int, **more: Any) -> 
         sequence_id=1,
         slot=0,
         start=start,
+        index=more.pop("index", start),
         count=count,
         token_ids=np.full(count, 5, np.int32),
         rows=tuple(SampleRow(offset=offset, slot=0) for offset in offsets),
@@ -62,6 +63,8 @@ def test_totals_are_those_of_the_items() -> None:
         ([item(VERIFY, 4, 2)], "VERIFY.* must have one row"),
         ([item(VERIFY, 4, 2, 1)], "VERIFY.* must have one row, of its first token"),
         ([item(PREFILL, 4, 2, 2)], "row of token 2"),
+        ([item(PREFILL, 4, 2, index=5)], "computes from 4, and writes from index 5"),
+        ([item(PREFILL, 4, 2, index=-1)], "computes from 4, and writes from index -1"),
     ],
 )
 def test_an_item_that_is_not_what_it_says_is_refused(items: list[WorkItem], message: str) -> None:

@@ -80,8 +80,8 @@ class ScratchPages:
             table = read.page_table[:, index]
             for path in paths.get(item.slot, ()):
                 first, last = (
-                    full_pages(item.start, size),
-                    pages_for(item.start + 1 + len(path), size),
+                    full_pages(item.index, size),
+                    pages_for(item.index + 1 + len(path), size),
                 )
                 wanted = len(table) * (last - first)
                 if free + wanted > self._end:
@@ -89,7 +89,7 @@ class ScratchPages:
                 own = table.copy()
                 own[:, first:last] = np.arange(free, free + wanted).reshape(len(table), -1)
                 free += wanted
-                if before := tokens_in_part(item.start, size):
+                if before := tokens_in_part(item.index, size):
                     copies += [
                         (0, int(source), 0, int(target), before)
                         for source, target in zip(table[:, first], own[:, first], strict=True)
@@ -155,7 +155,7 @@ class BranchedStep:
             item, page_table = items[branch.item], self._read.page_table[:, branch.item]
             items[branch.item] = _item(item, branch.ids)
             places[branch.item] = places[len(self._plan.items) + index]
-            copies += _copies_back(item.start, kept, branch, page_table, self._read.page_size)
+            copies += _copies_back(item.index, kept, branch, page_table, self._read.page_size)
         plan = msgspec.structs.replace(self._plan, items=tuple(items))
         rows = np.concatenate([np.array(p, np.int64) for p in places[: len(items)]])
         return plan, rows, _copies(copies)
@@ -191,11 +191,11 @@ def _asks_for_more(read: UnresolvedStep, row: int) -> bool:
 
 
 def _copies_back(
-    start: int, count: int, branch: _Branch, page_table: npt.NDArray[np.int32], page_size: int
+    index: int, count: int, branch: _Branch, page_table: npt.NDArray[np.int32], page_size: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Copies of `count` tokens from a position on, and of those before it in its page."""
-    for place in range(full_pages(start, page_size), pages_for(start + count, page_size)):
-        num_tokens = min(page_size, start + count - place * page_size)
+    """Copies of `count` entries from an index on, and of those before it in its page."""
+    for place in range(full_pages(index, page_size), pages_for(index + count, page_size)):
+        num_tokens = min(page_size, index + count - place * page_size)
         for own, page in zip(branch.page_table[:, place], page_table[:, place], strict=True):
             yield 0, int(own), 0, int(page), num_tokens
 

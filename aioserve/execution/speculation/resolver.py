@@ -239,7 +239,10 @@ class Resolver:
             start, behind = item.start, ()
             self.branches.pop(item.slot, None)
         token_ids = np.array([known[-1], *behind], np.int32)
-        return msgspec.structs.replace(item, start=start, count=len(token_ids), token_ids=token_ids)
+        index, count = item.index - (item.start - start), len(token_ids)
+        return msgspec.structs.replace(
+            item, start=start, index=index, count=count, token_ids=token_ids
+        )
 
     def noted(
         self,

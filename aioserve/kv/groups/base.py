@@ -73,12 +73,12 @@ class Group(ABC):
     def need(self, num_positions: int) -> int:
         """Pages that a sequence with tokens in so many positions holds, going on token by token."""
 
-    def first_needed(self, position: int) -> int:
-        """The first page position whose pages the token at `position` needs."""
+    def first_needed(self, index: int) -> int:
+        """The first page position whose pages the token with the entry at `index` needs."""
         return 0
 
-    def least_position(self, first: int) -> int:
-        """The first token that needs no pages before page position `first`."""
+    def least_index(self, first: int) -> int:
+        """Index of the first token that needs no pages before page position `first`."""
         return 0
 
     def num_short(self, table: PageTable, num_positions: int) -> int:
@@ -103,7 +103,7 @@ class Group(ABC):
     def match(
         self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
     ) -> GroupClaim:
-        """Find the pages with which a lease of `num_known` tokens goes on from `num_cached`, and
+        """Find the pages with which a lease goes on from `num_cached` entries to `num_known`, and
         hold what the receipts of `match` don't lock. `swapped` are pages to go on from."""
 
     def drop(self, claim: GroupClaim) -> None:
@@ -149,7 +149,7 @@ class Group(ABC):
         self._pool.release(own[changed], lease.last_step)
 
     def trim(self, lease: KVLease, table: PageTable, least: int) -> None:
-        """Give back pages that no token from position `least` on needs, fenced by the last step of
+        """Give back pages that no token from index `least` on needs, fenced by the last step of
         the lease: no other token will be computed."""
         first = self.first_needed(least)
         if first > table.first:
@@ -164,8 +164,8 @@ class Group(ABC):
         self._pool.release(rest, lease.last_step)
 
     @abstractmethod
-    def first_swapped(self, lease: KVLease, position: int) -> int:
-        """The first page position to swap out for the token at `position`: the tree keeps what it
+    def first_swapped(self, lease: KVLease, index: int) -> int:
+        """The first page position to swap out for the token at `index`: the tree keeps what it
         needs before that."""
 
     @abstractmethod

@@ -43,7 +43,7 @@ class FullGroup(Group):
         self._pool.retain(claim.found[0])
         return PageTable(1, 0, claim.found[0], page_ids)
 
-    def first_swapped(self, lease: KVLease, position: int) -> int:
+    def first_swapped(self, lease: KVLease, index: int) -> int:
         return lease.published
 
     def num_own(self, lease: KVLease, table: PageTable) -> int:

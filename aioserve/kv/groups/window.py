@@ -44,11 +44,11 @@ class WindowGroup(Group):
     def need(self, num_positions: int) -> int:
         return self.width * min(num_positions, self._most_positions)
 
-    def first_needed(self, position: int) -> int:
-        first = position - self._num_before  # not by `first_seen`: each step asks for each sequence
+    def first_needed(self, index: int) -> int:
+        first = index - self._num_before  # not by `first_seen`: each step asks for each sequence
         return full_pages(first, self.page_size) if first > 0 else 0
 
-    def least_position(self, first: int) -> int:
+    def least_index(self, first: int) -> int:
         return capacity_tokens(first, self.page_size) + self._num_before if first else 0
 
     def pages_of(self, tier: int, page_ids: PageIds) -> PageIds:
@@ -96,8 +96,8 @@ class WindowGroup(Group):
         if len(claim.tail):
             self._pool.release(claim.tail, NO_STEP)
 
-    def first_swapped(self, lease: KVLease, position: int) -> int:
-        return self.first_needed(position)
+    def first_swapped(self, lease: KVLease, index: int) -> int:
+        return self.first_needed(index)
 
     def num_own(self, lease: KVLease, table: PageTable) -> int:
         return self._pool.num_unshared(table.held)

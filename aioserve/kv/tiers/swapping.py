@@ -63,13 +63,14 @@ class Swapping:
         """
         # One known token is always computed again: its step samples the next.
         computed = min(lease.computed, num_known - 1)
+        entries = computed - (lease.computed - lease.entries)
         if len(self._tiers) <= SWAP_TIER or not self._swaps(lease, how):
             return None
         pool = self._tiers[SWAP_TIER].pool
-        end = pages_for(computed, pool.page_size)
+        end = pages_for(entries, pool.page_size)
         if end <= lease.published:
             return None
-        firsts = [group.first_swapped(lease, computed) for group in self._groups]
+        firsts = [group.first_swapped(lease, entries) for group in self._groups]
         sources = [
             table.between(first, end) for table, first in zip(lease.tables, firsts, strict=True)
         ]
@@ -85,7 +86,7 @@ class Swapping:
             runs.append(SwappedRun(first, targets[: len(page_ids)]))
             self._copies.across(0, page_ids, SWAP_TIER, runs[-1].page_ids)
             targets = targets[len(page_ids) :]
-        return SwappedPages(SWAP_TIER, tuple(runs), computed, step)
+        return SwappedPages(SWAP_TIER, tuple(runs), computed, entries, step)
 
     def _swaps(self, lease: KVLease, how: Preemption | None) -> bool:
         preemption = how or self._preemption

@@ -260,6 +260,7 @@ def verifying_plan(num_guesses: int) -> StepPlan:
         sequence_id=1,
         slot=1,
         start=len(PROMPT),
+        index=len(PROMPT),
         count=len(token_ids),
         token_ids=token_ids,
         rows=(SampleRow(offset=0, slot=1),),

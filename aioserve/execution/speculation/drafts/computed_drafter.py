@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aioserve.drafting.at_once import AtOnce
+from aioserve.errors import InvariantError
 from aioserve.execution.speculation.drafts.state_pages import StatePages
 from aioserve.kv.pages import token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
@@ -95,7 +96,14 @@ class ComputedDrafter(AtOnce):
 
     def follow(self, plan: StepPlan) -> None:
         """The target is about to compute a plan, whose pages it has copied. To be called behind
-        `take`, and before the guesses of the plan are made."""
+        `take`, and before the guesses of the plan are made. Raises `InvariantError` for a slot
+        whose entries were dropped: drafts find what they read and write by position."""
+        for item in plan.items:
+            if item.index != item.start:
+                raise InvariantError(
+                    f"slot {item.slot} goes on from position {item.start} at index {item.index}, "
+                    "and its drafts are at their positions"
+                )
         self._distributions.clear()
 
     def computed(
@@ -125,11 +133,11 @@ class ComputedDrafter(AtOnce):
         `[T]`."""
         items = plan.items
         slots = np.array([item.slot for item in items], np.int64)
-        ends = np.array([item.end for item in items], np.int64)
+        ends = np.array([item.index_end for item in items], np.int64)
         rows = np.repeat(np.arange(len(items)), [item.count for item in items])
-        positions = np.concatenate([np.arange(item.start, item.end) for item in items])
+        indices = np.concatenate([np.arange(item.index, item.index_end) for item in items])
         table = self._tables.rows(slots, ends, page_size)[:1]
-        return token_locations(table, rows, positions, page_size)[0]
+        return token_locations(table, rows, indices, page_size)[0]
 
     def distributions(self, slot: int) -> Sequence[Tensor]:
         """As `SampledDrafts.distributions`: a greedy request has none."""
