@@ -128,9 +128,8 @@ def test_the_arrays_of_bytes_are_views_of_them() -> None:
     for field in BATCH_FIELDS:
         expected = getattr(first.batch, field.name)
         np.testing.assert_array_equal(getattr(there.batch, field.name), expected)
-    for field in SAMPLE_FIELDS:
-        expected = getattr(first.samples, field.name)
-        np.testing.assert_array_equal(getattr(there.samples, field.name), expected)
+    for name, expected in first.samples.arrays().items():
+        np.testing.assert_array_equal(there.samples.arrays()[name], expected)
     there.batch.token_ids[0] = 77
     again = unpacked(data).batch
     assert again is not None
@@ -144,8 +143,8 @@ def test_copies_and_counts_of_pooled_tokens_travel_too() -> None:
 
 
 def test_each_array_of_a_step_has_a_field() -> None:
-    for made, known in ((HostBatch, BATCH_FIELDS), (SampleRows, SAMPLE_FIELDS)):
-        assert {field.name for field in fields(made)} == {field.name for field in known}
+    assert {field.name for field in fields(HostBatch)} == {field.name for field in BATCH_FIELDS}
+    assert list(SampleRows.none().arrays()) == [field.name for field in SAMPLE_FIELDS]
 
 
 def test_bytes_that_are_of_no_step_are_refused() -> None:
