@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.host import Host
 from aioserve.execution.step_thread import StepThread
+from aioserve.execution.worker import Worker
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -19,11 +20,24 @@ from aioserve.steps.plan import StepPlan
 __all__ = ["StepThreadRunner"]
 
 
+class WaitedWorker(Worker, Protocol):
+    """A worker that keeps its thread for as long as a step takes."""
+
+    leave_python: Callable[[], None]
+    """Called where a step goes on without Python for a while; set by the home of the worker."""
+
+    @property
+    def idle(self) -> Callable[[], bool]:
+        """A piece of work for a time when no step runs; False if there was none. It holds no
+        runner, whose thread ends with it."""
+        ...
+
+
 class StepThreadRunner:
     """A `Runner`: the host resolves a step, and the worker computes it, when the step before is
     known. Made on the event loop that will await its steps."""
 
-    def __init__(self, host: Host, worker: CpuWorker, *, name: str) -> None:
+    def __init__(self, host: Host, worker: WaitedWorker, *, name: str) -> None:
         """`name`: of its thread, behind that of the library."""
         self._host = host
         self._worker = worker

@@ -18,6 +18,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.execution.gpu.worker import CudaWorker
+from aioserve.execution.host import Host
 from aioserve.steps.pages import PageCopy
 from aioserve.testing import expected_tokens, run_simulated
 from aioserve.testing.fake_device import entries_of
@@ -194,6 +195,20 @@ def test_steps_without_rows_or_without_items_end_too():
         await runner.aclose()
 
     run_simulated(main)
+
+
+def test_a_host_drives_the_worker_of_a_device_as_it_does_that_of_a_cpu():
+    """It waits for each step before it gives the next."""
+    plans = [plan(0, item(1, 0, PROMPT), started=(1,))]
+    plans += [plan(step, decode(1, 5 + step)) for step in range(1, 6)]
+    with threaded_gpu() as gpu:
+        worker, host = CudaWorker(gpu, step_model(gpu), (1, 4)), Host(PAGE_SIZE, NUM_SLOTS, 1)
+        with worker.within():
+            outcomes = [host.step(each, host.read(each), worker) for each in plans]
+        worker.close()
+        assert not gpu.violations
+    tokens = [outcome.token_ids[0] for outcome in outcomes]
+    assert tokens == expected_tokens(PROMPT, 6, seed=1)
 
 
 def test_pages_that_are_copied_beside_steps_are_copied_when_the_worker_returns():
