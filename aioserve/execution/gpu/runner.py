@@ -67,10 +67,15 @@ class _Launched:
     enqueued_seconds: float | None = None
 
     @property
-    def event(self) -> Event:
+    def begun(self) -> StepOnDevice:
+        """Raises `InvariantError` before it is on the device."""
         if self.pending is None:
             raise InvariantError(f"{self} is waited for before it is on the device")
-        return self.pending.event
+        return self.pending
+
+    @property
+    def event(self) -> Event:
+        return self.begun.event
 
     @property
     def is_done(self) -> bool:
@@ -79,9 +84,7 @@ class _Launched:
     def end(self) -> None:
         result: StepOutcome | Exception
         try:
-            if self.pending is None:
-                raise InvariantError(f"{self} is waited for before it is on the device")
-            result = self.pending.outcome()
+            result = self.begun.outcome()
         except Exception as error:
             result = error
         self.callbacks.put(functools.partial(self.told, self, result))

@@ -323,7 +323,7 @@ def _nothing(step: int, copies: npt.NDArray[np.int32] = NO_COPIES) -> StepArrays
 def reads_any_of(
     copies: npt.NDArray[np.int32], locations: Sequence[Locations], page_size: int
 ) -> bool:
-    """Whether a page of the device that is copied from holds any of the locations, which count in
+    """True if a page of the device that is copied from holds any of the locations, which count in
     tokens from the start of the cache."""
     sources = copies[copies[:, 0] == 0, 1]
     return any(np.isin(sources, full_pages(written, page_size)).any() for written in locations)
