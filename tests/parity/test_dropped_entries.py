@@ -138,7 +138,7 @@ def _entries_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(making.KINDS, "full", DroppingGroup)
 
 
-def engine_of(directory: Any, backend: str, **options: Any) -> Engine:
+def engine_of(directory: Any, backend: Any, **options: Any) -> Engine:
     return Engine(
         str(directory),
         backend=backend,
