@@ -64,9 +64,12 @@ def check(
     dtype: torch.dtype,
     interleaved: bool = False,
     scaled: bool = False,
+    dropped: int = 0,
     atol: float = 1e-5,
 ) -> None:
-    """Queries and pages agree with the reference, and other locations keep their bits."""
+    """Queries and pages agree with the reference, and other locations keep their bits. Positions
+    are indices and so many `dropped` entries."""
+    scenario.host.positions[:] += dropped
     qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
     kind = {"interleaved": interleaved, "scaled": scaled}
     step = write(backend, scenario, qkv, heads, half, norms, **kind)
@@ -108,8 +111,10 @@ def check_a_token_beside_others(
 
 
 def check_positions_outside(backend: Backend) -> None:
-    """They are refused before anything is written."""
-    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
+    """They are refused before anything is written, whatever the indices."""
+    scenario = lay_out([(1, 2, 35)], Heads(2, 1, 16))
+    scenario.host.positions[:] += 5
+    step = scenario.on(backend, qkv=random(2, 4, 16))
     rows = backend.place(step.qkv)
     before = rows.clone(), step.kv.storage.clone()
     with pytest.raises(ValueError, match="batch: positions go to 39, but cos has 39 rows"):

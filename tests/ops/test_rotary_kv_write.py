@@ -44,7 +44,10 @@ def test_any_shape_agrees(data: st.DataObject, page_size: int, dtype: torch.dtyp
     half = data.draw(st.integers(1, dim // 2) | st.none())
     scenario = lay_out(MIXED, heads, page_size=page_size, dtype=dtype)
     drawn = {name: data.draw(st.booleans(), name) for name in ("norms", "interleaved", "scaled")}
-    check(NATIVE, scenario, heads, half=half, dtype=dtype, atol=ATOL[dtype], **drawn)
+    dropped = data.draw(st.integers(0, 17), "dropped")
+    check(
+        NATIVE, scenario, heads, half=half, dtype=dtype, atol=ATOL[dtype], dropped=dropped, **drawn
+    )
 
 
 @dtypes
