@@ -31,7 +31,7 @@ from aioserve.config import EngineConfig
 from aioserve.engine import beam_search
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, Runner
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.request import TopLogprob
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome

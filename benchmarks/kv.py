@@ -30,8 +30,8 @@ from radix_baseline import RadixTree
 from aioserve import _native
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP, PagePool
-from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import PrefixTree
+from aioserve.paging.pages import pages_for
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler

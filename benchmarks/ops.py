@@ -20,11 +20,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
-from aioserve.kv.format import KVEntry
-from aioserve.kv.layout import LayerKV, kv_layout
 from aioserve.ops import Backend, HostBatch, KVCache, KVShape, backend_named
 from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.kv_cache import format_of_floats
+from aioserve.paging.format import KVEntry
+from aioserve.paging.layout import LayerKV, kv_layout
 
 PAGE_SIZE = 16
 NATIVE, REFERENCE = backend_named("native"), backend_named("reference")

@@ -39,7 +39,7 @@ import numpy as np
 from aioserve import RequestView, SchedulingPolicy, _native
 from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.plugins import PluginRegistry
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.scheduler import Scheduler

@@ -20,7 +20,7 @@ import numpy as np
 
 from aioserve.execution.batch import PlanReader
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler

@@ -35,6 +35,7 @@ ORDER = (
     "models",
     "ops",
     "formats",
+    "paging",
     "grammars",
     "text",
     "assets",
@@ -64,10 +65,6 @@ KNOWN_TO_ALL = ("aioserve.other_engines", "aioserve.drafting.drafter")
 """All that those modules may import beside each other: names of other engines, and the contract of
 drafters, which requests name."""
 
-VALUES = ("aioserve.kv.format", "aioserve.kv.layout", "aioserve.kv.pages")
-"""Modules of pure values that all may import: formats of KV, which layers share a page, and the one
-place for page arithmetic. They import at most modules at the top, and each other."""
-
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")
 SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
@@ -77,9 +74,9 @@ PAGES = (
     "aioserve.kv.lease",
     "aioserve.kv.page_pool",
     "aioserve.kv.page_table",
-    "aioserve.kv.pages",
     "aioserve.kv.prefix_tree",
     "aioserve.kv.tiers",
+    "aioserve.paging.pages",
 )
 ENGINES = (
     *("aioserve.Engine", "aioserve.LLM", "aioserve.TokenStream", "aioserve.ChatStream"),
@@ -101,6 +98,7 @@ FORBIDDEN = {
     "server": TENSORS + ENGINES,
     "grammars": (*TENSORS, "asyncio", "anyio"),
     "text": TENSORS,
+    "paging": TENSORS + CLOCKS_AND_IO,
 }
 """What a place must not know, whether imported at the top or inside a function."""
 
@@ -156,7 +154,7 @@ def violations(place: str, source: str) -> list[str]:
         elif is_or_is_in(name, "aioserve_plugins"):
             found.append(f"line {line}: {name} is found through its entry point, not imported")
         elif is_or_is_in(name, "aioserve") and not any(
-            is_or_is_in(name, module) for module in (*FOR_ALL, *VALUES)
+            is_or_is_in(name, module) for module in FOR_ALL
         ):
             other = place_of(name)
             if other not in ORDER:
@@ -291,7 +289,7 @@ def imports_by_place() -> dict[str, set[str]]:
         imported = found.setdefault(place, set())
         for _, name in imported_names(path.read_text(encoding="utf-8")):
             if is_or_is_in(name, "aioserve") and not any(
-                is_or_is_in(name, module) for module in (*FOR_ALL, *VALUES)
+                is_or_is_in(name, module) for module in FOR_ALL
             ):
                 imported.add(place_of(name))
         imported.discard(place)
@@ -308,7 +306,7 @@ def picture(imports: Mapping[str, Set[str]]) -> str:
         else place
         for place in sorted(imports, key=ORDER.index)
     ]
-    for_all = [name.removeprefix("aioserve.") for name in (*FOR_ALL, *VALUES)]
+    for_all = [name.removeprefix("aioserve.") for name in FOR_ALL]
     return "\n".join([*lines, "", f"left out, as all may import them: {', '.join(for_all)}"])
 
 

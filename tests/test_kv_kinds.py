@@ -20,6 +20,7 @@ KIND_PLACES = (
     "engine",
     "execution",
     "kv",
+    "paging",
     "plugins",
     "scheduling",
     "simulation",
@@ -28,8 +29,8 @@ KIND_PLACES = (
 )
 KINDS_NAMED = {
     "kv/groups/": "the kinds themselves",
-    "kv/layout.py": "which layers have which kind",
-    "kv/pages.py": "page arithmetic of a layout's window groups",
+    "paging/layout.py": "which layers have which kind",
+    "paging/pages.py": "page arithmetic of a layout's window groups",
     "engine/lifecycle.py": "limits of a model, which are public",
     "execution/runner.py": "limits of a model, which are public",
     "execution/loading/place.py": "pages of a layout, from the arithmetic",

@@ -4,7 +4,7 @@
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
 page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with
-a window keep pages of that alone, as `aioserve.kv.layout` says. Requests are assumed to share
+a window keep pages of that alone, as `aioserve.paging.layout` says. Requests are assumed to share
 nothing and to be as long as the context; a cached prefix only makes room for more.
 """
 
@@ -22,10 +22,10 @@ from aioserve.capacity.weights import ModelWeights
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.kv.format import COUNTED_KV_FORMATS
-from aioserve.kv.layout import KVLayout
-from aioserve.kv.pages import pages_of_sequence, tokens_of_sequence
 from aioserve.models.config import DecoderConfig
+from aioserve.paging.format import COUNTED_KV_FORMATS
+from aioserve.paging.layout import KVLayout
+from aioserve.paging.pages import pages_of_sequence, tokens_of_sequence
 
 __all__ = [
     "BITS",
@@ -102,7 +102,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     matrices; embeddings, output head, norms and biases keep 16, as they mostly do in such
     checkpoints. Where `weights` says more, that counts."""
     kv_dtype: str
-    """Format of the KV, one of `aioserve.kv.format.COUNTED_KV_FORMATS`."""
+    """Format of the KV, one of `aioserve.paging.format.COUNTED_KV_FORMATS`."""
     weights: ModelWeights | None
     """Weights by the formats of the files, where these are here and `dtype` wasn't given."""
     num_gpus: int

@@ -9,10 +9,10 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
-from aioserve.kv.format import COUNTED_KV_FORMATS, KVEntry
 from aioserve.models.heads.config import MedusaConfig
 from aioserve.models.heads.read import ReadHead
 from aioserve.models.heads.tensors import HeadTensors
+from aioserve.paging.format import COUNTED_KV_FORMATS, KVEntry
 
 __all__ = ["memory_of_head", "memory_of_model"]
 

@@ -17,11 +17,11 @@ from aioserve.capacity.hardware import check
 from aioserve.capacity.sizes import ModelSizes, count_expert, count_idle, count_parameters
 from aioserve.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from aioserve.json_file import read_json_object
-from aioserve.kv.format import KV_FORMATS, KVEntry, KVFormat
 from aioserve.models.architecture import Experts, parts_of
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.files import model_files
 from aioserve.models.resolve import expanded, resolve
+from aioserve.paging.format import KV_FORMATS, KVEntry, KVFormat
 
 __all__ = ["PRESETS", "ExpertsShape", "ModelShape", "read_model", "read_sizes"]
 

@@ -15,14 +15,14 @@ import msgspec
 
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.formats.weights import CUDA_ATTENTION
-from aioserve.kv.format import KVEntry, KVFormat
-from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.models.architecture import Experts, Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS
 from aioserve.models.fields import Fields
 from aioserve.models.limits import too_large
 from aioserve.models.quantization.config import read_scheme
+from aioserve.paging.format import KVEntry, KVFormat
+from aioserve.paging.layout import KVLayout, LayerKV, kv_layout
 
 __all__ = ["ModelSizes", "ParameterCount", "count_expert", "count_idle", "count_parameters"]
 

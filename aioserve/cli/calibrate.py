@@ -32,7 +32,7 @@ from aioserve.cli._streams import check_output, json_text
 from aioserve.cli.doctor import device_facts
 from aioserve.errors import AioserveError, ConfigError
 from aioserve.execution.runner import ModelLimits
-from aioserve.kv.pages import pages_of_engine
+from aioserve.paging.pages import pages_of_engine
 from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.calibration import (
     MOST_MEDIAN_ERROR,

@@ -39,8 +39,8 @@ from aioserve.errors import (
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
-from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
+from aioserve.paging.layout import group_specs
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
 from aioserve.plugins.files import drafter_of_file, policy_of_file
 from aioserve.scheduling.policy import SchedulingPolicy

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.execution.speculation.verified_rows import DrawnRows, VerifiedRows
-from aioserve.kv.pages import token_locations
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.ops.batch import NOTHING_LEFT
+from aioserve.paging.pages import token_locations
 from aioserve.request import Logprobs
 from aioserve.sampling.asks import RowAsks
 from aioserve.sampling.edits import SlotEdits

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.execution.process_memory import available_memory_bytes
-from aioserve.kv.pages import full_pages
 from aioserve.ops import KVCache
+from aioserve.paging.pages import full_pages
 
 __all__ = ["Prefault"]
 

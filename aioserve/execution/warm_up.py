@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from aioserve.execution.runner import Runner
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.paging.pages import capacity_tokens, pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import SlotPages
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem

@@ -16,8 +16,8 @@ from aioserve.errors import InvariantError
 from aioserve.kv.groups.base import Group, GroupClaim
 from aioserve.kv.lease import KVLease, SwappedPages
 from aioserve.kv.page_table import NO_PAGES
-from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
+from aioserve.paging.pages import capacity_tokens
 
 __all__ = ["Claim", "Claims", "PagesNeeded"]
 

@@ -25,16 +25,22 @@ from aioserve.kv.claims import Claim, Claims
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.groups.base import Group
 from aioserve.kv.groups.making import groups_of
-from aioserve.kv.layout import ONE_GROUP, GroupSpec
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable, rows_of
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, pages_for_each, tokens_in_part
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
 from aioserve.kv.tiers.copies import Copies
 from aioserve.kv.tiers.swapping import Swapping
 from aioserve.kv.tiers.tier import Tier, tiers_of
 from aioserve.kv.usage import KVUsage, usage_of
+from aioserve.paging.layout import ONE_GROUP, GroupSpec
+from aioserve.paging.pages import (
+    capacity_tokens,
+    full_pages,
+    pages_for,
+    pages_for_each,
+    tokens_in_part,
+)
 from aioserve.steps.pages import PageCopy
 
 __all__ = ["KVMemory"]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.format import KVFormat
+from aioserve.paging.format import KVFormat
 
 __all__ = ["KVContent", "alone_key", "cache_key", "namespace_key"]
 

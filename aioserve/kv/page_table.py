@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import full_pages
+from aioserve.paging.pages import full_pages
 
 __all__ = ["NO_PAGES", "PageTable", "rows_of"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.kv.eviction import Eviction, StrategyCalls
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import full_pages
+from aioserve.paging.pages import full_pages
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
 

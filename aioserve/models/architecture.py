@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.formats.routing import ClampedSwiglu, Routing
-from aioserve.kv.format import KVEntry, KVFormat
-from aioserve.kv.layout import LayerKV
 from aioserve.models.rope import RopeConfig
+from aioserve.paging.format import KVEntry, KVFormat
+from aioserve.paging.layout import LayerKV
 
 __all__ = [
     "GATED",

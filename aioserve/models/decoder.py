@@ -13,8 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from aioserve.kv.format import KVFormat
-from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models import architecture
 from aioserve.models.block_parts import Norm
 from aioserve.models.blocks import DecoderLayer, ResidualStream
@@ -36,6 +34,8 @@ from aioserve.ops import (
     TensorOps,
 )
 from aioserve.ops.kv_cache import format_of_floats
+from aioserve.paging.format import KVFormat
+from aioserve.paging.layout import KVLayout, kv_layout
 
 __all__ = ["Decoder", "DecoderWeights"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.kv.pages import token_locations, tokens_in_part
+from aioserve.paging.pages import token_locations, tokens_in_part
 from aioserve.sampling_params import COLUMNS, DRAWN_FREELY
 
 __all__ = [

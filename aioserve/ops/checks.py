@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.kv.layout import first_seen
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for
 from aioserve.ops.batch import Batch, HostBatch
 from aioserve.ops.kv_cache import KVCache
+from aioserve.paging.layout import first_seen
+from aioserve.paging.pages import capacity_tokens, full_pages, pages_for
 
 __all__ = [
     "ACTIVATIONS",

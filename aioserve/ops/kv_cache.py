@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aioserve.kv.format import KVEntry, KVFormat
-from aioserve.kv.layout import KVLayout
+from aioserve.paging.format import KVEntry, KVFormat
+from aioserve.paging.layout import KVLayout
 
 __all__ = [
     "KVCache",

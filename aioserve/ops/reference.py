@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.kv.layout import first_seen
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows, row_error
 from aioserve.ops.checks import (
@@ -38,6 +36,8 @@ from aioserve.ops.kept_tokens import kept_tokens, scaled
 from aioserve.ops.kv_cache import KVCache, KVShape, PlainKVCache, copy_plain_pages
 from aioserve.ops.linear import HeldWeight, Linear, plain
 from aioserve.ops.philox import exponentials
+from aioserve.paging.layout import first_seen
+from aioserve.paging.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
 
 __all__ = ["ReferenceBackend"]
 

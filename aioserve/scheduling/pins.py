@@ -11,7 +11,7 @@ from collections.abc import Container
 
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.paging.pages import capacity_tokens, full_pages
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.view import Pin, SchedulerView

@@ -31,7 +31,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.paging.pages import capacity_tokens, full_pages
 from aioserve.request import FinishReason
 from aioserve.scheduling.parts.base import BrokenRow, LateRow
 from aioserve.scheduling.parts.table import PARTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aioserve.kv.groups.base import Group
-from aioserve.kv.pages import full_pages, pages_for_each
+from aioserve.paging.pages import full_pages, pages_for_each
 from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["OutputReserve"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from aioserve.kv.claims import Claim
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import capacity_tokens
+from aioserve.paging.pages import capacity_tokens
 from aioserve.scheduling.policy import StepBudget
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState

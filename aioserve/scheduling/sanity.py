@@ -10,9 +10,9 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.kv.groups.base import Group
 from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT
 from aioserve.kv.recovery import held_in
+from aioserve.paging.pages import capacity_tokens
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.kv.pages import capacity_tokens, window_pages
+from aioserve.paging.pages import capacity_tokens, window_pages
 from aioserve.sampling_params import MAX_SEED
 from aioserve.simulation.step_noise import StepNoise
 from aioserve.steps.plan import StepPlan

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import full_pages, pages_for, pages_for_each, tokens_in_part
+from aioserve.paging.pages import full_pages, pages_for, pages_for_each, tokens_in_part
 from aioserve.scheduling.parts.table import PARTS, PLAIN
 from aioserve.scheduling.priority_preemption import by_precedence
 from aioserve.scheduling.scheduler import Scheduler

@@ -12,8 +12,8 @@ from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.kv.format import COUNTED_KV_FORMATS
-from aioserve.kv.layout import KVLayout
+from aioserve.paging.format import COUNTED_KV_FORMATS
+from aioserve.paging.layout import KVLayout
 from aioserve.sampling_params import MAX_SEED
 from aioserve.simulation.calibration import read_cost
 from aioserve.simulation.cost import CostModel, CostTable

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.paging.pages import capacity_tokens, full_pages
 from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread, spread_of
 from aioserve.simulation.records import (

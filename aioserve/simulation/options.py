@@ -18,8 +18,8 @@ from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS, Preemption
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
-from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.paging.pages import pages_for
 from aioserve.sampling_params import MAX_DRAFT_TOKENS, MAX_SEED
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, check_windows

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import pages_for_each
+from aioserve.paging.pages import pages_for_each
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState

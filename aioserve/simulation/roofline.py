@@ -8,7 +8,7 @@ from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.kv.layout import first_seen
+from aioserve.paging.layout import first_seen
 from aioserve.simulation.cost import StepLoad
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int

@@ -23,8 +23,8 @@ from aioserve.arguments import EMPTY_MAPPING, counted
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.hints import SchedulingHints
 from aioserve.isolation import shown
-from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
+from aioserve.paging.layout import group_specs
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy

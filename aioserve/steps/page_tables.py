@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.steps.pages import SlotPages
 from aioserve.steps.plan import StepPlan
 

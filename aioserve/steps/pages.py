@@ -7,8 +7,8 @@ slots change.
     plan 10  pages (3, from 1: 9, 14)                     10 9 14
     plan 11  slot 3 ends                                  none
 
-Where a model's layers are of several groups (`aioserve.kv.layout`), each index of a page table has
-a page of every group. Entries that a group's window has left are stale, and never read:
+Where a model's layers are of several groups (`aioserve.paging.layout`), each index of a page table
+has a page of every group. Entries that a group's window has left are stale, and never read:
 
     plan 7   pages (3, from 0: 10, 20, 30, 11, 21, 31)    10 11    20 21    30 31
 """

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from aioserve.drafting.drafter import Drafter
 from aioserve.execution.speculation.resolver import Resolver
 from aioserve.execution.speculation.verified_rows import VerifiedRows
-from aioserve.kv.layout import first_seen
-from aioserve.kv.pages import (
+from aioserve.paging.layout import first_seen
+from aioserve.paging.pages import (
     capacity_tokens,
     full_pages,
     pages_for,
@@ -131,7 +131,7 @@ class FakeDevice:
         drafter: Drafter | None = None,
     ) -> None:
         """`num_window_groups` groups of layers keep the last `window` tokens, as in
-        `aioserve.kv.layout`. `drafter` makes the guesses that plans ask for; None makes none."""
+        `aioserve.paging.layout`. `drafter` makes the guesses that plans ask for; None: none."""
         self.page_size = page_size
         self.num_groups: int = 1 + num_window_groups
         self._windows = (0, *[window] * num_window_groups)

@@ -22,7 +22,7 @@ from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
-from aioserve.kv.pages import tokens_of_sequence
+from aioserve.paging.pages import tokens_of_sequence
 from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome

@@ -21,7 +21,7 @@ from aioserve.arguments import plain_int
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.plugins import check_policy_object
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling import policy_calls

@@ -19,11 +19,11 @@ from aioserve.capacity.capacity import (
 from aioserve.capacity.models import PRESETS, read_model
 from aioserve.capacity.sizes import ModelSizes, ParameterCount, count_parameters
 from aioserve.errors import ConfigError
-from aioserve.kv.format import COUNTED_KV_FORMATS, KV_FORMATS, KVFormat, KVPlane
-from aioserve.kv.layout import kv_layout
 from aioserve.models.config import DecoderConfig
 from aioserve.ops import KVShape
 from aioserve.ops.native import NativeBackend
+from aioserve.paging.format import COUNTED_KV_FORMATS, KV_FORMATS, KVFormat, KVPlane
+from aioserve.paging.layout import kv_layout
 
 MODELS = {name: read_model(name) for name in PRESETS}
 

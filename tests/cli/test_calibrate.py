@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aioserve.cli._busy import Busy
-from aioserve.kv.format import KV_FORMATS
-from aioserve.kv.layout import kv_layout
-from aioserve.kv.pages import pages_of_sequence
 from aioserve.models.config import DecoderConfig
+from aioserve.paging.format import KV_FORMATS
+from aioserve.paging.layout import kv_layout
+from aioserve.paging.pages import pages_of_sequence
 from aioserve.simulation.calibration import PredictionError
 from aioserve.simulation.cost_table_file import CostTableFile
 from aioserve.testing.random_model import write_random_model

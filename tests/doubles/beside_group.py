@@ -13,12 +13,12 @@ import numpy as np
 
 from aioserve.kv.groups.base import GroupClaim
 from aioserve.kv.groups.window import WindowGroup
-from aioserve.kv.layout import ONE_GROUP, GroupSpec
 from aioserve.kv.lease import KVLease, SwappedRun
 from aioserve.kv.page_table import NO_PAGES
-from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import Match
 from aioserve.kv.tiers.tier import Tier
+from aioserve.paging.layout import ONE_GROUP, GroupSpec
+from aioserve.paging.pages import pages_for
 
 __all__ = ["BesideGroup", "beside_specs"]
 

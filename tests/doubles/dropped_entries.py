@@ -15,7 +15,7 @@ from aioserve.kv.groups.full import FullGroup
 from aioserve.kv.lease import KVLease
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, full_pages
+from aioserve.paging.pages import capacity_tokens, full_pages
 
 __all__ = ["MOST_PAGES", "DroppingGroup", "drop_pages", "positions_kept"]
 

@@ -27,7 +27,7 @@ from aioserve.execution.gpu.worker import CudaWorker
 from aioserve.execution.host import Host
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.execution.speculation.resolver import StepFollower
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 from aioserve.testing.fake_device import (

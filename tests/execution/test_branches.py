@@ -20,10 +20,10 @@ from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.host import Host
 from aioserve.execution.speculation.branches import ScratchPages, scratch_pages
 from aioserve.execution.step_thread_runner import StepThreadRunner
-from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.ops import KVCache, backend_named
+from aioserve.paging.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import SlotPages

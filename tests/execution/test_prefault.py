@@ -20,9 +20,9 @@ from aioserve.execution import loading, prefault
 from aioserve.execution.loading import cpu
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.warm_up import PROMPT_TOKENS
-from aioserve.kv.pages import pages_for
 from aioserve.ops import KVCache
 from aioserve.ops.native_types import NativeKVCache
+from aioserve.paging.pages import pages_for
 from tests.ops.scenarios import NATIVE, allocate
 from tests.waits import until
 

@@ -15,7 +15,7 @@ from aioserve.execution import loading
 from aioserve.execution.loading import place
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.execution.warm_up import PROMPT_TOKENS, warm_up
-from aioserve.kv.pages import capacity_tokens
+from aioserve.paging.pages import capacity_tokens
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan

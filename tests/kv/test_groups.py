@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.kv.groups.base import Group
-from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import tokens_of_sequence
+from aioserve.paging.layout import group_specs
+from aioserve.paging.pages import tokens_of_sequence
 
 WINDOWS = st.one_of(st.just(0), st.integers(1, 40))
 """0: a group that keeps all positions."""

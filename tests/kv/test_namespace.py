@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.kv.format import KV_FORMATS
 from aioserve.kv.namespace import KVContent, cache_key, namespace_key
+from aioserve.paging.format import KV_FORMATS
 
 parts = st.none() | st.text() | st.sampled_from(["salt1:x,", "1:x,", "adapter", "\ud800"])
 

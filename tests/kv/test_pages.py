@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, pages_for, token_locations
+from aioserve.paging.pages import capacity_tokens, pages_for, token_locations
 
 page_sizes = st.sampled_from([1, 2, 16, 64])
 page_lists = st.lists(st.integers(0, 2**31 - 1), max_size=20).map(lambda p: np.array(p, np.int32))

@@ -90,7 +90,7 @@ def test_two_processes_agree(tmp_path: Path):
     code = (
         "import sys\n"
         "import numpy as np\n"
-        "from aioserve.kv.format import KV_FORMATS\n"
+        "from aioserve.paging.format import KV_FORMATS\n"
         "from aioserve.kv.namespace import KVContent, cache_key, namespace_key\n"
         "from aioserve.models.files import model_files\n"
         "from aioserve.models.identity import computation_digest, weights_digest\n"

@@ -13,11 +13,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aioserve.kv.format import KVEntry
-from aioserve.kv.layout import KVLayout, LayerKV, first_seen, kv_layout
 from aioserve.ops import Backend, HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind, KVLayer
 from aioserve.ops.kv_cache import format_of_floats
+from aioserve.paging.format import KVEntry
+from aioserve.paging.layout import KVLayout, LayerKV, first_seen, kv_layout
 from tests.ops.contents import contents, fill
 from tests.ops.scenarios import random
 

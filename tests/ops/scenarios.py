@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.kv.format import KVEntry
-from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.ops import Backend, Batch, HostBatch, KVCache, KVShape
 from aioserve.ops.backend import KVLayer
 from aioserve.ops.kv_cache import PlainKVCache, format_of_floats
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.reference import ReferenceBackend
+from aioserve.paging.format import KVEntry
+from aioserve.paging.layout import KVLayout, LayerKV, kv_layout
 from tests.ops.contents import fill
 
 DTYPES = [torch.float32, torch.bfloat16]

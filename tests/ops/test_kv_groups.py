@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from aioserve.kv.format import KV_FORMATS, KVEntry
-from aioserve.kv.layout import KVLayout, LayerKV, kv_layout
 from aioserve.ops import HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind, KVLayer
+from aioserve.paging.format import KV_FORMATS, KVEntry
+from aioserve.paging.layout import KVLayout, LayerKV, kv_layout
 from tests.ops.contents import contents
 from tests.ops.grouped_scenes import GroupedScene, grouped_scenes
 from tests.ops.scenarios import BACKENDS, NATIVE, random

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.kv.format import KVEntry, KVFormat, KVPlane
-from aioserve.kv.layout import LayerKV, kv_layout
 from aioserve.ops import Backend, KVShape, SampleRows, backend_named
 from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.paging.format import KVEntry, KVFormat, KVPlane
+from aioserve.paging.layout import LayerKV, kv_layout
 from tests.ops.contents import fill
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out, one_group
 

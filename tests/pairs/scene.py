@@ -17,10 +17,10 @@ import msgspec
 
 from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
 from aioserve.grammars.matcher import GrammarMatcher
-from aioserve.kv.format import KV_FORMATS
-from aioserve.kv.layout import kv_layout
-from aioserve.kv.pages import pages_of_sequence
 from aioserve.models.files import model_files
+from aioserve.paging.format import KV_FORMATS
+from aioserve.paging.layout import kv_layout
+from aioserve.paging.pages import pages_of_sequence
 from aioserve.sampling import masks
 from aioserve.scheduling import scheduler as scheduling
 from aioserve.scheduling.parts.base import LateRow

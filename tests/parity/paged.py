@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from aioserve.kv.layout import first_seen, kv_layout
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch
+from aioserve.paging.layout import first_seen, kv_layout
 
 LEFT = 2**30
 """Page of a table entry whose page has left the window: there is none such."""

@@ -11,9 +11,9 @@ import torch
 from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.host import Host
 from aioserve.execution.step_thread_runner import StepThreadRunner
-from aioserve.kv.layout import kv_layout
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
+from aioserve.paging.layout import kv_layout
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import SampleRow, SlotStart, WorkItem

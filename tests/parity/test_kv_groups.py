@@ -7,10 +7,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aioserve.kv.layout import kv_layout
 from aioserve.models.loader import load_model
 from aioserve.ops import Backend, backend_named
 from aioserve.ops.native import NativeBackend
+from aioserve.paging.layout import kv_layout
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import VOCAB_SIZE
 from tests.tiers import examples

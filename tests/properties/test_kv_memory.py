@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioserve.errors import InvariantError
-from aioserve.kv.layout import group_specs
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PageState
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for
 from aioserve.kv.recovery import held_in, recover
+from aioserve.paging.layout import group_specs
+from aioserve.paging.pages import capacity_tokens, full_pages, pages_for
 from tests.doubles.dropped_entries import drop_pages
 from tests.tiers import examples
 

@@ -20,18 +20,17 @@ import aioserve
 from aioserve.errors import InvariantError
 from aioserve.kv import (
     claims,
-    layout,
     lease,
     memory,
     page_pool,
     page_table,
-    pages,
     prefix_tree,
     usage,
 )
 from aioserve.kv.groups import base as group
 from aioserve.kv.groups import full, making, window
 from aioserve.kv.tiers import copies, swapping, tier
+from aioserve.paging import layout, pages
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,

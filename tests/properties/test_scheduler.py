@@ -19,10 +19,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.kv.layout import first_seen, group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PageState
-from aioserve.kv.pages import pages_for, pages_of_sequence
+from aioserve.paging.layout import first_seen, group_specs
+from aioserve.paging.pages import pages_for, pages_of_sequence
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline

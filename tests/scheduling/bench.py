@@ -10,10 +10,10 @@ import numpy as np
 from aioserve.config import Preemption
 from aioserve.drafting.drafter import Drafter
 from aioserve.hints import SchedulingHints
-from aioserve.kv.layout import GroupSpec, group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
+from aioserve.paging.layout import GroupSpec, group_specs
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aioserve.kv.groups import making
-from aioserve.kv.layout import ONE_GROUP
-from aioserve.kv.pages import pages_for
+from aioserve.paging.layout import ONE_GROUP
+from aioserve.paging.pages import pages_for
 from aioserve.simulation.decode_pass import decode_pass
 from aioserve.testing.fake_device import expected_tokens
 from tests.doubles.beside_group import BesideGroup, beside_specs

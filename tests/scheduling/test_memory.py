@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aioserve.kv.layout import group_specs
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.tiers.swapping import SWAP_FROM_TOKENS
 from aioserve.kv.tiers.tier import DEVICE, HOST, Tier
+from aioserve.paging.layout import group_specs
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.steps.outcome import StepOutcome

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.kv.pages import pages_of_sequence
+from aioserve.paging.pages import pages_of_sequence
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.view import RequestView
 from aioserve.testing.fake_device import expected_tokens

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from aioserve import Engine, SamplingParams, TokenStream
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ExpertsShape, ModelShape
-from aioserve.kv.pages import pages_of_sequence
+from aioserve.paging.pages import pages_of_sequence
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.roofline import RooflineCost

@@ -16,10 +16,10 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.capacity.weights import read_weights
 from aioserve.errors import ConfigError
-from aioserve.kv.format import KV_FORMATS
-from aioserve.kv.layout import kv_layout
-from aioserve.kv.pages import pages_for
 from aioserve.models.config import DecoderConfig
+from aioserve.paging.format import KV_FORMATS
+from aioserve.paging.layout import kv_layout
+from aioserve.paging.pages import pages_for
 from aioserve.simulation.cost import CostTable, MeasuredKV
 from aioserve.simulation.machine import Machine, machine_of
 from aioserve.simulation.options import TrialOptions

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from aioserve import Engine, PromptTooLongError, RequestRejectedError, SamplingParams, TokenStream
 from aioserve.config import EngineConfig
 from aioserve.execution.runner import LoadedModel
-from aioserve.kv.pages import pages_of_sequence
+from aioserve.paging.pages import pages_of_sequence
 from aioserve.plugins import PluginRegistry
 from aioserve.request import FinishReason
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.errors import ConfigError
-from aioserve.kv.pages import capacity_tokens
+from aioserve.paging.pages import capacity_tokens
 from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate

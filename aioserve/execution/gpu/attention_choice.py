@@ -19,8 +19,6 @@ from aioserve.config import Attention, EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import DeviceFailedError
-from aioserve.kv.layout import kv_layout
-from aioserve.kv.pages import full_pages, pages_for_each, tokens_in_part
 from aioserve.models import architecture
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVShape
@@ -35,6 +33,8 @@ from aioserve.ops.gpu.flashinfer_attention import (
     why_not,
 )
 from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.paging.layout import kv_layout
+from aioserve.paging.pages import full_pages, pages_for_each, tokens_in_part
 
 __all__ = ["AttentionChoice", "choose_attention", "trial_prompts"]
 

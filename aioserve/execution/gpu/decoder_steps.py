@@ -20,7 +20,6 @@ from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.speculation.drafts.state_pages import StatePages
-from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
 from aioserve.ops.gpu import sampling
@@ -28,6 +27,7 @@ from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch
 from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
 from aioserve.ops.gpu.page_copies import PageCopies
+from aioserve.paging.pages import pages_for
 from aioserve.sampling.extras import RowExtras
 from aioserve.steps.plan import MAX_SCORED_TOKENS
 

@@ -16,8 +16,8 @@ from aioserve.errors import ConfigError
 from aioserve.execution.batch import NO_COPIES, StepArrays, largest_counts
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device, Stream
-from aioserve.kv.pages import pages_for
 from aioserve.ops import HostBatch, SampleRows
+from aioserve.paging.pages import pages_for
 from aioserve.sampling.edits import RowEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import LogprobRows

@@ -30,8 +30,8 @@ from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemory
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTime, StepTimer
-from aioserve.kv.pages import full_pages
 from aioserve.ops import SampleRows
+from aioserve.paging.pages import full_pages
 from aioserve.steps.outcome import StepOutcome
 
 __all__ = ["MAX_IN_FLIGHT", "CudaWorker", "StepOnDevice"]

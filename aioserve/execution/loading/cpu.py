@@ -20,11 +20,11 @@ from aioserve.execution.speculation.drafts.placing import Draft, draft_of, rejec
 from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.execution.speculation.verification import RejectionSampling
 from aioserve.execution.step_thread_runner import StepThreadRunner
-from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache, backend_named
+from aioserve.paging.pages import pages_for
 
 __all__ = ["CpuPlacement"]
 

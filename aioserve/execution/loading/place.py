@@ -26,10 +26,10 @@ from aioserve.execution.speculation.drafts.placing import Draft
 from aioserve.execution.speculation.drafts.read import AnyReadDraft
 from aioserve.execution.warm_up import warm_up
 from aioserve.execution.worker import Worker
-from aioserve.kv.pages import pages_of_engine, pages_of_sequence, tokens_of_sequence
 from aioserve.models.decoder import Decoder
 from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache
+from aioserve.paging.pages import pages_of_engine, pages_of_sequence, tokens_of_sequence
 
 __all__ = [
     "Allocated",

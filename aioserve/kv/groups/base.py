@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.layout import GroupSpec
 from aioserve.kv.lease import KVLease, SwappedRun
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import full_pages
 from aioserve.kv.prefix_tree import Match
 from aioserve.kv.tiers.tier import Tier
+from aioserve.paging.layout import GroupSpec
+from aioserve.paging.pages import full_pages
 
 __all__ = ["Group", "GroupClaim"]
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from aioserve.kv.groups.base import Group, GroupClaim
 from aioserve.kv.lease import KVLease, SwappedRun
 from aioserve.kv.page_table import NO_PAGES, PageTable
-from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import Match
+from aioserve.paging.pages import pages_for
 
 __all__ = ["FullGroup"]
 

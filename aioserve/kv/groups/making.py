@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from aioserve.kv.groups.base import Group
 from aioserve.kv.groups.full import FullGroup
 from aioserve.kv.groups.window import WindowGroup
-from aioserve.kv.layout import GroupSpec
 from aioserve.kv.tiers.tier import Tier
+from aioserve.paging.layout import GroupSpec
 
 __all__ = ["groups_of"]
 

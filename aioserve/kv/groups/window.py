@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.kv.groups.base import Group, GroupClaim
-from aioserve.kv.layout import GroupSpec
 from aioserve.kv.lease import KVLease, SwappedRun
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.page_table import NO_PAGES, PageTable
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, window_pages
 from aioserve.kv.prefix_tree import Match
 from aioserve.kv.tiers.tier import Tier
+from aioserve.paging.layout import GroupSpec
+from aioserve.paging.pages import capacity_tokens, full_pages, pages_for, window_pages
 
 __all__ = ["WindowGroup"]
 

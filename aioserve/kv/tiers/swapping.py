@@ -17,10 +17,10 @@ from aioserve.kv.groups.base import Group, GroupClaim
 from aioserve.kv.lease import KVLease, SwappedPages, SwappedRun
 from aioserve.kv.page_pool import OutOfPagesError
 from aioserve.kv.page_table import rows_of
-from aioserve.kv.pages import full_pages, pages_for
 from aioserve.kv.prefix_tree import Match, PrefixTree
 from aioserve.kv.tiers.copies import Copies
 from aioserve.kv.tiers.tier import Tier
+from aioserve.paging.pages import full_pages, pages_for
 
 __all__ = ["SWAP_FROM_TOKENS", "Swapping"]
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from aioserve.kv.layout import KVLayout, kv_layout
 from aioserve.models.architecture import Architecture
 from aioserve.models.block_parts import Weights
 from aioserve.ops import (
@@ -25,6 +24,7 @@ from aioserve.ops import (
     TensorOps,
 )
 from aioserve.ops.kv_cache import format_of_floats
+from aioserve.paging.layout import KVLayout, kv_layout
 
 __all__ = ["DecoderHead"]
 

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aioserve.kv.pages import capacity_tokens
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention_core import (
     add_sink,
@@ -32,6 +31,7 @@ from aioserve.ops.gpu.attention_core import (
 )
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, max_parts
 from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.paging.pages import capacity_tokens
 
 __all__ = ["decode", "decode_kernel", "merge_kernel"]
 

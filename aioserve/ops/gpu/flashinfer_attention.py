@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for_each
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.batch import GpuKVLayer, HostPrompts
+from aioserve.paging.pages import capacity_tokens, full_pages, pages_for_each
 
 __all__ = [
     "DTYPES",

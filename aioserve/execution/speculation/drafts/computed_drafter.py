@@ -16,8 +16,8 @@ from torch import Tensor
 from aioserve.drafting.at_once import AtOnce
 from aioserve.errors import InvariantError
 from aioserve.execution.speculation.drafts.state_pages import StatePages
-from aioserve.kv.pages import token_locations
 from aioserve.ops import Backend, Drawn, SampleRows
+from aioserve.paging.pages import token_locations
 from aioserve.sampling.sampler import SlotTable
 from aioserve.sampling_params import REHEARSED
 from aioserve.steps.page_tables import SlotPageTables

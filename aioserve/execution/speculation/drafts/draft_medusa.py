@@ -19,9 +19,9 @@ from torch import Tensor
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.speculation.drafts.state_pages import StatePages
-from aioserve.kv.pages import token_location
 from aioserve.models.decoder import Decoder
 from aioserve.models.heads.medusa import MedusaHeads
+from aioserve.paging.pages import token_location
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["DraftMedusa"]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import pages_for
+from aioserve.paging.pages import pages_for
 
 __all__ = ["DraftPages"]
 

@@ -24,8 +24,8 @@ from aioserve.drafting.drafter import DraftedSequence
 from aioserve.execution.batch import largest_counts
 from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.speculation.drafts.draft_pages import DraftPages
-from aioserve.kv.pages import pages_for
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
+from aioserve.paging.pages import pages_for
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["PagedDrafter"]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from aioserve.errors import ConfigError, ModelError
-from aioserve.kv.layout import kv_layout
 from aioserve.models import architecture
 from aioserve.models.architecture import parts_of
 from aioserve.models.decoder import Decoder
@@ -27,6 +26,7 @@ from aioserve.ops import HostBatch, Linear, TensorOps
 from aioserve.ops.checks import AttentionKind, HeadNorms
 from aioserve.ops.layer_ops import RotarySource
 from aioserve.ops.reference import ReferenceBackend
+from aioserve.paging.layout import kv_layout
 
 __all__ = ["Visit", "Windows", "second_moments", "show_inputs"]
 

@@ -5,7 +5,6 @@
     page of group 2    the same positions of the other window layers       kept for the window
 
 Every page has room for `layers_per_page` layers, so that one pool hands out pages of all groups.
-Values alone, which every folder may use: imports formats of KV, and nothing else of the package.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from aioserve.kv.format import KVEntry
+from aioserve.paging.format import KVEntry
 
 __all__ = [
     "ONE_GROUP",

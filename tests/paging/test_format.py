@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.kv.format import COUNTED_KV_FORMATS, KV_FORMATS, KVEntry, KVFormat, KVPlane
-from aioserve.kv.layout import LayerKV, kv_layout
 from aioserve.kv.namespace import KVContent, cache_key
+from aioserve.paging.format import COUNTED_KV_FORMATS, KV_FORMATS, KVEntry, KVFormat, KVPlane
+from aioserve.paging.layout import LayerKV, kv_layout
 
 TWO_PLANES = KVFormat(
     "two planes", (KVPlane("values", "int8", 1, step_bytes=4), KVPlane("scales", "float16", 2, 16))

@@ -4,8 +4,7 @@
     place         0         1       2         of the page in the sequence's page table
     location   page_ids[place] * page_size + index % page_size
 
-Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy;
-imports nothing else of the package, so every folder may use it.
+Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.kv.format import KV_FORMATS, KVEntry
-from aioserve.kv.layout import KVGroup, KVLayout, LayerKV, kv_layout
+from aioserve.paging.format import KV_FORMATS, KVEntry
+from aioserve.paging.layout import KVGroup, KVLayout, LayerKV, kv_layout
 
 ENTRY = KVEntry(KV_FORMATS["bfloat16"], 2, 8)
 LATENT = replace(ENTRY, latent=True)

@@ -5,8 +5,7 @@
     page       the entries of its tokens in the layers of a group, plane by plane
 
 A format is one entry of a table, and kernels that read and write it. Layouts, `aioserve plan`, keys
-of cached KV and backends ask it for bytes. Values alone, which every folder may use: imports
-nothing else of the package.
+of cached KV and backends ask it for bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Positions become pages in `aioserve.kv.pages` and nowhere else."""
+"""Positions become pages in `aioserve.paging.pages` and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACES = ("cli", "engine", "execution", "kv", "ops", "scheduling", "server", "si
 """Places that divide by no page size. Kernels do, and test doubles."""
 
 DIVISIONS = {
-    "aioserve/kv/pages.py": None,
+    "aioserve/paging/pages.py": None,
     # A call for each running sequence of each step would be a tenth of its planning.
     "aioserve/kv/memory.py": {"lease.entries % size"},
 }
@@ -43,7 +43,7 @@ def test_one_module_divides_by_page_sizes() -> None:
             left = set(divisions(path.read_text(encoding="utf-8"))) - allowed
             if left:
                 found[file] = left
-    assert not found, "aioserve.kv.pages has a function for it"
+    assert not found, "aioserve.paging.pages has a function for it"
 
 
 @pytest.mark.parametrize(
