@@ -90,7 +90,9 @@ def test_it_works_in_a_program_whose_loop_runs() -> None:
 
 def test_text_chat_and_vectors_come_from_the_embedded_model() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=5)
-    with LLM() as llm:
+    told: list[tuple[int, int]] = []
+    with LLM(progress=lambda *counts: told.append(counts)) as llm:
+        assert told[-1][0] == told[-1][1] > 0
         assert llm.generate("import os\n", params).text
         answer = llm.chat([{"role": "user", "content": "What is os?"}], params=params)
         assert answer.content
