@@ -124,10 +124,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
     max_tokens: Annotated[int, integer(1, MAX_DRAFT_TOKENS)] = 8
     """Most draft tokens of a sequence in one step, in [1, 64]."""
     acceptance: Acceptance = "match"
-    """Which draft tokens are kept: "match", sampler match: those that are what the step draws, so
-    that the tokens are the same without any. "rejection", rejection sampling: of a draft model's at
-    a temperature above 0 as many as can be without changing how often a token comes; the tokens are
-    others than without it. Draft tokens that aren't drawn are kept by "match" either way."""
+    """Rule by which draft tokens are kept: "match", sampler match: those that are what the step
+    draws, so that the tokens are the same without any. "rejection", rejection sampling: of a draft
+    model's at a temperature above 0 as many as can be without changing how often a token comes; the
+    tokens are others than without it. Draft tokens that aren't drawn are kept by "match" either
+    way."""
     max_branches: Annotated[int, integer(0, MAX_BRANCHES)] = 0
     """Most paths of draft tokens beside the first one of a sequence in one step, in [0, 8] and at
     most half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a

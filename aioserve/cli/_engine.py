@@ -97,8 +97,8 @@ class RunOptions(DeviceOptions):
     speculation_max_tokens: int | None = None
     """Most draft tokens of a sequence in one step; 8 when not given."""
     speculation_acceptance: str | None = None
-    """Which draft tokens are kept; match when not given, and the tokens are the same as without
-    any. rejection: as many of a draft model's as rejection sampling keeps."""
+    """Rule by which draft tokens are kept; match when not given, and the tokens are the same as
+    without any. rejection: as many of a draft model's as rejection sampling keeps."""
     speculation_max_branches: int | None = None
     """Most paths of draft tokens beside the first one of a sequence in one step; 0 when not
     given."""
