@@ -42,10 +42,10 @@ class SharedSplits {
         const int64_t runs = static_cast<int64_t>(units.size()) / shape.kv_heads;
         for (int64_t run = 0; run < runs; ++run) {
             if (rows_of(run) > kRowBlock / 2) continue;
-            for (int64_t split = 0; (split + 1) * kSplitKeys <= unit(run).position; ++split)
+            for (int64_t split = 0; (split + 1) * kSplitKeys <= unit(run).index; ++split)
                 readers_.push_back({run, split});
         }
-        // By row at last, so that `position_of` takes no token for one before the first.
+        // By row at last, so that `index_of` takes no token for one before the first.
         std::sort(readers_.begin(), readers_.end(), [this](const Reader& a, const Reader& b) {
             if (a.split != b.split) return a.split < b.split;
             const int order = compare_pages(a, b);
@@ -182,7 +182,7 @@ class Planner {
             AttentionUnit all = piece_of(units_[first.run * shape_.kv_heads + head], first.split);
             all.rows = rows;
             all.tokens = static_cast<int32_t>(tokens);
-            all.position = all.end_key;  // or later: every row attends the whole split
+            all.index = all.end_key;  // or later: every row attends the whole split
             const int64_t first_place = static_cast<int64_t>(plan_.places.size());
             for (int64_t i = group.begin; i < group.end; ++i) {
                 const int64_t unit = shared_.reader(i).run * shape_.kv_heads + head;

@@ -15,12 +15,12 @@ struct Partial {
         : maximum(memory), sum(memory + rows), out(memory + round_up(2 * rows, 16)) {}
 };
 
-// The place in the batch of a unit's token, and its place in the sequence.
+// The place in the batch of a unit's token, and the index of its entry.
 static inline int64_t row_of(const AttentionUnit& unit, int64_t token) {
     return unit.rows ? unit.rows[token] : unit.first_row + token;
 }
-static inline int64_t position_of(const AttentionUnit& unit, int64_t token) {
-    return unit.position + (unit.rows ? unit.rows[token] - unit.rows[0] : token);
+static inline int64_t index_of(const AttentionUnit& unit, int64_t token) {
+    return unit.index + (unit.rows ? unit.rows[token] - unit.rows[0] : token);
 }
 
 // 2^x for x of at most about 0, as precisely as T asks for: minimax polynomials on the reduced range,
@@ -124,10 +124,10 @@ static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, con
     const int64_t columns = round_up(block.end - block.base, kKeys) / Vec::kWidth;
     constexpr int64_t kWhole = kKeyBlock / Vec::kWidth;
     const bool whole = column == 0 && columns == kWhole;  // as most blocks are
-    const auto position_in_block = [&](int64_t row) {
-        return position_of(unit, row / args.group) - block.base;
+    const auto index_in_block = [&](int64_t row) {
+        return index_of(unit, row / args.group) - block.base;
     };
-    const bool all_seen = whole && !args.window && position_in_block(first_row) >= kKeyBlock - 1;
+    const bool all_seen = whole && !args.window && index_in_block(first_row) >= kKeyBlock - 1;
     // Scores are positive multiples of what they count as; capped ones are that already.
     const float one = args.soft_cap > 0 ? 1.0f : args.scale * kLog2e;
     const auto scores_of = [&](int64_t row) { return scores + (row - first_row) * kKeyBlock; };
@@ -139,10 +139,10 @@ static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, con
                 tops[i] = largest_scores(args, scores_of(row + i), 0, kWhole, 0, kKeyBlock);
                 continue;
             }
-            const int64_t position = position_in_block(row + i);
-            const int64_t oldest = args.window ? position - args.window + 1 : 0;
+            const int64_t index = index_in_block(row + i);
+            const int64_t oldest = args.window ? index - args.window + 1 : 0;
             tops[i] = largest_scores(args, scores_of(row + i), column, columns,
-                                     oldest > 0 ? oldest : 0, position + 1);
+                                     oldest > 0 ? oldest : 0, index + 1);
         }
         const Vec before = load_some(partial.maximum + row, left);
         const Vec maximum = Vec::max(largest_of_each(tops, count) * Vec::set(one), before);

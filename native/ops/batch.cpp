@@ -93,20 +93,20 @@ const AttentionPlan& Batch::attention(const AttentionShape& shape) const {
 }
 
 // `tokens` of a sequence, in order: `rows` of the batch (null: those from `first_row` on), the first
-// of which has this position. `first_row` is that of the output.
+// of which has this index. `first_row` is that of the output.
 void Batch::add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
-                      int64_t first_row, int64_t position, int64_t tokens,
+                      int64_t first_row, int64_t index, int64_t tokens,
                       std::vector<AttentionUnit>& to) const {
     const int64_t per_unit = std::max<int64_t>(1, kRowBlock / shape.group);
     for (int64_t token = 0; token < tokens; token += per_unit) {
         const int64_t count = std::min(per_unit, tokens - token), last = token + count - 1;
-        const int64_t begin = position + (rows ? rows[token] - rows[0] : token);
-        const int64_t end = position + (rows ? rows[last] - rows[0] : last) + 1;
+        const int64_t begin = index + (rows ? rows[token] - rows[0] : token);
+        const int64_t end = index + (rows ? rows[last] - rows[0] : last) + 1;
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
             to.push_back({.pages = table(shape.kv_group, sequence),
                           .rows = rows ? rows + token : nullptr,
                           .first_row = first_row + token,
-                          .position = begin,
+                          .index = begin,
                           .tokens = static_cast<int32_t>(count),
                           .kv_head = static_cast<int32_t>(head),
                           .first_key = shape.window ? std::max<int64_t>(0, begin - shape.window + 1) : 0,
@@ -117,7 +117,7 @@ void Batch::add_units(const AttentionShape& shape, int64_t sequence, const int64
 
 std::vector<AttentionUnit> Batch::units(const AttentionShape& shape) const {
     const int32_t* starts = arrays_.query_start;
-    const auto position_of = [&](int64_t sequence) {
+    const auto index_of = [&](int64_t sequence) {
         return arrays_.context_lens[sequence] - (starts[sequence + 1] - starts[sequence]);
     };
     std::vector<AttentionUnit> result;
@@ -129,12 +129,12 @@ std::vector<AttentionUnit> Batch::units(const AttentionShape& shape) const {
                 std::upper_bound(starts, starts + arrays_.num_sequences + 1, rows[i]) - starts - 1;
             for (end = i + 1; end < arrays_.num_logit_rows; ++end)
                 if (rows[end] < rows[end - 1] || rows[end] >= starts[sequence + 1]) break;
-            add_units(shape, sequence, rows + i, i, position_of(sequence) + rows[i] - starts[sequence],
+            add_units(shape, sequence, rows + i, i, index_of(sequence) + rows[i] - starts[sequence],
                       end - i, result);
         }
     } else {
         for (int64_t sequence = 0; sequence < arrays_.num_sequences; ++sequence)
-            add_units(shape, sequence, nullptr, starts[sequence], position_of(sequence),
+            add_units(shape, sequence, nullptr, starts[sequence], index_of(sequence),
                       starts[sequence + 1] - starts[sequence], result);
     }
     return result;

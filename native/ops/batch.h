@@ -54,7 +54,7 @@ class Batch {
     }
     std::vector<AttentionUnit> units(const AttentionShape& shape) const;
     void add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
-                   int64_t first_row, int64_t position, int64_t tokens,
+                   int64_t first_row, int64_t index, int64_t tokens,
                    std::vector<AttentionUnit>& to) const;
 
     BatchArrays arrays_;

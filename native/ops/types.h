@@ -60,7 +60,7 @@ struct AttentionUnit {
     const int32_t* pages;  // the sequence's page table, read from the page of the first key on
     const int64_t* rows;   // of the tokens in the batch; null: those from `first_row` on
     int64_t first_row;     // of the output
-    int64_t position;  // of the first token
+    int64_t index;         // of the first token's entry
     int32_t tokens;
     int32_t kv_head;
     int64_t first_key;  // keys that any row attends: [first_key, end_key)
