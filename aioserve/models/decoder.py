@@ -102,7 +102,7 @@ class Decoder:
         self.program: StepProgram | None = None
         """The recorded ops; None where each op is called by itself."""
         if use_program:
-            self.program = backend.record(self.compute, self.kv_shape(1, 1))
+            self.program = backend.record(self.compute, self.kv_shape(1, 1), self.dtype)
 
     @property
     def embedding(self) -> Embedding:

@@ -179,10 +179,11 @@ class Backend(RowOps[Tensor]):
         self,
         forward: Callable[[LayerOps[Any]], Any],
         shape: KVShape,
+        dtype: torch.dtype,
     ) -> StepProgram | None:
         """A program of what `forward` computes from its ops, which is logits.
 
-        `shape` is that of the KV pages, of any number of them; its dtype is the weights' as well.
+        `shape` is that of the KV pages, of any number of them, and `dtype` that of activations.
         None: this backend computes op by op alone.
         """
         return None

@@ -329,8 +329,9 @@ class NativeBackend(Backend):
         self,
         forward: Callable[[LayerOps[Any]], Any],
         shape: KVShape,
+        dtype: torch.dtype,
     ) -> NativeProgram:
-        return NativeProgram(forward, shape, self._sampler)
+        return NativeProgram(forward, shape, dtype, self._sampler)
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         bfloat16 = is_bfloat16("gate_up", gate_up.dtype)

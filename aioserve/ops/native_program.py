@@ -67,9 +67,10 @@ class NativeProgram(StepProgram):
         self,
         forward: Callable[[LayerOps[Any]], Any],
         shape: KVShape,
+        dtype: torch.dtype,
         sampler: NativeSampler,
     ) -> None:
-        ops = _RecordedOps(shape)
+        ops = _RecordedOps(shape, dtype)
         logits = forward(ops)
         ops.program.finish(logits.index)
         self._vocab = logits.columns
@@ -77,7 +78,7 @@ class NativeProgram(StepProgram):
         """Number of columns of what it keeps."""
         self.given_columns: int = ops.given_columns
         """Number of columns of the rows that it is given."""
-        self._dtype = shape.dtype
+        self._dtype = dtype
         self._program = ops.program
         self._kept = ops.kept
         self._rotations: list[tuple[RotarySource, Rotation | None]] = [
@@ -170,15 +171,15 @@ class NativeProgram(StepProgram):
 class _RecordedOps(LayerOps[Value]):
     """Records each op into `program`; `kept` holds on to the weights that it reads."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, dtype: torch.dtype) -> None:
         sizes = shape.num_kv_heads, shape.head_dim, shape.latent_rank
-        self.program = _native.Program(is_bfloat16("dtype", shape.dtype), *sizes)
+        self.program = _native.Program(is_bfloat16("dtype", dtype), *sizes)
         self.kept: list[Any] = []
         self.rotations: list[RotarySource] = []
         self.state_columns = 0
         self.given_columns = 0
         self._shape = shape
-        self._dtype = shape.dtype
+        self._dtype = dtype
         self._head_dim = shape.head_dim
 
     def embed(self, table: Embedding) -> Value:

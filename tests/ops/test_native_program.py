@@ -171,7 +171,8 @@ def cache(dtype: torch.dtype, num_pages: int, layers: int = 1, heads: int = KV_H
 
 
 def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:
-    return NATIVE.record(compute, KVShape(one_group(1, KV_HEADS, HEAD_DIM, dtype), 1, 1))
+    shape = KVShape(one_group(1, KV_HEADS, HEAD_DIM, dtype), 1, 1)
+    return NATIVE.record(compute, shape, dtype)
 
 
 def both_ways(compute: Forward, dtype: torch.dtype, host: HostBatch) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ class DecoderHead(ABC):
             shape = self.kv_shape(1, 1)
             for fuses in self._programs:
                 forward = partial(self._compute, fuses=fuses)
-                self._programs[fuses] = self._backend.record(forward, shape)
+                self._programs[fuses] = self._backend.record(forward, shape, self.dtype)
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
         """Sizes of KV pages for the head's layers."""
