@@ -88,6 +88,5 @@ def test_what_the_kernel_does_not_know_is_refused(kind: AttentionKind) -> None:
     step = on(gpu(), scene([(1, 1, 3)], latents), latents)
     with pytest.raises(ValueError, match="no window, soft cap or sinks"):
         gpu().paged_attention(step.queries, step.at, kind)
-    shape = latents.shape(1, 1, torch.float32)
     with pytest.raises(ValueError, match="latent_rank must be at most 512"):
-        gpu().allocate_kv(shape._replace(latent_rank=513, head_dim=520))
+        gpu().allocate_kv(Latents(2, 513, 7).shape(1, 1, torch.float32))
