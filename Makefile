@@ -37,7 +37,7 @@ ifndef SIDE_BY_SIDE
 endif
 
 export PROMPT ?= What does json.dumps do?
-WORKERS ?= $(shell $(BIN)/python tools/test_workers)
+WORKERS ?= $(shell $$(tools/find_python "$(PYTHON)") tools/test_workers)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Images for containers often set it. Every process would compile torch and all else anew.
@@ -69,7 +69,7 @@ RUFF := $(BIN)/ruff check && $(BIN)/ruff format --check
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 PYTEST := $(BIN)/python -m pytest
 # Files in the order of their names: those with few tests, which would come last, are the longest.
-PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_SHARED = $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
@@ -77,7 +77,7 @@ OPTIMIZED := PYTHONOPTIMIZE=1
 ASSERTED := -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 ALSO_OPTIMIZED := tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
-.PHONY: run test test-more test-slow test-real test-templates test-clients test-optimized \
+.PHONY: run test test-more test-isas test-slow test-real test-templates test-clients test-optimized \
   test-clocks mutants sanitize explore pairs soak lint check-install wheels bench docs build clean \
   distclean
 
@@ -117,6 +117,10 @@ test-more: $(FOR_CLIENTS) $(BUILT)
 	  $(PYTEST_SHARED) --tier more && \
 	  $(OPTIMIZED) $(PYTEST_SHARED) $(ASSERTED) --tier more $(ALSO_OPTIMIZED) && \
 	  $(PYTEST) -m "not slow and alone" $(ALONE))
+
+# Kernels of all instruction sets that this machine runs, behind a build with ISAS=all.
+test-isas: $(FOR_TEST) $(BUILT)
+	$(PYTEST_SHARED) -q --tier first tests/ops
 
 test-slow: lint $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not alone"

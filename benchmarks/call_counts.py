@@ -1,5 +1,4 @@
-"""How much of the package one token passes through: Python calls of a decode step, of a first token
-and of a chat call.
+"""Python calls of the package that one token takes: in a decode step, as a first token, in a chat.
 
     python benchmarks/call_counts.py [--steps 64] [--repeats 5] [--json FILE]
 

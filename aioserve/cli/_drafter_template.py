@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["DRAFTER", "README", "TESTS"]
 
 DRAFTER = '''\
-"""Guesses that a sequence goes on as it did before."""
+"""Draft tokens by the rule that a sequence goes on as it did before."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aioserve import ConfigError, DraftedSequence, Drafter, DrafterSpec, hookimp
 
 
 class $name(Drafter):
-    """Guesses what followed the last `width` tokens of a sequence where they stood before.
+    """Drafts what followed the last `width` tokens of a sequence where they stood before.
 
-    An index says where that is, so that a guess takes as long behind a long prompt as behind a
+    An index says where that is, so that a draft takes as long behind a long prompt as behind a
     short one. Nothing is learnt from one sequence for another, so namespaces need no care.
     """
 
@@ -60,7 +60,7 @@ def aioserve_drafters() -> list[DrafterSpec]:
 '''
 
 TESTS = '''\
-"""The drafter keeps its contract, guesses what it is for, and changes no token."""
+"""The drafter keeps its contract, drafts what it is for, and changes no token."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_option_that_is_none_is_refused() -> None:
         $name(width=0)
 
 
-def test_it_guesses_what_followed_before() -> None:
+def test_it_drafts_what_followed_before() -> None:
     drafter = $name()
     known_ids = np.array([5, 6, 7, 8, 9, 5], np.int32)
     drafter.start(0, DraftedSequence(known_ids=known_ids, prompt_tokens=6))
@@ -109,15 +109,15 @@ def test_an_engine_has_the_same_tokens_with_it() -> None:
 README = """\
 # $distribution
 
-A drafter for aioserve: it guesses that a sequence goes on as
+A drafter for aioserve: it expects that a sequence goes on as
 it did where its last tokens stood before.
 
     pip install --editable '.[test]'
     aioserve plugins                    # it is listed
-    aioserve plugins check $module      # also says how long a guess takes
+    aioserve plugins check $module      # also says how long a draft takes
     pytest
 
-Guesses change no token, and how fast they come depends on how many are right:
+Draft tokens change no token, and how fast they come depends on how many are right:
 
     aioserve bench latency pyhelp --speculation $module:width=3
     aioserve bench latency pyhelp

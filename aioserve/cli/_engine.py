@@ -89,7 +89,7 @@ class DeviceOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(DeviceOptions):
-    """Where the model runs, and what drafts its tokens."""
+    """The device of the model, and the drafter of its tokens."""
 
     speculation: str | None = None
     """The drafter, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a
@@ -104,8 +104,10 @@ class RunOptions(DeviceOptions):
     given."""
 
     def of_engine(self) -> dict[str, Any]:
-        """As `DeviceOptions.of_engine`. Raises `ConfigError` for a number of draft tokens that is
-        none, or that nothing makes."""
+        """Options of the engine, with those of speculation (`DeviceOptions.of_engine`).
+
+        Raises `ConfigError` for a number of draft tokens that is none, or that nothing makes.
+        """
         try:
             speculation = Speculation.of(
                 self.speculation,

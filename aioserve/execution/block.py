@@ -1,12 +1,15 @@
 """The bytes of a step, for a worker that isn't in the process of its host.
 
+No engine starts one yet.
+
     numbers   int64: the step, whether it has a batch and log-probabilities, and the sizes of arrays
     arrays    in the order of `FIELDS`, each at a multiple of 8 bytes
 
 Where each array begins follows from the sizes, so that as many workers as there are read the same
 bytes. A worker in the process of its host is given the arrays themselves.
 
-Edits of logits are state of their slots, and stay with the worker that draws.
+Edits of logits are state of their slots, and stay with the worker that draws. Draft tokens that are
+verified stay with the host, which accepts them.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ Place = tuple[str, ArrayField, tuple[int, ...], int]
 
 
 def packed(step: StepArrays) -> bytearray:
-    """The bytes of a step. Raises `InvariantError` for one whose rows have edits."""
+    """The bytes of a step. Raises `InvariantError` for one with edits, or draft tokens to verify."""
     arrays = _arrays_of(step)
     sizes = dict.fromkeys(_SIZES, 0)
     for part, of_part in arrays.items():
@@ -79,7 +82,7 @@ def unpacked(data: bytearray | memoryview) -> StepArrays:
     """The step of these bytes, whose arrays are views of them. The bytes may be written to, as
     torch takes no other arrays, and stay as they are until the step has ended.
 
-    Raises ValueError for bytes that `packed` hasn't made.
+    Raises ValueError for bytes of another length than their numbers tell.
     """
     step, *numbers = np.frombuffer(data, np.int64, _NUM_NUMBERS).tolist()
     parts = ["", "samples", *[part for part, there in zip(_PARTS, numbers, strict=False) if there]]
@@ -113,6 +116,8 @@ def _arrays_of(step: StepArrays) -> Arrays:
     extras = step.extras
     if extras is not None and extras.edits is not None:
         raise InvariantError(f"step {step.step} has rows with edits, which no bytes hold")
+    if step.verified is not None:
+        raise InvariantError(f"step {step.step} has draft tokens to verify, which no bytes hold")
     logprobs = None if extras is None else extras.logprobs
     parts = {"": step, "batch": step.batch, "logprobs": logprobs}
     arrays = {

@@ -68,7 +68,7 @@ class Host:
 
     def step(self, plan: StepPlan, read: ReadStep, worker: Worker) -> StepOutcome:
         """Compute a plan that was read. Raises why it couldn't be read, `InvariantError` for one
-        that can't be resolved, and what the worker raises."""
+        that can't be resolved, of which no page is copied, and what the worker raises."""
         resolver, is_used = self.resolver, self.resolver.is_used
         if is_used or plan.started_slots:
             resolver.take(plan)

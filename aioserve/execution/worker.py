@@ -46,8 +46,9 @@ class Worker(Protocol):
         ...
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
-        """Copy pages, one copy after the other, behind the steps that were begun. `copies`, int32
-        `[n, 5]`, are as `Backend.copy_pages` takes them. They are made when it returns."""
+        """Copy pages, one copy after the other, behind the steps that were begun, which are fewer
+        than `max_in_flight`. `copies`, int32 `[n, 5]`, are as `Backend.copy_pages` takes them. They
+        are made when it returns."""
         ...
 
     def close(self) -> None:

@@ -51,8 +51,8 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def lost_entries(self) -> bool:
-        """Whether entries were dropped: only these pages, behind those before the first of them,
-        are what the sequence goes on from."""
+        """True if entries were dropped: the sequence goes on from these pages alone, behind those
+        before the first of them."""
         return self.entries != self.computed
 
 

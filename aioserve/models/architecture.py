@@ -172,7 +172,7 @@ class Attention:
         return norm is not None and norm.weight.rows == self.heads.query_size
 
     def kv(self, kv_format: KVFormat) -> LayerKV:
-        """What the layer keeps of a token, in this format."""
+        """The layer's KV of a token, in this format."""
         return LayerKV(KVEntry(kv_format, self.heads.kv, self.heads.dim), self.window)
 
 
@@ -226,7 +226,7 @@ class LatentAttention:
         return self.heads.dim - self.latent_rank
 
     def kv(self, kv_format: KVFormat) -> LayerKV:
-        """What the layer keeps of a token, in this format."""
+        """The layer's KV of a token, in this format."""
         return LayerKV(KVEntry(kv_format, 1, self.heads.dim, latent=True))
 
 
@@ -368,7 +368,7 @@ class Architecture:
         return self.heads.dim
 
     def kv_layers(self, kv_format: KVFormat) -> tuple[LayerKV, ...]:
-        """What each layer keeps of a token, in this format."""
+        """Each layer's KV of a token, in this format."""
         return tuple(layer.mixer.kv(kv_format) for layer in self.layers)
 
     @property

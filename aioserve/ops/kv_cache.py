@@ -36,7 +36,7 @@ class KVShape(NamedTuple):
     """Sizes of KV pages."""
 
     layout: KVLayout
-    """Which layers share a page, and what each keeps of a token."""
+    """Layers that share a page, and the KV of a token in each."""
     num_pages: int
     """Pages of all groups together."""
     page_size: int

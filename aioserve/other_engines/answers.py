@@ -166,14 +166,16 @@ def _own_home(word: str) -> Home | None:
     return next((home for home in (*DOORS, Home.SERVE) if word in own_names(home)), None)
 
 
-def own_names(home: Home) -> set[str]:
+@cache
+def own_names(home: Home) -> frozenset[str]:
     """Our own names at a door of Python, as its signature shows them, or the settings of a
     server."""
     if home is Home.SERVE:
-        return set(SETTINGS.split())
+        return frozenset(SETTINGS.split())
     # Looked up by name when an answer is wanted: the doors themselves ask for answers.
     doors = [pkgutil.resolve_name(f"aioserve:{name}") for name in DOORS[home]]
-    return set().union(*[inspect.signature(door).parameters for door in doors]) - {"self"}
+    names = [name for door in doors for name in inspect.signature(door).parameters]
+    return frozenset(names) - {"self"}
 
 
 # -- answers as they are written at a door

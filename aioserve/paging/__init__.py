@@ -1,8 +1,8 @@
-"""How KV lies in pages: formats of entries, which layers share a page, and page arithmetic.
+"""KV in pages: formats of entries, layers that share a page, and page arithmetic.
 
     format.py   in which numbers an entry is kept, and its bytes
     layout.py   which layers share a page, and how many tokens of each are kept
-    pages.py    positions in a sequence to pages and locations
+    pages.py    indices of entries to pages and locations
 
 Values and arithmetic alone. Knows no owner of a page, no tensors and no other place of the package.
 """

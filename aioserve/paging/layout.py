@@ -1,4 +1,4 @@
-"""Which layers' keys and values share a page, and how many tokens of each layer are kept.
+"""Layers whose keys and values share a page, and how many tokens of each layer are kept.
 
     page of group 0    some positions of the layers that see everything    kept to the end
     page of group 1    the same positions of some window layers            kept for the window
@@ -37,7 +37,7 @@ WORTHWHILE_SHARE = 0.9
 
 
 class LayerKV(NamedTuple):
-    """What one layer keeps of a token."""
+    """KV of a token in one layer."""
 
     entry: KVEntry
     window: int = 0

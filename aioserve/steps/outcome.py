@@ -28,9 +28,9 @@ class DryRun(NamedTuple):
     """Tokens that were drawn since then, but no more than draft tokens were asked for: so many of
     these have an answer."""
     drafted: int
-    """How many of these had a draft token, in a row from the first."""
+    """Number of these that had a draft token, in a row from the first."""
     accepted: int
-    """How many of these were right, in a row from the first."""
+    """Number of these that were right, in a row from the first."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -52,7 +52,7 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Index of a row with several paths -> tokens that were computed for it beside its last one and
     those of `drafted`."""
     drafting_seconds: float = 0.0
-    """What the drafter took for these draft tokens, of the time of the step; 0 where nobody
+    """Time of the drafter for these draft tokens, part of the step's; 0 where nobody
     measured."""
     dry_runs: dict[int, DryRun] = {}
     """Index of a row -> what became of draft tokens for its slot that no step verified, where the

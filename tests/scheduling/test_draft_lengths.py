@@ -221,9 +221,10 @@ def test_a_step_that_rests_is_one_whose_choice_would_be_none(
     records = [record_of(4, 0.5) for _ in range(4)]
     num_rests = 0
     for prefilled, num_steps in loads:
+        records = [*records[1:], record_of(4, 0.9)]
         for _ in range(num_steps):
             chosen = choosing.choose(records, 0, prefilled, 100)
-            rests = asked.rest(len(records) + prefilled)
+            rests = asked.rest(len(records) + prefilled, records[-1])
             assert chosen == ([0] * 4 if rests else asked.choose(records, 0, prefilled, 100))
             num_tokens, num_rests = len(records) + prefilled + sum(chosen), num_rests + rests
             for lengths in (asked, choosing):

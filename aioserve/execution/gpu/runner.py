@@ -55,7 +55,7 @@ class _Launched:
     """One step, from its launch until the loop has heard of its end."""
 
     block: StepArrays | GraphKey
-    """What is computed; a key: padding alone, to run what a graph of it will be."""
+    """The computed block; a key: padding alone, to run what a graph of it will be."""
     future: asyncio.Future[StepOutcome]
     told: Callable[[_Launched, StepOutcome | Exception], None]
     """Called on the loop with the step's result."""
@@ -88,6 +88,7 @@ class _Launched:
         except Exception as error:
             result = error
         self.callbacks.put(functools.partial(self.told, self, result))
+        del result  # an error would hold this frame, which holds it, and the step with them
 
     @property
     def name(self) -> str:
@@ -125,8 +126,8 @@ class _Drafting:
 class CudaRunner:
     """A `Runner` of a host and its worker. Made on the event loop that will await its steps.
 
-    A step that is the oldest on the device for
-    `hung_seconds` ends the runner: a device that hangs can't be told from one that computes.
+    A step that is the oldest on the device for `hung_seconds` ends the runner: a device that hangs
+    can't be told from one that computes.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class CudaRunner:
         progress(len(keys), len(keys))
 
     def time_steps(self) -> list[StepTime]:
-        """As `CudaWorker.time_steps`."""
+        """Time steps, by `CudaWorker.time_steps`."""
         return self._worker.time_steps()
 
     async def aclose(self) -> None:

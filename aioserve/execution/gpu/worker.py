@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.errors import InvariantError
 from aioserve.execution.batch import NO_COPIES, StepArrays
 from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
@@ -51,7 +52,7 @@ Locations = npt.NDArray[np.int64]
 
 
 class Buffers:
-    """What the host and the device share for one step, until its outcome is read."""
+    """Memory and events that host and device share for a step, until its outcome is read."""
 
     def __init__(self, device: Device, model: StepModel) -> None:
         self.inputs: HostMemory = device.host_memory(model.max_input_bytes)
@@ -207,6 +208,11 @@ class CudaWorker:
     def _new(
         self, block: StepArrays, padding: GraphKey | None = None, error: Exception | None = None
     ) -> StepOnDevice:
+        if not self._free_buffers:
+            raise InvariantError(
+                f"at most {MAX_IN_FLIGHT} steps may be begun whose outcome isn't read, "
+                f"got step {block.step}"
+            )
         return StepOnDevice(
             step=block,
             buffers=self._free_buffers.popleft(),

@@ -37,7 +37,9 @@ def draft_budget(
     num_prefilled = max(0, min(left, sum([s.remaining for s in prefilling])))
     drafts = [(s, s.drafts) for s in ready if s.drafts is not None]
     are_verified = not any(one.unverified_tokens for _, one in drafts)
-    if not drafts or (are_verified and lengths.rest(len(ready) + num_prefilled)):
+    if not drafts:
+        return ready, {}
+    if are_verified and lengths.rest(len(ready) + num_prefilled, drafts[-1][1].record):
         return ready, {}
     able = [(s, d) for s, d in drafts if s not in forced and _may_have_drafts(s)]
     if not able:

@@ -113,10 +113,11 @@ class DraftLengths:
             self._pass_seconds.append(drafting / (longest + 1))
         self._verified = verified
 
-    def rest(self, num_tokens: int) -> bool:
+    def rest(self, num_tokens: int, newest: DraftRecord) -> bool:
         """True if draft tokens don't pay in this step, of so many tokens without them: the last
-        choice was none, and it stands. The step counts as if it was chosen for."""
-        stands = self._held_steps > 1 and self._held_others == num_tokens
+        choice was none, it was made for the newest sequence too, and it stands. The step counts as
+        if it was chosen for."""
+        stands = self._held_steps > 1 and self._held_others == num_tokens and newest in self._held
         if not stands or self._held_sum or self._since_probe >= self._wait:
             return False
         self._held_steps -= 1

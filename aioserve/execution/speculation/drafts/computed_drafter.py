@@ -95,8 +95,8 @@ class ComputedDrafter(AtOnce):
         self._tables.take(plan)
 
     def follow(self, plan: StepPlan) -> None:
-        """The target is about to compute a plan, whose pages it has copied. To be called behind
-        `take`, and before the guesses of the plan are made. Raises `InvariantError` for a slot
+        """The target is about to compute a plan; it copies pages first. To be called behind `take`,
+        and before the draft tokens of the plan are made. Raises `InvariantError` for a slot
         whose entries were dropped: drafts find what they read and write by position."""
         for item in plan.items:
             if item.index != item.start:
