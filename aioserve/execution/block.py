@@ -62,7 +62,7 @@ Place = tuple[str, ArrayField, tuple[int, ...], int]
 
 
 def packed(step: StepArrays) -> bytearray:
-    """The bytes of a step. Raises `InvariantError` for one with edits, or draft tokens to verify."""
+    """The bytes of a step. Raises `InvariantError` for edits and for draft tokens to verify."""
     arrays = _arrays_of(step)
     sizes = dict.fromkeys(_SIZES, 0)
     for part, of_part in arrays.items():
