@@ -1,5 +1,5 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 """Experts of small numbers with scales in groups: one launch multiplies those of all experts.
 
 Weights are decoded on their way into the product, by the same function as in linear layers, with
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.ops.gpu.expert_pairs import ROWS, Pairs
-from aioserve.ops.gpu.grouped_kernels import of_chunk, tile_sums
+from aioserve.ops.gpu.grouped_kernels import Sizes, Weight, of_chunk, tile_sums
 from aioserve.ops.gpu.grouped_linear import GroupedRun, Numbers, tile_of
 
 __all__ = ["GroupedExperts", "grouped_expert_kernel", "order_kernel"]
@@ -25,23 +25,10 @@ _ORDERED = 1024
 """Columns of a row that one program puts in order."""
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("out_features", "in_features", "chunks", "part_chunks", "repeat", "alike"),
-        *("scale_columns", "experts"),
-    ]
-)
+@triton.jit(do_not_specialize=["experts", *Sizes._fields])
 def grouped_expert_kernel(
-    x,
-    x_scales,
-    x_sums,
-    values,
-    table,
-    scales,
-    scale_units,
-    zeros,
-    minimums,
-    minimum_units,
+    prepared,
+    weight,
     bias,
     out,
     rows,
@@ -50,29 +37,20 @@ def grouped_expert_kernel(
     block_ends,
     out_features,
     in_features,
-    x_stride,
-    out_stride,
     chunks,
     part_chunks,
     repeat,
     alike,
     scale_columns,
+    out_stride,
     experts,
-    CODE: tl.constexpr,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CHUNK: tl.constexpr,
-    UNIT_CHUNKS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
+    layout: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (block, OUTPUTS outputs): arguments as `tile_sums` has them, those of the weights
-    with an axis for the experts before all others.
+    """Program (block, OUTPUTS outputs): arguments as `tile_sums` has them, the weight that of
+    all experts.
 
     rows   int32 [pairs]: of x, for each pair, sorted by expert
     bias   [experts, out_features], with HAS_BIAS
@@ -87,45 +65,31 @@ def grouped_expert_kernel(
         row = tl.load(rows + pairs, mask=there, other=0).to(tl.int64)
         outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         here = outputs < out_features
-        BYTES: tl.constexpr = CHUNK * BITS // 8
+        BYTES: tl.constexpr = layout.chunk * layout.bits // 8
         group = expert * tl.cdiv(chunks, repeat)
         unit = expert * out_features
-        if UNIT_CHUNKS:
-            unit *= tl.cdiv(chunks, UNIT_CHUNKS)
+        if layout.unit_chunks:
+            unit *= tl.cdiv(chunks, layout.unit_chunks)
+        of_expert = Weight(
+            weight.packed + expert * chunks * out_features * BYTES,
+            weight.table + expert * 16,
+            weight.scales + group * scale_columns,
+            weight.scale_units + unit,
+            weight.zeros + group * out_features,
+            weight.minimums + group * out_features,
+            weight.minimum_units + unit,
+        )
         total = tile_sums(
-            x,
-            x_scales,
-            x_sums,
-            values + expert * chunks * out_features * BYTES,
-            table + expert * 16,
-            scales + group * scale_columns,
-            scale_units + unit,
-            zeros + group * out_features,
-            minimums + group * out_features,
-            minimum_units + unit,
+            prepared,
+            of_expert,
             row,
             there,
             outputs,
             here,
             0,
             chunks,
-            out_features,
-            in_features,
-            x_stride,
-            chunks,
-            part_chunks,
-            repeat,
-            alike,
-            scale_columns,
-            CODE,
-            BITS,
-            OFFSET,
-            CHUNK,
-            UNIT_CHUNKS,
-            WHOLE,
-            ROUNDED,
-            HAS_ZEROS,
-            HAS_MINIMUMS,
+            Sizes(out_features, in_features, chunks, part_chunks, repeat, alike, scale_columns),
+            layout,
             OUTPUTS,
             ROWS,
         )
@@ -176,25 +140,19 @@ class GroupedExperts:
             x = self._in_order(x, pairs, numbers.order)
             rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
         tile = tile_of(ROWS, x.dtype)
-        x, x_scales, x_sums = run.prepared(x)
+        prepared = run.prepared(x)
         grid = len(pairs.blocks.experts), triton.cdiv(run.out_features, tile.outputs)
         grouped_expert_kernel[grid](
-            x,
-            x_scales,
-            x_sums,
-            numbers.values_for(x),
-            *numbers.parameters,
-            x if numbers.bias is None else numbers.bias,
+            prepared,
+            numbers.weight_for(prepared.x),
+            prepared.x if numbers.bias is None else numbers.bias,
             out,
             rows,
             *pairs.blocks,
-            run.out_features,
-            run.in_features,
-            x.stride(0),
-            out.stride(0),
             *run.sizes,
+            out.stride(0),
             self._experts,
-            **run.constants,
+            run.layout,
             HAS_BIAS=numbers.bias is not None,
             OUTPUTS=tile.outputs,
             ROWS=ROWS,
@@ -204,7 +162,7 @@ class GroupedExperts:
 
     def _in_order(self, x: Tensor, pairs: Pairs, order: Tensor) -> Tensor:
         """The rows of all pairs, each in the order of its expert's columns."""
-        count, size = len(pairs.rows), self._run.in_features
+        count, size = len(pairs.rows), self._run.sizes.in_features
         out = torch.empty((count, size), dtype=x.dtype, device=x.device)
         order_kernel[count, triton.cdiv(size, _ORDERED)](
             x,

@@ -1,6 +1,6 @@
 # Triton compiles these functions: to it an int is a constexpr, and a launch has options of its own.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 """Products of rows with weights of small numbers that have a scale for each group of inputs.
 
 A *chunk* is a group of inputs, or 128 of them where a group has more. Integers and E4M3 of a chunk
@@ -31,10 +31,19 @@ same bits in any batch.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from aioserve.formats.weights import Code
 
 __all__ = [
+    "Layout",
+    "Prepared",
+    "Sizes",
+    "Weight",
     "linear_kernel",
     "merge_kernel",
     "of_chunk",
@@ -48,6 +57,69 @@ _ROUND = tl.constexpr(12582912.0)
 """1.5 * 2 ** 23: added and taken away, it rounds to the nearest integer, to even between two."""
 _SMALLEST = tl.constexpr(2.0**-119)
 """Its reciprocal is finite."""
+
+
+class Prepared(NamedTuple):
+    """Rows of inputs as kernels multiply them. What a layer doesn't need is `x` again."""
+
+    x: Tensor
+    """[rows, in_features]; rounded ones int8 or float8e4nv [rows, chunks * chunk]."""
+    scales: Tensor
+    """float32 [rows, chunks], of rounded rows."""
+    sums: Tensor
+    """float32, or int32 of integers: [rows, chunks], with zeros of rounded rows, and minimums."""
+    stride: int
+    """Numbers from a row of `x` to the next."""
+
+
+class Weight(NamedTuple):
+    """Small numbers of a layer with what they are scaled by. Those of experts have an axis for the
+    experts before all others. What a layer doesn't have is `scales` again."""
+
+    packed: Tensor
+    """Values [chunks, out_features, bytes]; each is less by the offset."""
+    table: Tensor
+    """float32 [16], of codes "table" and "chosen"."""
+    scales: Tensor
+    """[groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs."""
+    scale_units: Tensor
+    """float32 [units, out_features], a unit being `unit_chunks`, where that isn't 0: scales are
+    multiples of them."""
+    zeros: Tensor
+    """[groups, out_features]."""
+    minimums: Tensor
+    """[groups, out_features]."""
+    minimum_units: Tensor
+    """float32 [units, out_features], as for scales."""
+
+
+class Sizes(NamedTuple):
+    """Numbers of a layer's inputs, outputs and what they are divided into. Kernels take them one by
+    one: Triton compiles a kernel anew for a number in a tuple that is 1, or a multiple of 16."""
+
+    out_features: int
+    in_features: int
+    chunks: int
+    part_chunks: int
+    repeat: int
+    alike: int
+    scale_columns: int
+
+
+class Layout(NamedTuple):
+    """Constants of a layer, for which Triton compiles kernels."""
+
+    code: Code
+    bits: int
+    offset: int
+    chunk: int
+    unit_chunks: int
+    has_zeros: bool
+    has_minimums: bool
+    rounds: bool
+    """True where rows that are multiplied become int8, or E4M3."""
+    whole: bool
+    """True where in_features is a multiple of `chunk`."""
 
 
 @triton.jit
@@ -95,169 +167,118 @@ def _of_group(numbers, at, units, unit_at, here, MULTIPLES: tl.constexpr):
 
 @triton.jit
 def tile_sums(
-    x,
-    x_scales,
-    x_sums,
-    values,
-    table,
-    scales,
-    scale_units,
-    zeros,
-    minimums,
-    minimum_units,
+    prepared,
+    weight,
     row,
     there,
     outputs,
     here,
     start,
     stop,
-    out_features,
-    in_features,
-    x_stride,
-    chunks,
-    part_chunks,
-    repeat,
-    alike,
-    scale_columns,
-    CODE: tl.constexpr,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CHUNK: tl.constexpr,
-    UNIT_CHUNKS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
+    sizes,
+    layout: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Sums of the chunks from `start` to `stop` of one layer, float32 [OUTPUTS, ROWS]: those of
     each part by themselves, and added in order. `start` begins a part.
 
-    row       int64 [ROWS], of x; `there` says which there are
-    outputs   int32 [OUTPUTS]; `here` likewise
-    x         [rows, in_features]; with ROUNDED int8 or float8e4nv [rows, chunks * CHUNK]
-    x_scales  float32 [rows, chunks], with ROUNDED
-    x_sums    float32, or int32 of integers: [rows, chunks], where they are needed
-    values    [chunks, out_features, bytes]; the value is less by OFFSET
-    table     float32 [16], with CODE "table" or "chosen"
-    scales    [groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs
-    zeros, minimums             [groups, out_features]
-    scale_units, minimum_units  float32 [units, out_features], a unit being UNIT_CHUNKS, where
-                                that isn't 0: scales and minimums are multiples of them
-
-    WHOLE: in_features is a multiple of CHUNK.
+    prepared, weight, sizes, layout  `Prepared`, `Weight`, `Sizes`, `Layout`
+    row      int64 [ROWS], of x; `there` says which there are
+    outputs  int32 [OUTPUTS]; `here` likewise
     """
-    inputs = tl.arange(0, CHUNK)
-    BYTES: tl.constexpr = CHUNK * BITS // 8
-    x_at = x + row[:, None] * x_stride + inputs[None, :]
-    value_at = values + outputs[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    chunk_bytes = out_features.to(tl.int64) * BYTES
-    part_stop = tl.minimum(start + part_chunks, stop)
+    inputs = tl.arange(0, layout.chunk)
+    BYTES: tl.constexpr = layout.chunk * layout.bits // 8
+    x_at = prepared.x + row[:, None] * prepared.stride + inputs[None, :]
+    value_at = weight.packed + outputs[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+    chunk_bytes = sizes.out_features.to(tl.int64) * BYTES
+    part_stop = tl.minimum(start + sizes.part_chunks, stop)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    MULTIPLES: tl.constexpr = UNIT_CHUNKS > 0
-    ZERO: tl.constexpr = 0.0 if ROUNDED and CODE == "e4m3" else 0
+    MULTIPLES: tl.constexpr = layout.unit_chunks > 0
+    ZERO: tl.constexpr = 0.0 if layout.rounds and layout.code == "e4m3" else 0
     # One loop over chunks, not one in another: loads run ahead across the ends of parts.
     for chunk in tl.range(start, stop):
-        group = chunk // repeat * out_features + outputs
-        scale_at = chunk // repeat * scale_columns + outputs // alike
+        group = chunk // sizes.repeat * sizes.out_features + outputs
+        scale_at = chunk // sizes.repeat * sizes.scale_columns + outputs // sizes.alike
         unit = outputs
         if MULTIPLES:
-            unit += chunk // UNIT_CHUNKS * out_features
-        first = chunk * CHUNK
-        if ROUNDED or WHOLE:
+            unit += chunk // layout.unit_chunks * sizes.out_features
+        first = chunk * layout.chunk
+        if layout.rounds or layout.whole:
             mask = there[:, None]
         else:
-            mask = there[:, None] & (first + inputs < in_features)[None, :]
+            mask = there[:, None] & (first + inputs < sizes.in_features)[None, :]
         some = tl.load(x_at + first, mask=mask, other=ZERO)
-        q = _values(value_at + chunk * chunk_bytes, here, ZERO, BITS)
-        scale = _of_group(scales, scale_at, scale_units, unit, here, MULTIPLES)
-        of_row = row * chunks + chunk
-        if CODE == "table":
-            weight = (tl.load(table + q.to(tl.int32)) * scale[:, None]).to(some.dtype)
-            acc = tl.dot(weight, tl.trans(some), acc, input_precision="ieee")
-        elif ROUNDED:
-            if CODE == "e4m3":
+        q = _values(value_at + chunk * chunk_bytes, here, ZERO, layout.bits)
+        scale = _of_group(weight.scales, scale_at, weight.scale_units, unit, here, MULTIPLES)
+        of_row = row * sizes.chunks + chunk
+        if layout.code == "table":
+            number = (tl.load(weight.table + q.to(tl.int32)) * scale[:, None]).to(some.dtype)
+            acc = tl.dot(number, tl.trans(some), acc, input_precision="ieee")
+        elif layout.rounds:
+            if layout.code == "e4m3":
                 term = tl.dot(q, tl.trans(some)) * scale[:, None]
             else:
-                weight = (q.to(tl.int8) - OFFSET).to(tl.int8)
-                products = tl.dot(weight, tl.trans(some), out_dtype=tl.int32)
-                if HAS_ZEROS:
-                    zero = tl.load(zeros + group, mask=here, other=0).to(tl.int32)
-                    sums = tl.load(x_sums + of_row, mask=there, other=0)
+                number = (q.to(tl.int8) - layout.offset).to(tl.int8)
+                products = tl.dot(number, tl.trans(some), out_dtype=tl.int32)
+                if layout.has_zeros:
+                    zero = tl.load(weight.zeros + group, mask=here, other=0).to(tl.int32)
+                    sums = tl.load(prepared.sums + of_row, mask=there, other=0)
                     products -= zero[:, None] * sums[None, :]
-                if HAS_MINIMUMS:
-                    sums = tl.load(x_sums + of_row, mask=there, other=0).to(tl.float32)
-                    least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+                if layout.has_minimums:
+                    sums = tl.load(prepared.sums + of_row, mask=there, other=0).to(tl.float32)
+                    least = _of_group(
+                        weight.minimums, group, weight.minimum_units, unit, here, MULTIPLES
+                    )
                     least_sums = least[:, None] * sums[None, :]
                     term = tl.fma(products.to(tl.float32), scale[:, None], least_sums)
                 else:
                     term = products.to(tl.float32) * scale[:, None]
-            x_scale = tl.load(x_scales + of_row, mask=there, other=0.0)
+            x_scale = tl.load(prepared.scales + of_row, mask=there, other=0.0)
             acc = tl.fma(term, x_scale[None, :], acc)
         else:
-            if CODE == "e4m3":
+            if layout.code == "e4m3":
                 exact = _e4m3(q)
-            elif CODE == "chosen":
-                exact = tl.load(table + q.to(tl.int32))
+            elif layout.code == "chosen":
+                exact = tl.load(weight.table + q.to(tl.int32))
             else:
                 exact = q.to(tl.float32)
-                if HAS_ZEROS:
-                    exact -= of_chunk(zeros + group, here)[:, None]
-                if OFFSET:
-                    exact -= OFFSET
+                if layout.has_zeros:
+                    exact -= of_chunk(weight.zeros + group, here)[:, None]
+                if layout.offset:
+                    exact -= layout.offset
             products = tl.dot(exact.to(some.dtype), tl.trans(some), input_precision="ieee")
             acc = tl.fma(products, scale[:, None], acc)
-            if HAS_MINIMUMS:
-                sums = tl.load(x_sums + of_row, mask=there, other=0.0)
-                least = _of_group(minimums, group, minimum_units, unit, here, MULTIPLES)
+            if layout.has_minimums:
+                sums = tl.load(prepared.sums + of_row, mask=there, other=0.0)
+                least = _of_group(
+                    weight.minimums, group, weight.minimum_units, unit, here, MULTIPLES
+                )
                 acc = tl.fma(least[:, None], sums[None, :], acc)
         if chunk + 1 == part_stop:
             total += acc
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            part_stop = tl.minimum(part_stop + part_chunks, stop)
+            part_stop = tl.minimum(part_stop + sizes.part_chunks, stop)
     return total
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("rows", "out_features", "in_features", "chunks", "part_chunks", "repeat"),
-        *("alike", "scale_columns"),
-    ]
-)
+@triton.jit(do_not_specialize=["rows", *Sizes._fields])
 def linear_kernel(
-    x,
-    x_scales,
-    x_sums,
-    values,
-    table,
-    scales,
-    scale_units,
-    zeros,
-    minimums,
-    minimum_units,
+    prepared,
+    weight,
     bias,
     out,
     rows,
     out_features,
     in_features,
-    x_stride,
-    out_stride,
     chunks,
     part_chunks,
     repeat,
     alike,
     scale_columns,
-    CODE: tl.constexpr,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CHUNK: tl.constexpr,
-    UNIT_CHUNKS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
+    out_stride,
+    layout: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLIT: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -276,39 +297,16 @@ def linear_kernel(
     stop = tl.minimum(start + part_chunks, chunks) if SPLIT else chunks
     long_row = row.to(tl.int64)
     total = tile_sums(
-        x,
-        x_scales,
-        x_sums,
-        values,
-        table,
-        scales,
-        scale_units,
-        zeros,
-        minimums,
-        minimum_units,
+        prepared,
+        weight,
         long_row,
         there,
         outputs,
         here,
         start,
         stop,
-        out_features,
-        in_features,
-        x_stride,
-        chunks,
-        part_chunks,
-        repeat,
-        alike,
-        scale_columns,
-        CODE,
-        BITS,
-        OFFSET,
-        CHUNK,
-        UNIT_CHUNKS,
-        WHOLE,
-        ROUNDED,
-        HAS_ZEROS,
-        HAS_MINIMUMS,
+        Sizes(out_features, in_features, chunks, part_chunks, repeat, alike, scale_columns),
+        layout,
         OUTPUTS,
         ROWS,
     )
@@ -404,26 +402,14 @@ def quantize_kernel(
 )
 def rows_kernel(
     ids,
-    values,
-    table,
-    scales,
-    scale_units,
-    zeros,
-    minimums,
-    minimum_units,
+    weight,
     out,
     out_features,
     in_features,
     repeat,
     alike,
     scale_columns,
-    CODE: tl.constexpr,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CHUNK: tl.constexpr,
-    UNIT_CHUNKS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
+    layout: tl.constexpr,
 ):
     """Program (id, chunk): that chunk of the weight's row, out [ids, in_features]. Ids that are no
     row have that of the nearest.
@@ -433,31 +419,31 @@ def rows_kernel(
     place = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.minimum(tl.maximum(tl.load(ids + place), 0), out_features - 1)
-    BYTES: tl.constexpr = CHUNK * BITS // 8
+    BYTES: tl.constexpr = layout.chunk * layout.bits // 8
     at = (chunk.to(tl.int64) * out_features + row) * BYTES
-    found = tl.load(values + at + tl.arange(0, BYTES))
-    if BITS == 4:
+    found = tl.load(weight.packed + at + tl.arange(0, BYTES))
+    if layout.bits == 4:
         found = tl.interleave(found & 15, found >> 4)
     group = (chunk // repeat).to(tl.int64)
-    scale = tl.load(scales + group * scale_columns + row // alike).to(tl.float32)
+    scale = tl.load(weight.scales + group * scale_columns + row // alike).to(tl.float32)
     unit = row
-    if UNIT_CHUNKS:
-        unit += (chunk // UNIT_CHUNKS).to(tl.int64) * out_features
-        scale *= tl.load(scale_units + unit)
-    if CODE == "table" or CODE == "chosen":
-        exact = tl.load(table + found.to(tl.int32))
-    elif CODE == "e4m3":
+    if layout.unit_chunks:
+        unit += (chunk // layout.unit_chunks).to(tl.int64) * out_features
+        scale *= tl.load(weight.scale_units + unit)
+    if layout.code == "table" or layout.code == "chosen":
+        exact = tl.load(weight.table + found.to(tl.int32))
+    elif layout.code == "e4m3":
         exact = _e4m3(found)
     else:
-        exact = found.to(tl.float32) - OFFSET
-        if HAS_ZEROS:
-            exact -= tl.load(zeros + group * out_features + row).to(tl.float32)
-    weight = exact * scale
-    if HAS_MINIMUMS:
-        least = tl.load(minimums + group * out_features + row).to(tl.float32)
-        if UNIT_CHUNKS:
-            least *= tl.load(minimum_units + unit)
-        weight += least
-    inputs = chunk * CHUNK + tl.arange(0, CHUNK)
+        exact = found.to(tl.float32) - layout.offset
+        if layout.has_zeros:
+            exact -= tl.load(weight.zeros + group * out_features + row).to(tl.float32)
+    number = exact * scale
+    if layout.has_minimums:
+        least = tl.load(weight.minimums + group * out_features + row).to(tl.float32)
+        if layout.unit_chunks:
+            least *= tl.load(weight.minimum_units + unit)
+        number += least
+    inputs = chunk * layout.chunk + tl.arange(0, layout.chunk)
     to = out + place * in_features + inputs
-    tl.store(to, weight.to(out.dtype.element_ty), mask=inputs < in_features)
+    tl.store(to, number.to(out.dtype.element_ty), mask=inputs < in_features)

@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.formats.weights import Code, FloatRows, GroupedRows, HeldLinear
+from aioserve.formats.weights import FloatRows, GroupedRows, HeldLinear
 from aioserve.ops.gpu.grouped_kernels import (
+    Layout,
+    Prepared,
+    Sizes,
+    Weight,
     linear_kernel,
     merge_kernel,
     quantize_kernel,
@@ -29,7 +33,6 @@ __all__ = [
     "FloatRun",
     "GroupedLinear",
     "GroupedRun",
-    "Layout",
     "Numbers",
     "Tile",
     "multiplies_e4m3",
@@ -123,87 +126,51 @@ class Numbers(NamedTuple):
             uploaded(rows.order),
         )
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        """From the table to the units of minimums. Kernels don't read what isn't there."""
-        return tuple(self.scales if one is None else one for one in self[1:7])
-
-    def values_for(self, x: Tensor) -> Tensor:
-        """The values as kernels take them beside such rows."""
-        return self.values.view(x.dtype) if x.dtype is _E4M3 else self.values
+    def weight_for(self, x: Tensor) -> Weight:
+        """Weight as kernels take it beside such rows. They don't read what isn't there."""
+        values = self.values.view(x.dtype) if x.dtype is _E4M3 else self.values
+        return Weight(values, *(self.scales if one is None else one for one in self[1:7]))
 
 
-class Layout(NamedTuple):
-    """How the numbers of rows lie, beside what their shapes and dtypes say."""
-
-    code: Code
-    bits: int
-    offset: int
-    chunk: int
-    chunks: int
-    repeat: int
-    alike: int
-    unit_chunks: int
-    rounds: bool
-    """Whether rows that are multiplied become int8, or E4M3."""
-
-    @classmethod
-    def of(cls, rows: GroupedRows, on: torch.device) -> Layout:
-        rounds = rows.rounded_activations and rows.chunk >= MIN_ROUNDED_CHUNK
-        return cls(
-            rows.code,
-            rows.bits,
-            rows.offset,
-            rows.chunk,
-            rows.values.shape[0],
-            rows.repeat,
-            rows.alike,
-            rows.unit_chunks,
-            rounds and (rows.code != "e4m3" or multiplies_e4m3(on)),
-        )
-
-
-class Prepared(NamedTuple):
-    """Rows as a kernel takes them; the rows again in place of what isn't needed."""
-
-    x: Tensor
-    scales: Tensor
-    """float32 [rows, chunks]."""
-    sums: Tensor
-    """[rows, chunks]."""
+def layout_of(rows: GroupedRows, in_features: int, on: torch.device) -> Layout:
+    """Constants of kernels for such rows on a device."""
+    rounds = rows.rounded_activations and rows.chunk >= MIN_ROUNDED_CHUNK
+    return Layout(
+        rows.code,
+        rows.bits,
+        rows.offset,
+        rows.chunk,
+        rows.unit_chunks,
+        has_zeros=rows.zeros is not None,
+        has_minimums=rows.minimums is not None,
+        rounds=rounds and (rows.code != "e4m3" or multiplies_e4m3(on)),
+        whole=in_features % rows.chunk == 0,
+    )
 
 
 class GroupedRun:
     """Rows of small numbers on the device."""
 
     def __init__(self, rows: GroupedRows, in_features: int, dtype: torch.dtype, on: torch.device):
-        self.out_features: int = rows.out_features
-        self.in_features: int = in_features
         self.numbers: Numbers = Numbers.of(rows, dtype, on)
-        self.layout: Layout = Layout.of(rows, on)
+        self.layout: Layout = layout_of(rows, in_features, on)
+        # `rows_kernel` doesn't multiply: layers that differ in these alone share a compilation.
+        self._rows_layout = self.layout._replace(rounds=False, whole=False)
         self._dtype = dtype
-        chunks, chunk = self.layout.chunks, rows.chunk
-        part_chunks = parts_of(self.out_features, chunks, chunk)
-        self._parts = -(-chunks // part_chunks)
-        self.sizes: tuple[int, ...] = (
-            *(chunks, part_chunks, rows.repeat, rows.alike, rows.scales.shape[1]),
+        chunks = rows.values.shape[0]
+        self.sizes: Sizes = Sizes(
+            rows.out_features,
+            in_features,
+            chunks,
+            parts_of(rows.out_features, chunks, rows.chunk),
+            rows.repeat,
+            rows.alike,
+            rows.scales.shape[1],
         )
-        """`chunks` and what follows it, as the kernels' arguments."""
-        self._constants: dict[str, Any] = {
-            "CODE": rows.code,
-            "BITS": rows.bits,
-            "OFFSET": rows.offset,
-            "CHUNK": chunk,
-            "UNIT_CHUNKS": rows.unit_chunks,
-            "HAS_ZEROS": rows.zeros is not None,
-            "HAS_MINIMUMS": rows.minimums is not None,
-        }
-        self.constants: dict[str, Any] = {
-            **self._constants,
-            "WHOLE": in_features % chunk == 0,
-            "ROUNDED": self.layout.rounds,
-        }
-        """Constants of kernels that multiply."""
+
+    @property
+    def out_features(self) -> int:
+        return self.sizes.out_features
 
     @property
     def num_bytes(self) -> int:
@@ -213,40 +180,35 @@ class GroupedRun:
     @property
     def kind(self) -> str:
         """What must be the same for experts to be multiplied together, in words."""
-        numbers = self.numbers._asdict().items()
-        has = [name for name, one in numbers if one is not None]
-        layout = [f"{name} {value}" for name, value in self.layout._asdict().items()]
-        return f"{self.out_features} rows of {', '.join(layout)} with {', '.join(has)}"
+        has = [name for name, one in self.numbers._asdict().items() if one is not None]
+        shared = self.sizes._asdict() | self.layout._asdict()
+        described = ", ".join(f"{name} {value}" for name, value in shared.items())
+        return f"rows of {described} with {', '.join(has)}"
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
         """Fill out [T, out_features], whose rows may lie apart. T is at least 1."""
         rows, tile, numbers = len(x), tile_of(len(x), self._dtype), self.numbers
         if numbers.order is not None:
             x = x.index_select(1, numbers.order)
-        x, x_scales, x_sums = self.prepared(x)
-        grid = -(-self.out_features // tile.outputs), -(-rows // tile.rows)
-        parts = self._parts
+        prepared = self.prepared(x)
+        out_features, _, chunks, part_chunks, *_ = self.sizes
+        grid = -(-out_features // tile.outputs), -(-rows // tile.rows)
+        parts = -(-chunks // part_chunks)
         split = parts > 1 and rows <= _SPLIT_ROWS
         target = out
         if split:
-            shape = parts, rows, self.out_features
+            shape = parts, rows, out_features
             target = torch.empty(shape, dtype=torch.float32, device=out.device)
-        bias = x if numbers.bias is None else numbers.bias
+        bias = prepared.x if numbers.bias is None else numbers.bias
         linear_kernel[*grid, parts if split else 1](
-            x,
-            x_scales,
-            x_sums,
-            numbers.values_for(x),
-            *numbers.parameters,
+            prepared,
+            numbers.weight_for(prepared.x),
             bias,
             target,
             rows,
-            self.out_features,
-            self.in_features,
-            x.stride(0),
-            self.out_features if split else out.stride(0),
             *self.sizes,
-            **self.constants,
+            out_features if split else out.stride(0),
+            self.layout,
             HAS_BIAS=numbers.bias is not None,
             SPLIT=split,
             OUTPUTS=tile.outputs,
@@ -255,12 +217,12 @@ class GroupedRun:
             num_stages=tile.stages,
         )
         if split:
-            merge_kernel[rows, -(-self.out_features // _MERGED)](
+            merge_kernel[rows, -(-out_features // _MERGED)](
                 target,
                 bias,
                 out,
                 rows,
-                self.out_features,
+                out_features,
                 out.stride(0),
                 parts,
                 HAS_BIAS=numbers.bias is not None,
@@ -271,41 +233,42 @@ class GroupedRun:
     def prepared(self, x: Tensor) -> Prepared:
         """Rows of inputs in the order of the columns as they are multiplied, with their scales and
         the sums of their chunks."""
-        layout = self.layout
-        if not layout.rounds and self.numbers.minimums is None:
-            return Prepared(x, x, x)
-        grid = len(x), -(-(layout.chunks * layout.chunk) // _PREPARED)
-        shape = len(x), layout.chunks
+        layout, chunks = self.layout, self.sizes.chunks
+        if not layout.rounds and not layout.has_minimums:
+            return Prepared(x, x, x, x.stride(0))
+        grid = len(x), -(-(chunks * layout.chunk) // _PREPARED)
+        shape = len(x), chunks
         tile = {"CHUNK": layout.chunk, "CHUNKS": _PREPARED // layout.chunk, "num_warps": 4}
-        sizes = self.in_features, x.stride(0), layout.chunks
+        sizes = self.sizes.in_features, x.stride(0), chunks
         if not layout.rounds:
             sums = torch.empty(shape, dtype=torch.float32, device=x.device)
             sums_kernel[grid](x, sums, *sizes, **tile)
-            return Prepared(x, x, sums)
-        padded = len(x), layout.chunks * layout.chunk
+            return Prepared(x, x, sums, x.stride(0))
+        padded = len(x), chunks * layout.chunk
         is_e4m3 = layout.code == "e4m3"
         rounded = torch.empty(padded, dtype=torch.uint8 if is_e4m3 else torch.int8, device=x.device)
         scales = torch.empty(shape, dtype=torch.float32, device=x.device)
         sums = scales if is_e4m3 else torch.empty(shape, dtype=torch.int32, device=x.device)
         quantize_kernel[grid](x, rounded, scales, sums, *sizes, CODE=layout.code, **tile)
-        return Prepared(rounded.view(_E4M3) if is_e4m3 else rounded, scales, sums)
+        if is_e4m3:
+            rounded = rounded.view(_E4M3)
+        return Prepared(rounded, scales, sums, rounded.stride(0))
 
     def rows(self, ids: Tensor) -> Tensor:
-        out = torch.empty((len(ids), self.in_features), dtype=self._dtype, device=ids.device)
+        sizes, numbers = self.sizes, self.numbers
+        out = torch.empty((len(ids), sizes.in_features), dtype=self._dtype, device=ids.device)
         if not len(ids):
             return out
-        numbers, layout = self.numbers, self.layout
-        rows_kernel[len(ids), layout.chunks](
+        rows_kernel[len(ids), sizes.chunks](
             ids,
-            numbers.values,
-            *numbers.parameters,
+            numbers.weight_for(out),
             out,
-            self.out_features,
-            self.in_features,
-            layout.repeat,
-            layout.alike,
-            numbers.scales.shape[-1],
-            **self._constants,
+            sizes.out_features,
+            sizes.in_features,
+            sizes.repeat,
+            sizes.alike,
+            sizes.scale_columns,
+            self._rows_layout,
             num_warps=1,
             enable_fp_fusion=False,
         )

@@ -48,11 +48,12 @@ class Build(NamedTuple):
     """A kernel in one of its compilations.
 
     `signature` has a type for every argument that is no constant, as Triton spells them: `*bf16`,
-    `i32`. `:16` behind it says that an integer, or an address in bytes, is a multiple of 16.
+    `i32`. `:16` behind it says that an integer, or an address in bytes, is a multiple of 16. A
+    named tuple has one for each of its fields.
     """
 
     function: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constexprs: Mapping[str, Any]
     num_warps: int
     num_stages: int
@@ -207,13 +208,21 @@ KERNELS += [
 
 def compiled(build: Build, target: int) -> Any:
     """Triton's compiled kernel: its machine code is `asm["cubin"]`."""
-    types, attributes = dict.fromkeys(build.constexprs, "constexpr"), {}
+    types: dict[str, Any] = dict.fromkeys(build.constexprs, "constexpr")
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     names = build.function.arg_names
-    for name, described in build.signature.items():
+
+    def type_of(described: Any, path: tuple[int, ...]) -> Any:
+        if isinstance(described, tuple):
+            fields = [type_of(field, (*path, i)) for i, field in enumerate(described)]
+            return type(described)(*fields)
         type_name, _, multiple = described.partition(":")
-        types[name] = type_name
         if multiple:
-            attributes[names.index(name),] = [["tt.divisibility", int(multiple)]]
+            attributes[path] = [["tt.divisibility", int(multiple)]]
+        return type_name
+
+    for name, described in build.signature.items():
+        types[name] = type_of(described, (names.index(name),))
     source = ASTSource(
         build.function,
         {name: types[name] for name in names},

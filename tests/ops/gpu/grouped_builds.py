@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aioserve.formats.weights import Code
 from aioserve.ops.gpu import grouped_experts
 from aioserve.ops.gpu import grouped_kernels as kernels
 from aioserve.ops.gpu.expert_pairs import ROWS
+from aioserve.ops.gpu.grouped_kernels import Layout, Prepared, Sizes, Weight
 from aioserve.ops.gpu.grouped_linear import tile_of
 
 __all__ = ["GroupedBuild", "grouped_builds"]
@@ -21,7 +23,7 @@ E4M3 = "*fp8e4nv:16"
 
 class GroupedBuild(NamedTuple):
     function: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constexprs: Mapping[str, Any]
     num_warps: int
     num_stages: int
@@ -38,7 +40,7 @@ class Layer(NamedTuple):
     rounded: bool = False
     scales: str = F16
     """Triton's type of the scales; int8 are multiples."""
-    code: str = "integers"
+    code: Code = "integers"
 
     @property
     def label(self) -> str:
@@ -53,10 +55,11 @@ class Layer(NamedTuple):
         return POINTERS[self.dtype]
 
     @property
-    def parameters(self) -> dict[str, str]:
+    def weight(self) -> Weight:
+        """Triton's types of it."""
         values = U8 if self.bits == 4 or self.code == "e4m3" else I8
-        return {
-            "values": E4M3 if self.code == "e4m3" and self.rounded else values,
+        types: dict[str, Any] = {
+            "packed": E4M3 if self.code == "e4m3" and self.rounded else values,
             "table": F32,
             "scales": self.scales,
             "scale_units": F32,
@@ -64,19 +67,22 @@ class Layer(NamedTuple):
             "minimums": self.scales,
             "minimum_units": F32,
         }
+        return Weight(**types)
 
     @property
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> Layout:
         has_offset = self.bits == 4 and self.kind != "minimums" and self.code == "integers"
-        return {
-            "CODE": self.code,
-            "BITS": self.bits,
-            "OFFSET": 8 if has_offset else 0,
-            "CHUNK": self.chunk,
-            "UNIT_CHUNKS": 256 // self.chunk if self.scales == I8 else 0,
-            "HAS_ZEROS": self.kind == "zeros",
-            "HAS_MINIMUMS": self.kind == "minimums",
-        }
+        return Layout(
+            code=self.code,
+            bits=self.bits,
+            offset=8 if has_offset else 0,
+            chunk=self.chunk,
+            unit_chunks=256 // self.chunk if self.scales == I8 else 0,
+            has_zeros=self.kind == "zeros",
+            has_minimums=self.kind == "minimums",
+            rounds=self.rounded,
+            whole=self.bits == 4,
+        )
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -168,13 +174,13 @@ def grouped_builds() -> Iterator[GroupedBuild]:
             kernels.rows_kernel,
             {
                 "ids": I64,
-                **layer.parameters,
+                "weight": layer.weight,
                 "out": layer.data,
                 **dict.fromkeys(
                     ("out_features", "in_features", "repeat", "alike", "scale_columns"), "i32"
                 ),
             },
-            layer.layout,
+            {"layout": layer.layout},
             1,
             3,
             layer.label,
@@ -220,31 +226,27 @@ def _experts(layer: Layer) -> GroupedBuild:
     )
 
 
-def _multiplied(layer: Layer) -> dict[str, str]:
+def _multiplied(layer: Layer) -> dict[str, Any]:
     """Arguments of all kernels that multiply."""
     rounded = E4M3 if layer.code == "e4m3" else I8
-    sizes = "out_features", "in_features", "chunks", "part_chunks", "repeat"
-    return {
+    types: dict[str, Any] = {
         "x": rounded if layer.rounded else layer.data,
-        "x_scales": F32,
-        "x_sums": I32 if layer.rounded and layer.code == "integers" else F32,
-        **layer.parameters,
+        "scales": F32,
+        "sums": I32 if layer.rounded and layer.code == "integers" else F32,
+        "stride": "i32:16",
+    }
+    return {
+        "prepared": Prepared(**types),
+        "weight": layer.weight,
         "bias": layer.data,
-        **dict.fromkeys((*sizes, "alike", "scale_columns"), "i32"),
-        "x_stride": "i32:16",
         "out_stride": "i32:16",
+        **dict.fromkeys(Sizes._fields, "i32"),
     }
 
 
 def _constants(layer: Layer, rows: int) -> dict[str, Any]:
     tile = tile_of(rows, layer.dtype)
-    return {
-        **layer.layout,
-        "WHOLE": layer.bits == 4,
-        "ROUNDED": layer.rounded,
-        "OUTPUTS": tile.outputs,
-        "ROWS": tile.rows,
-    }
+    return {"layout": layer.layout, "OUTPUTS": tile.outputs, "ROWS": tile.rows}
 
 
 def _targets(layer: Layer) -> tuple[int, ...]:

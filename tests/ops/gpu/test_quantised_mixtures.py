@@ -70,7 +70,7 @@ def test_gpt_oss_has_its_experts_in_four_bits_and_the_logits_of_their_floats(
     model, floats = test_mxfp4_experts.write(tmp_path)
     run = run_of(model, backend)
     for each in expert_runs(run):
-        values = each.out_features * each.in_features
+        values = each.out_features * each.sizes.in_features
         assert each.numbers.bias is not None
         # A scale of 2 bytes for each 32 numbers.
         assert each.num_bytes == values / 2 + values / 16 + 64
