@@ -14,7 +14,7 @@ from tests.examples.test_benchmarks import BENCHMARKS
 
 FILES = {
     "aioserve/kv/groups/state.py": "a\nb\n",
-    "aioserve/paging/layout.py": "a\n",
+    "aioserve/kv/lease.py": "a\n",
     "aioserve/errors.py": "a\n",
     "tests/kv/test_groups.py": "a\n",
 }

@@ -22,7 +22,7 @@ STEPS_TO_SETTLE = 6
 MOST_CALLS_A_DECODE = 2
 """To move its lease on, and to append its token."""
 MOST_CALLS_A_PAGE = 20
-MOST_INSTRUCTIONS_A_DECODE = 370
+MOST_INSTRUCTIONS_A_DECODE = 380
 """A sixteenth of those for a page included."""
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"none": SchedulingPolicy, **BY_NAME}
 

@@ -20,6 +20,7 @@ from tests.execution.gpu.plans import (
     step_model,
     threaded_gpu,
 )
+from tests.tiers import clock_counts
 
 PROMPT = [7, 1, 8, 2, 8, 1]
 SECONDS = {"a copy to the device": 0.1, "a copy to the host": 0.2, "a graph": 1.0}
@@ -107,6 +108,7 @@ def test_a_step_that_failed_has_no_time_and_the_next_one_has():
     run_simulated(main)
 
 
+@pytest.mark.clock
 @pytest.mark.asyncio
 async def test_threads_time_steps_on_the_clock_of_the_device():
     with threaded_gpu(op_seconds=lambda name: 0.004) as gpu:
@@ -116,6 +118,6 @@ async def test_threads_time_steps_on_the_clock_of_the_device():
         handles += [runner.launch(plan(step, decode(1, 5 + step))) for step in range(1, 6)]
         await asyncio.gather(*handles)
         assert [time.step for time in times] == list(range(6))
-        assert all(time.seconds >= 5 * 0.004 for time in times)
+        assert not clock_counts() or all(time.seconds >= 5 * 0.004 for time in times)
         assert all((time.idle_seconds or 0.0) >= 0 for time in times)
         await runner.aclose()
