@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from aioserve import Engine, InvalidRequestError, SamplingParams
-from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.gpu.worker import CudaWorker, StepOnDevice
 from aioserve.steps.plan import PooledTokens, StepPlan, WorkItem
 from aioserve.testing import expected_tokens, run_simulated
 from aioserve.testing.fake_device import expected_hidden
@@ -111,14 +111,14 @@ async def test_embeddings_are_those_of_transformers_and_change_no_token(
     }
     source = on_host(path)
     sums: list[int] = []
-    told = CudaRunner._ended
+    told = CudaWorker._ended
 
-    def ended(self: CudaRunner, flight: Any, result: Any) -> None:
-        if flight.packed is not None:
-            sums.append(flight.packed.result_shape.num_pooled)
-        told(self, flight, result)
+    def ended(self: CudaWorker, pending: StepOnDevice) -> None:
+        if pending.packed is not None:
+            sums.append(pending.packed.result_shape.num_pooled)
+        told(self, pending)
 
-    monkeypatch.setattr(CudaRunner, "_ended", ended)
+    monkeypatch.setattr(CudaWorker, "_ended", ended)
     async with Engine(source, graph_sizes=(2,), **OPTIONS) as engine:
         alone = [(await engine.generate(ids, GREEDY)).token_ids for ids in written]
         captured, replays = source.device.captured, source.device.replays
