@@ -25,8 +25,8 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     tokens_generated_total: int
     tokens_drafted_total: tuple[int, ...]
     """Draft tokens of the drafter that steps verified, by their place: entry 0 counts those that
-    came right behind a sequence's last token. As long as the most draft tokens of a sequence that a
-    step has verified; empty without any."""
+    came right behind a sequence's last token. It has an entry for each place that a step has
+    verified; empty without any."""
     tokens_accepted_total: tuple[int, ...]
     """Draft tokens among them that were what the step itself drew, those behind the end of a
     completion included; likewise."""

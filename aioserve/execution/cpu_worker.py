@@ -45,8 +45,8 @@ class CpuWorker:
         verification: Verification | None = None,
     ) -> None:
         """`host_cache` is where pages are copied to and from "the host": here it is the same
-        memory. The first `num_pages` of `cache` are the pool; None: all. Of them, `prefault_pages`
-        past those in use have their memory before they are needed. `verification` says which draft
+        memory. The first `num_pages` of `cache` are the pool; None: all. `prefault_pages` of them,
+        past those in use, have their memory before they are needed. `verification` says which draft
         tokens are accepted; None: by sampler match."""
         self._model = model
         self._cache = cache

@@ -95,8 +95,8 @@ class KVLease:
         self.computed: int = 0
         """Tokens that are computed once every launched step is done: the position of the next."""
         self.entries: int = 0
-        """Entries that the pages hold then: the index of the next. As many as `computed`, less
-        those that were dropped."""
+        """Entries that the pages hold then: the index of the next. There are `computed`, less those
+        that were dropped."""
         self.last_step: int = NO_STEP
         """Number of the last step that touches the pages: given back, they are fenced until it is
         done."""

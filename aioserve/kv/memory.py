@@ -385,8 +385,8 @@ class KVMemory:
         """Let others find the pages that are full of known tokens, computed or being computed.
 
         Called when the step that computes them has their numbers. Where the tree has a run already,
-        later steps of the sequence read the tree's pages, and its own come back. Where entries were
-        dropped nothing is published: its pages are no longer those of its first tokens.
+        later steps of the sequence read the tree's pages, and its own come back. Nothing is
+        published of a lease that lost entries: its pages are no longer those of its first tokens.
         """
         size, first = self.page_size, lease.published
         full = full_pages(min(lease.computed, len(token_ids)), size)

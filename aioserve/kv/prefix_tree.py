@@ -111,7 +111,7 @@ class PrefixTree:
     no number is replaced by "lru" for good. They go to the next tier first, where there is one.
     Behind a page all pages are in its tier or later ones.
 
-    The pages in it are those of group 0. Where the pools say so, a page has *group pages*: what the
+    The pages in it are those of group 0. A page has *group pages* if the pools say so: what the
     other groups keep of its tokens. They are the tree's as the page is, and go with it. While no
     one else refers to them they go before it, if they are idle for longer than the next leaf is
     unused; the page then lacks them. A sequence goes on behind a page only if the group pages of
@@ -286,7 +286,7 @@ class PrefixTree:
     def evict(self, count: int, step: int, tier: int = 0) -> Evicted:
         """Give up `count` pages of `tier` that no receipt covers, or all if there are fewer: page
         by page from the ends of branches in the order of the strategy, each with its group
-        pages, and idle group pages. What goes together goes whole, so it may be some more.
+        pages, and idle group pages. A page and its group pages go whole, so it may be some more.
 
         Each page goes to the next tier, if there is one and a page is free there or can be given up
         for it in the same way, and is to be copied in `step` as the result says. A page whose step

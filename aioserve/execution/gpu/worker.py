@@ -5,8 +5,8 @@
 
 Page copies run on a stream of their own, beside the steps before, and this step's computation
 begins after them. The pages that copies write are free to be written: the scheduler gives no page
-away while a step in flight may touch it. Those that they read may be written by a step in flight,
-and only then the copies wait for `before`, which is what was enqueued on the main stream until now.
+away while a step in flight may touch it. A step in flight may write pages that the copies read,
+and only then they wait for `before`, which is what was enqueued on the main stream until now.
 
 Whatever goes wrong, the step's `done` is recorded: what was enqueued of it still runs, and until
 that has ended, its pages and its pinned memory stay its own.
@@ -163,13 +163,13 @@ class CudaWorker:
         return [GraphKey(size, variant) for size in sizes for variant in variants]
 
     def begin(self) -> None:
-        """Before the first step. What made the model was enqueued on streams of its own, which have
-        no order with these: weights that are still on their way, slots that are not zero yet."""
+        """Wait, before the first step, for all that made the model. Its streams have no order with
+        these: weights may still be on their way, and slots not zero yet."""
         with contextlib.suppress(Exception):  # the first step will fail with it
             self.device.synchronize()
 
     def time_steps(self) -> list[StepTime]:
-        """Have the device time each step that is begun from now on. What is returned grows by one
+        """Have the device time each step that is begun from now on. The returned list grows by one
         with each that ends well, when its outcome is read; another call begins anew.
 
         A step is enqueued as before, with two events; nothing waits for them.
