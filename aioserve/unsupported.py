@@ -1,6 +1,7 @@
-"""The one list of what aioserve doesn't support yet, by the rows of the README's table.
+"""The one list of what aioserve doesn't support yet, by area.
 
-The README shows it, and commands answer with it where an option of another server asks for it.
+docs/reference/supported.md shows it. Commands answer with it where an option of another server asks
+for a feature of the list.
 """
 
 from __future__ import annotations
