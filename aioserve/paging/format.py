@@ -1,11 +1,11 @@
-"""Formats of KV: in which numbers a token's keys and values are kept, and how many bytes these are.
+"""Formats of KV: the numbers that keep a token's keys and values, and their bytes.
 
-    entry      what one token leaves in one layer: keys and values of its KV heads, or a latent
-    plane      numbers of one kind in it: the values, or what scales them
-    page       the entries of its tokens in the layers of a group, plane by plane
+    entry      KV of one token in one layer: keys and values of its KV heads, or a latent
+    plane      numbers of one kind in an entry: the values, or their scales
+    page       entries of its tokens in the layers of a group, plane by plane
 
-A format is one entry of a table, and kernels that read and write it. Layouts, `aioserve plan`, keys
-of cached KV and backends ask it for bytes.
+A new format needs an entry in `KV_FORMATS` and kernels that read and write it. Layouts,
+`aioserve plan`, keys of cached KV and backends get their byte counts from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 __all__ = ["COUNTED_KV_FORMATS", "KV_FORMATS", "KVEntry", "KVFormat", "KVPlane"]
 
 KERNEL_STEP_BYTES = 4
-"""Kernels lay the values of a head out in whole steps of so many bytes."""
+"""Kernels pad the values of each head to a multiple of this many bytes."""
 
 
 class KVPlane(NamedTuple):
@@ -29,16 +29,16 @@ class KVPlane(NamedTuple):
     """Data type of a number, as torch names it: "bfloat16"."""
     item_bytes: int
     dims_per_item: int = 1
-    """Dimensions of a head that share a number; 0: all of them."""
+    """Dimensions of a head that share one number; 0: all of them."""
     step_bytes: int = 1
-    """The numbers of a head take whole steps of so many bytes."""
+    """The numbers of a head are padded to a multiple of this many bytes."""
 
     def items(self, head_dim: int) -> int:
         """Numbers of one head."""
         return -(-head_dim // self.dims_per_item) if self.dims_per_item else 1
 
     def head_bytes(self, head_dim: int) -> int:
-        """Bytes of the numbers of one head, with what fills its last step."""
+        """Bytes of the numbers of one head, padding included."""
         return -(-self.items(head_dim) * self.item_bytes // self.step_bytes) * self.step_bytes
 
 
@@ -46,13 +46,13 @@ class KVPlane(NamedTuple):
 class KVFormat:
     """Planes of numbers in which KV is kept.
 
-    Raises `ValueError` without planes, for two of one name, and for a size out of its range.
+    Raises `ValueError` if there are no planes, two share a name, or a size is out of range.
     """
 
     name: str
-    """The name that options, facts and keys of cached KV have for it."""
+    """Name in options, model facts and keys of cached KV."""
     planes: tuple[KVPlane, ...]
-    """The first holds the values."""
+    """Planes of an entry. The first holds the values."""
 
     def __post_init__(self) -> None:
         names = [plane.name for plane in self.planes]
@@ -67,7 +67,7 @@ class KVFormat:
 
     @classmethod
     def of_floats(cls, dtype: str, item_bytes: int) -> KVFormat:
-        """The format that keeps floats as they are computed."""
+        """Format that keeps floats in the dtype they are computed in."""
         return cls(dtype, (KVPlane("values", dtype, item_bytes, step_bytes=KERNEL_STEP_BYTES),))
 
     @property
@@ -76,7 +76,7 @@ class KVFormat:
         return self.planes[0]
 
     def head_bytes(self, head_dim: int) -> int:
-        """Bytes of a key or a value of one head, in all planes."""
+        """Bytes of one head's key, or of its value, over all planes."""
         return sum([plane.head_bytes(head_dim) for plane in self.planes])
 
     def __str__(self) -> str:
@@ -90,14 +90,14 @@ KV_FORMATS: Mapping[str, KVFormat] = MappingProxyType(
         "float16": KVFormat.of_floats("float16", 2),
     }
 )
-"""Formats that engines keep KV in."""
+"""Formats that engines can keep KV in."""
 
 COUNTED_KV_FORMATS: dict[str, KVFormat] = {
     **KV_FORMATS,
     "fp8": KVFormat("fp8", (KVPlane("values", "float8_e4m3fn", 1, step_bytes=KERNEL_STEP_BYTES),)),
     "int8": KVFormat("int8", (KVPlane("values", "int8", 1, step_bytes=KERNEL_STEP_BYTES),)),
 }
-"""These, and formats that `aioserve plan` alone knows. Their scales aren't counted."""
+"""`KV_FORMATS` and formats that only `aioserve plan` knows, whose scales are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class KVEntry:
     format: KVFormat
     num_kv_heads: int
     head_dim: int
-    """Numbers of a key, and as many of a value; of a latent vector, which stands for both."""
+    """Dimensions of a key and of a value, or of the latent that replaces both."""
     latent: bool = False
-    """True for one latent vector in place of keys and values."""
+    """True if the entry is one latent vector instead of keys and values."""
 
     @property
     def num_vectors(self) -> int:
@@ -118,10 +118,11 @@ class KVEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all planes."""
+        """Bytes over all planes."""
         return self.num_vectors * self.num_kv_heads * self.format.head_bytes(self.head_dim)
 
     def page_shape(self, plane: KVPlane, page_size: int) -> tuple[int, int, int, int]:
-        """Numbers of one plane that a page has in one layer: vectors, heads, tokens, and those of a
-        head, without what fills its last step."""
+        """Shape of one plane of a page in one layer: `[vectors, heads, tokens, items of a head]`.
+
+        Padding is left out."""
         return self.num_vectors, self.num_kv_heads, page_size, plane.items(self.head_dim)

@@ -1,10 +1,10 @@
-"""Layers whose keys and values share a page, and how many tokens of each layer are kept.
+"""Groups of layers whose keys and values share a page, and the tokens that each group keeps.
 
-    page of group 0    some positions of the layers that see everything    kept to the end
+    page of group 0    some positions of the layers with full attention    kept to the end
     page of group 1    the same positions of some window layers            kept for the window
     page of group 2    the same positions of the other window layers       kept for the window
 
-Every page has room for `layers_per_page` layers, so that one pool hands out pages of all groups.
+Every page has room for `layers_per_page` layers, so that one pool serves all groups.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ __all__ = [
 GroupKind = Literal["full", "window", "latent"]
 
 MAX_GROUPS = 8
-"""Groups of a model all of whose layers have a window. Smaller pages would save little more."""
+"""Most groups of a model with a window in every layer. Smaller pages would save little more."""
 WORTHWHILE_SHARE = 0.9
-"""Share of the memory of one group that several may take for a request of the longest context."""
+"""Several groups are used only if they need at most this share of the memory of a single group.
+
+Both are measured for a request of the longest context."""
 
 
 class LayerKV(NamedTuple):
@@ -41,49 +43,49 @@ class LayerKV(NamedTuple):
 
     entry: KVEntry
     window: int = 0
-    """Last positions that a token sees, its own included; 0: all."""
+    """Number of last positions that a token attends to, its own included; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV of the same positions shares pages."""
+    """Layers that share pages: a page holds their KV of the same positions."""
 
     kind: GroupKind
     layers: tuple[int, ...]
-    """Indices of the model's layers, in order: their places in a page."""
+    """Indices of the model's layers, in the order of their places in a page."""
     entry: KVEntry
     """KV of one token in one of these layers, with its format."""
     window: int = 0
-    """Last positions whose pages are kept; 0: all, as in group 0."""
+    """Number of last positions whose pages are kept; 0: all, as in group 0."""
 
 
 class GroupSpec(NamedTuple):
-    """Groups of layers whose pages are taken and given back together, as KV memory needs to know
-    them: `aioserve.kv.groups` has a class for each kind."""
+    """Groups of layers whose pages KV memory takes and releases together.
+
+    `aioserve.kv.groups` has a class for each kind."""
 
     kind: Literal["full", "window"]
     width: int = 1
-    """Groups of layers among them: pages that one position of a page table takes."""
+    """Number of groups of layers: the pages behind each place of a page table."""
     window: int = 0
-    """Last positions whose pages are kept; 0: all."""
+    """Number of last positions whose pages are kept; 0: all."""
 
 
 ONE_GROUP: tuple[GroupSpec, ...] = (GroupSpec("full"),)
-"""Group 0 of every layout, alone: latent vectors are kept like keys and values."""
+"""Group 0 without window groups. Latents are kept like keys and values."""
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The groups of a model. Group 0 keeps all positions, those behind it a window; these keep
-    alike.
+    """Groups of a model. Group 0 keeps all positions; later groups all keep the same window.
 
-    Raises ValueError for groups that aren't such, that don't hold each layer once, or whose entries
-    differ: kernels read all pages by one rule.
+    Raises ValueError if groups break that rule, or if a layer is missing or appears twice. Entries
+    must not differ either, since kernels read all pages by one rule.
     """
 
     groups: tuple[KVGroup, ...]
     layers_per_page: int
-    """Layers that a page has room for: where a group has fewer, the end of its page is unused."""
+    """Layers that a page has room for. A group with fewer layers leaves the end of it unused."""
 
     def __post_init__(self) -> None:
         layers = sorted(layer for group in self.groups for layer in group.layers)
@@ -114,17 +116,17 @@ class KVLayout:
 
     @property
     def num_groups(self) -> int:
-        """Pages that a page's worth of positions takes while it is in the window."""
+        """Number of groups: the pages of `page_size` positions while these are in the window."""
         return len(self.groups)
 
     @property
     def num_window_groups(self) -> int:
-        """Groups whose pages leave with the window: all but the first."""
+        """Number of groups that release pages behind the window: all but the first."""
         return len(self.groups) - 1
 
     @property
     def window(self) -> int:
-        """Last positions that window groups keep; 0: there are none."""
+        """Number of last positions that window groups keep; 0 without window groups."""
         return self.groups[-1].window
 
     @cached_property
@@ -134,7 +136,7 @@ class KVLayout:
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Group of each layer, and its index in the group."""
+        """Pair (group, index in the group) of each layer."""
         places = {
             layer: (at, index)
             for at, group in enumerate(self.groups)
@@ -149,7 +151,7 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in a page, that of a group of fewer layers included."""
+        """Bytes of one token in a page of any group, unused layer places included."""
         return self.layers_per_page * self.entry.num_bytes
 
     def bytes_per_page(self, page_size: int) -> int:
@@ -158,9 +160,9 @@ class KVLayout:
 
 
 def group_specs(num_window_groups: int, window: int) -> tuple[GroupSpec, ...]:
-    """The groups of a layout with so many window groups, as KV memory handles them.
+    """Return what KV memory needs to know of a layout with `num_window_groups` window groups.
 
-    Raises `ValueError` for a window without groups, and groups without a window.
+    Raises `ValueError` for a window without groups, or groups without a window.
     """
     if (window > 0) != (num_window_groups > 0) or window < 0:
         raise ValueError(
@@ -173,20 +175,20 @@ def group_specs(num_window_groups: int, window: int) -> tuple[GroupSpec, ...]:
 
 
 def first_seen(position: int, window: int) -> int:
-    """The first position that a token at `position` sees through a window; 0: it sees all."""
+    """First position that a token at `position` attends to; 0 if `window` is 0."""
     return max(0, position - window + 1) if window else 0
 
 
 def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = True) -> KVLayout:
-    """The layout of these layers for contexts of up to `max_model_len` tokens.
+    """Return the layout of `layers` for contexts of up to `max_model_len` tokens.
 
-    Layers that see everything are group 0; those with a window fill groups of as many layers each.
-    A window that no context outgrows is none. Where no layer sees everything, group 0 keeps an
-    eighth of the layers in full. Pages hold more layers where padding would take more than that
-    saves for a request of the longest context, and all of them where groups save too little.
-    `grouped=False`: one group, whatever the windows.
+    Layers with full attention form group 0. Layers with a window fill further groups of the same
+    size. A window of at least `max_model_len` counts as full attention. If every layer has a
+    window, group 0 keeps an eighth of the layers in full. A page holds the number of layers that
+    needs the least memory for a request of the longest context, padding included. It holds all
+    layers if groups would save too little, or if `grouped` is False.
 
-    Raises ValueError for layers that can't share pages, or none, and for a length below 1.
+    Raises ValueError if `layers` is empty, if entries differ, or for a length below 1.
     """
     if max_model_len < 1:
         raise ValueError(f"max_model_len must be at least 1, got {max_model_len}")
@@ -201,7 +203,7 @@ def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = 
     if grouped and windowed:
         window = max(layers[at].window for at in windowed)
         per_page = _layers_per_page(len(full), len(windowed), window, max_model_len)
-    # Where pages hold more layers than see everything, the first of the others join them.
+    # Window layers fill the places of group 0 that layers with full attention leave free.
     first = sorted(full + windowed[: per_page - len(full)])
     rest = windowed[per_page - len(full) :]
     entry = layers[0].entry
@@ -215,12 +217,13 @@ def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = 
 
 
 def _layers_per_page(num_full: int, num_windowed: int, window: int, max_model_len: int) -> int:
-    """How many layers take the least for a request of `max_model_len` tokens; fewer where two
-    numbers take the same."""
+    """Layers per page that need the least memory for a request of `max_model_len` tokens.
+
+    A tie goes to the smaller number."""
     num_layers = num_full + num_windowed
 
     def tokens(per_page: int) -> int:
-        """Tokens that layers keep, room of pages that is unused included."""
+        """Tokens kept, summed over layers, with the unused places of pages."""
         window_groups = -(-(num_layers - per_page) // per_page)
         return per_page * (max_model_len + window_groups * window)
 
