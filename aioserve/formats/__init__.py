@@ -1,6 +1,5 @@
-"""Values that models and backends agree on: formats of weights, sizes of attention, how routers
-choose.
+"""Values that models and backends agree on: weight formats, attention limits, expert routing.
 
-Known before torch is imported, so that weights are read meanwhile into the form that the backend
-wants. Knows no tensors, no model and no backend.
+They need no torch, so that weights can be read in the backend's form while torch is imported.
+Knows neither tensors nor models nor backends.
 """

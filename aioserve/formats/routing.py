@@ -1,4 +1,4 @@
-"""How a router's scores choose experts. Values only."""
+"""Rules by which a router's scores choose experts. Values only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ __all__ = ["ClampedSwiglu", "Routing"]
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """What GPT-OSS's experts make of gate and up: `(up + 1) * gate * sigmoid(gain * gate)`, where
-    gate is at most `limit`, and up from -`limit` to `limit`."""
+    """Activation of GPT-OSS's experts: `(up + 1) * gate * sigmoid(gain * gate)`.
+
+    First, gate is clamped to at most `limit`, and up to the range from -`limit` to `limit`."""
 
     gain: float
     limit: float
@@ -20,25 +21,27 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Each token goes to the `top_k` experts of the highest scores, of equal ones to the lowest.
+    """Choice of `top_k` experts for each token, by the highest scores. A tie goes to the first.
 
-    A softmax over all experts scores them (Shazeer et al., "Outrageously large neural networks",
-    2017), or a sigmoid each by itself. With groups, the experts of the `top_groups` best groups can
-    be chosen (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3", 2024).
+    Scores are a softmax over all experts (Shazeer et al., "Outrageously large neural networks",
+    2017), or with `sigmoid`, a sigmoid of each expert's own logit. With groups, only experts of the
+    `top_groups` best groups can be chosen (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3",
+    2024).
     """
 
     experts: int
     top_k: int
     sigmoid: bool = False
     normalized: bool = False
-    """Whether the weights of the chosen are divided by their sum."""
+    """True if the weights of the chosen experts are divided by their sum."""
     scale: float = 1.0
-    """Factor on the weights, behind that."""
+    """Factor on the weights, applied after `normalized`."""
     groups: int = 1
-    """Groups of neighbouring experts, of the same size."""
+    """Number of groups, of equally many neighbouring experts each."""
     top_groups: int = 1
+    """Number of groups from which experts are chosen."""
     group_best: int = 1
-    """A group's score is the sum of so many of its best experts' scores."""
+    """Number of a group's best experts whose scores sum to the score of the group."""
 
     def __post_init__(self) -> None:
         if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:

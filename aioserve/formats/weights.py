@@ -1,4 +1,4 @@
-"""Formats of weights: those that a backend's kernels compute, and those held in memory for them."""
+"""Formats of weights: formats that a backend's kernels compute, and how memory holds them."""
 
 from __future__ import annotations
 
@@ -25,44 +25,46 @@ __all__ = [
 
 
 class AttentionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest sizes that a backend's kernels for attention take."""
+    """Largest sizes that a backend's attention kernels take."""
 
     devices: str
-    """What computes, for messages."""
+    """Name of the devices, for messages."""
     head_dim: int
-    """Numbers of a head; of latents, those that are rotated."""
+    """Dimensions of a head; of latent attention, the rotated dimensions."""
     latent_rank: int
-    """Numbers of a latent."""
+    """Dimensions of a latent, without the rotated ones."""
     latent_dim: int
-    """Numbers of a latent and the rotated ones."""
+    """Dimensions of a latent and its rotated key together."""
     otherwise: str = ""
-    """What computes larger ones, for messages."""
+    """Alternative for larger sizes, for messages."""
 
     def largest_rank(self, rotated_dim: int) -> int:
-        """Largest latent beside so many rotated numbers."""
+        """Largest rank of a latent whose rotated key has `rotated_dim` dimensions."""
         return min(self.latent_rank, self.latent_dim - rotated_dim)
 
 
 class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
-    """Formats of weights that a backend computes as they are held; all others become floats while
-    they are read."""
+    """Formats of weights that a backend computes directly.
+
+    Weights of all other formats become floats while they are read."""
 
     dtypes: tuple[str, ...]
     """Floats that it computes in."""
     packed: bool
-    """Whether all linear layers are held as `_native` packs them. Else those of floats are arrays,
-    and those with integers are a `HeldLinear`."""
+    """True if every linear layer is held as `_native` packs it.
+
+    Otherwise layers of floats are plain arrays, and quantized layers are `HeldLinear`."""
     integer_bits: tuple[int, ...] = ()
-    """Bits of the integers with scales in groups that it multiplies, in ascending order."""
+    """Bits of the integers, with scales in groups, that it multiplies; in ascending order."""
     coded_floats: bool = False
-    """Whether it multiplies floats of 8 and 4 bits that are codes with scales in groups, too."""
+    """True if it also multiplies 8-bit and 4-bit float codes with scales in groups."""
     attention: AttentionLimits | None = None
     """Sizes that it has kernels for; None: any."""
     integer_activations: bool = True
-    """Whether rows may become int8 where they meet integers, and E4M3 where they meet E4M3."""
+    """True if rows may become int8 for integer weights, and E4M3 for E4M3 weights."""
 
     def held_bits(self, bits: int) -> int | None:
-        """In how many bits integers of so many are held; None: they become floats."""
+        """Bits in which integers of `bits` bits are held; None if they become floats."""
         return next((held for held in self.integer_bits if held >= bits), None)
 
 
@@ -93,32 +95,34 @@ CUDA = ComputedFormats(
 )
 
 Code = Literal["integers", "chosen", "e4m3", "table"]
-"""What the values of rows are: integers, codes of 4 bits for integers in a table, floats of E4M3,
-or codes of 4 bits for floats in a table."""
+"""Kind of the values in rows.
+
+`"integers"`: integers; `"chosen"`: 4-bit codes of integers in a table; `"e4m3"`: E4M3 floats;
+`"table"`: 4-bit codes of floats in a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
     """Rows of small numbers with scales in groups, in the order in which GPUs read them.
 
-    Of row o and input i, in column c with order[c] = i, chunk k = c // chunk and group
-    g = k // repeat, `value` being values[k, o, c % chunk], the weight is
+    Input i is in the column c with order[c] = i, in chunk k = c // chunk and group g = k // repeat.
+    With `value` = values[k, o, c % chunk], its weight in row o is
 
         (value - offset - zeros[g, o]) * scales[g, o // alike] + minimums[g, o]    integers
         float32(value) * scales[g, o // alike]                                     e4m3
         table[value] * scales[g, o // alike]                                       chosen, table
 
-    values: uint8 [chunks, out, chunk / 2], two of 4 bits in a byte, the first one in its lower
-        half; or [chunks, out, chunk], int8, or uint8 that are the bits of E4M3. Values behind the
-        last input are 0.
-    scales, minimums: float32 or float16 [groups, outputs], or int16, which are the bits of
-        bfloat16; or int8, which are multiples of the units.
-    scale_units, minimum_units: float32 [units, out], each of `unit_chunks` chunks; or None.
-    zeros: int8 [groups, out].
-    table: float32 [16].
-    order: int32 [in]; None: columns are the inputs.
-    bias: [out] of the layer's dtype; None: nothing is added.
-    rounded_activations: whether rows that are multiplied become int8, or E4M3 where values are.
+    - values: uint8 [chunks, out, chunk / 2], two 4-bit values in a byte, the first one in its lower
+      half. Or [chunks, out, chunk] of int8, or of uint8 with the bits of E4M3. Values past the last
+      input are 0.
+    - scales, minimums: [groups, outputs] of float32 or float16, of int16 with the bits of bfloat16,
+      or of int8, in multiples of the units.
+    - scale_units, minimum_units: float32 [units, out], one for every `unit_chunks` chunks; or None.
+    - zeros: int8 [groups, out].
+    - table: float32 [16].
+    - order: int32 [in]; None: columns are in the order of inputs.
+    - bias: [out] of the layer's dtype, or None.
+    - rounded_activations: True if the multiplied rows become int8, or E4M3 for E4M3 values.
     """
 
     values: npt.NDArray[Any]
@@ -151,7 +155,7 @@ class GroupedRows:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of what there is once for all rows."""
+        """Bytes of the table and the order, which all rows share."""
         return sum(one.nbytes for one in (self.table, self.order) if one is not None)
 
 
@@ -173,12 +177,12 @@ class FloatRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldLinear:
-    """A linear layer with small numbers in it, in the host's memory: the rows of each of `runs`
-    behind those of the one before."""
+    """Linear layer in the host's memory, with quantized rows.
+
+    Its outputs are the rows of `runs`, one run after the other."""
 
     dtype: str
-    """Dtype of rows that are multiplied: float32, bfloat16 or float16. Arrays of bfloat16 are
-    int16."""
+    """Dtype of the multiplied rows: float32, bfloat16 or float16 (arrays of bfloat16 are int16)."""
     in_features: int
     runs: tuple[GroupedRows | FloatRows, ...]
 
